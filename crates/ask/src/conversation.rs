@@ -8,7 +8,7 @@ use std::time::Instant;
 use riffle_documents::Document;
 use riffle_engine::{
     AttentionWatch, Engine, EngineError, EngineOptions, GenerateOptions, PrefillProgress, PromptText, Session,
-    StopReason, largest_text_bytes,
+    StopReason, fill_prefix, largest_text_bytes, prefix_cuts, store_prefix,
 };
 use riffle_kv::PrefixCache;
 use riffle_policy::PolicyRules;
@@ -227,11 +227,11 @@ impl Conversation {
         self.read_documents(&prompt, observe)?;
         let asked = self.read_question(&prompt, observe)?;
         let first_s = start.elapsed().as_secs_f64();
-        self.session.watch_attention(self.watched.clone());
+        self.session.sequence_mut().watch_attention(self.watched.clone());
         let generation = self
             .session
             .generate(generate, &mut |text| observe(AskEvent::Text(text)));
-        let answered = self.session.take_watched_attention().unwrap_or_default();
+        let answered = self.session.sequence_mut().take_watched_attention().unwrap_or_default();
         let generation = generation?;
         let decode_s = start.elapsed().as_secs_f64() - first_s;
         let decoded = self.session.tokens().len() - prompt.tokens.len();
@@ -284,7 +284,7 @@ impl Conversation {
         let Some(keep) = self.keep.as_ref().filter(|_| self.session.tokens().is_empty()) else {
             return Ok(0);
         };
-        let filled = self.session.fill_prefix(keep, &prompt.tokens);
+        let filled = fill_prefix(self.session.sequence_mut(), keep, &prompt.tokens);
         self.notices.extend(keep.take_notice());
         match filled {
             Ok(_) => Ok(self.session.tokens().len()),
@@ -304,7 +304,7 @@ impl Conversation {
             return Ok(());
         }
         let cuts = match self.keep {
-            Some(_) => self.session.prefix_cuts(end),
+            Some(_) => prefix_cuts(self.session.sequence(), end),
             None => Vec::new(),
         };
         for cut in cuts.into_iter().filter(|cut| *cut < end).chain([end]) {
@@ -344,9 +344,9 @@ impl Conversation {
         if question == prompt.tokens.len() {
             return Ok(AttentionWatch::default());
         }
-        self.session.watch_attention(self.watched.clone());
+        self.session.sequence_mut().watch_attention(self.watched.clone());
         let outcome = read(&mut self.session, question..prompt.tokens.len());
-        let watch = self.session.take_watched_attention().unwrap_or_default();
+        let watch = self.session.sequence_mut().take_watched_attention().unwrap_or_default();
         outcome?;
         Ok(watch)
     }
@@ -354,7 +354,7 @@ impl Conversation {
     /// Keeps what was read; a folder that cannot be written to any more is not asked again.
     fn store(&mut self) {
         if let Some(keep) = &self.keep
-            && let Err(error) = self.session.store_prefix(keep)
+            && let Err(error) = store_prefix(self.session.sequence(), keep)
         {
             self.lose_keep(error.to_string());
         }

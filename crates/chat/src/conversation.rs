@@ -213,7 +213,7 @@ impl Conversation {
     /// Where the conversation stands.
     pub fn report(&self) -> ChatReport {
         let session = self.branch.session.as_ref();
-        let usage = session.map(|session| session.usage()).unwrap_or_default();
+        let usage = session.map(|session| session.sequence().usage()).unwrap_or_default();
         let options = self.engine.options();
         let branches = self.others.iter().chain([&self.branch]);
         let mut branches: Vec<BranchReport> = branches
@@ -230,12 +230,13 @@ impl Conversation {
             tokens: self.branch.held_tokens(),
             context_tokens: options.window.is_none().then_some(self.engine.plan().context_tokens),
             last: self.branch.last.clone(),
-            device_bytes: usage.bytes_by_tier.device + session.map_or(0, |session| session.device_page_bytes()),
+            device_bytes: usage.bytes_by_tier.device
+                + session.map_or(0, |session| session.sequence().device_usage().page_bytes),
             ram_bytes: usage.bytes_by_tier.ram,
             disk_bytes: usage.bytes_by_tier.disk,
             shared_bytes: usage.shared_bytes,
-            pairs: session.map(|session| session.pairs()).unwrap_or_default(),
-            audit: session.and_then(|session| session.audit()),
+            pairs: session.map(|session| session.sequence().pairs()).unwrap_or_default(),
+            audit: session.and_then(|session| session.sequence().audit()),
             prefill_policy: match options.auto_target {
                 Some(target) => format!("auto to {target}"),
                 None => options.prefill.to_string(),
@@ -280,7 +281,7 @@ impl Conversation {
         let reading = self.read(&tokens, begin, start, observe)?;
         self.branch.transcript.become_prompt(text.into_text(), tokens);
         let session = self.session()?;
-        let checkpoint = session.checkpoint()?;
+        let checkpoint = session.sequence_mut().checkpoint()?;
         self.branch.prompt_end = Some(checkpoint);
         let turn = Turn {
             documents: self.branch.attached.clone(),
@@ -425,7 +426,7 @@ impl Conversation {
 
 /// Keeps what the session and `tokens` begin with alike, so that reading the rest leaves exactly `tokens`. Returns how many are kept.
 fn keep(session: &mut Session, tokens: &[u32]) -> Result<usize, ChatError> {
-    let (held, shared) = (session.tokens().len(), session.shared_with(tokens));
+    let (held, shared) = (session.tokens().len(), session.sequence().shared_with(tokens));
     if shared == held && shared < tokens.len() {
         return Ok(shared);
     }
@@ -433,7 +434,7 @@ fn keep(session: &mut Session, tokens: &[u32]) -> Result<usize, ChatError> {
         return Ok(session.keep_shared(tokens)?);
     }
     // Logits are those of the last token that is read. What has to be read again is read with the rest, where progress is shown.
-    let _again = Sequence::truncate(session, shared.min(tokens.len() - 1))?;
+    let _again = Sequence::truncate(session.sequence_mut(), shared.min(tokens.len() - 1))?;
     Ok(session.tokens().len())
 }
 

@@ -59,7 +59,7 @@ impl Conversation {
         };
         let pages = pages_path(path);
         if let Some(session) = &self.branch.session {
-            session.save(&pages)?;
+            session.sequence().save(&pages)?;
         }
         let failed = |source| ChatError::Write {
             path: path.to_owned(),

@@ -43,7 +43,7 @@ impl Conversation {
         if let Some(session) = &mut branch.session
             && turn.documents.is_empty()
         {
-            again_tokens = Sequence::truncate(session, turn.held_tokens)?.len();
+            again_tokens = Sequence::truncate(session.sequence_mut(), turn.held_tokens)?.len();
         }
         // Their pages stay: the next message has them before it as well.
         branch.attached = turn.documents;

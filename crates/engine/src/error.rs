@@ -208,6 +208,16 @@ pub(crate) fn factor(context: usize, maximum: usize) -> usize {
     context.div_ceil(maximum.max(1)).max(2)
 }
 
+/// Why a sequence did not get through a pass. It holds what it held before, apart from `again`.
+#[derive(Debug)]
+pub struct Failure {
+    /// What went wrong.
+    pub error: EngineError,
+    /// Tokens that it has to read again, because recurrent layers could not go back to where they were; all of them where tokens
+    /// that were let go could not be in an orderly way.
+    pub again: Vec<u32>,
+}
+
 impl EngineError {
     pub(crate) fn option(name: &'static str, value: impl ToString, requirement: impl Into<String>) -> Self {
         Self::Option {

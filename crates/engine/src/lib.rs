@@ -39,10 +39,12 @@
 #![forbid(unsafe_code)]
 
 mod answer;
-mod attention_watch;
+mod attention;
 mod compress;
+mod compute;
 mod conversation;
 mod draft;
+mod draft_spec;
 mod engine;
 mod error;
 mod open_device;
@@ -52,34 +54,34 @@ mod parse;
 mod pass;
 mod plan;
 mod precision;
+mod predictor;
 mod profile;
 mod rounding;
 mod run;
+mod sampler;
 mod scheduler;
 mod sequence;
 mod session;
-mod token_selection;
+mod sharing;
 
 pub use answer::constraint::{AnswerForm, TokenConstraint};
 pub use answer::generate::{GenerateOptions, Generation, StopReason};
 pub use answer::probabilities::TokenProbabilities;
-pub use answer::sampler::{DrawContext, Sampler, SamplingOptions};
 pub use answer::stop::StopMatcher;
-pub use attention_watch::{AttentionWatch, WatchedHead};
-pub use compress::{CompressMethod, CompressOptions, Compressed, RepeatPrompt, Spread};
-pub use draft::{DraftCount, DraftSpec};
+pub use attention::{
+    AttentionTime, AttentionWatch, AuditReport, AuditedQuery, CachedAttention, CachedAttentionOptions, ChunkRows,
+    HeadAudit, LayerAttention, LayerCall, PairCount, ProjectedRows, WatchedHead,
+};
+pub use compress::{CompressMethod, CompressOptions, Compressed, RepeatPrompt, Spread, compress_sequence};
+pub use draft_spec::{DraftCount, DraftSpec};
 pub use engine::{Engine, max_threads, plan, with_threads};
-pub use error::EngineError;
+pub use error::{EngineError, Failure};
 pub use open_device::cuda_ordinal;
-pub use options::EngineOptions;
+pub use options::{EngineOptions, PromptText, SequenceOptions, StreamWindow, TokenSelection};
 pub use parse::{parse_bytes, parse_kv_type};
-pub use pass::attention_time::AttentionTime;
-pub use pass::audit::{AuditReport, AuditedQuery, HeadAudit};
-pub use pass::cached_attention::{CachedAttention, CachedAttentionOptions, LayerCall, ProjectedRows};
-pub use pass::layer_attention::{ChunkRows, LayerAttention};
-pub use pass::{Failure, PrefillProgress, Runner, Work};
+pub use pass::{PrefillProgress, Runner, Work};
 pub use plan::{
-    DevicePlan, MemoryPlan, ProcessPlan, PromptText, TierPlan, available_memory_bytes, largest_text_bytes, policy_shape,
+    DevicePlan, MemoryPlan, ProcessPlan, TierPlan, available_memory_bytes, largest_text_bytes, policy_shape,
 };
 pub use precision::AttentionPrecision;
 pub use profile::Profile;
@@ -92,14 +94,14 @@ pub use run::questions::{plan_questions, run_questions};
 pub use run::session_file::SessionReport;
 pub use run::time_left::TimeLeft;
 pub use run::{KvReport, RunEvent, RunReport, RunRequest, run};
+pub use sampler::{DrawContext, Sampler, SamplingOptions};
 pub use scheduler::{
     Event, HeldKind, HoldingChange, LoanedSequence, Request, RequestId, RequestReport, RequestTimes, Restoring,
     Scheduler, SchedulerOptions, WrittenToken,
 };
-pub use sequence::measured_prefix_cache::{DEFAULT_PREFIX_CACHE_BYTES, PrefixCacheOptions, PrefixReport};
-pub use sequence::shared_prefix::{SharedReport, SharedStoreOptions};
-pub use sequence::statistics::PairCount;
-pub use sequence::window::StreamWindow;
-pub use sequence::{Checkpoint, Sequence, SequenceOptions};
+pub use sequence::{Checkpoint, DeviceUsage, Sequence};
 pub use session::Session;
-pub use token_selection::TokenSelection;
+pub use sharing::{
+    DEFAULT_PREFIX_CACHE_BYTES, PrefixCacheOptions, PrefixReport, SharedReport, SharedStoreOptions, adopt_prefix,
+    fill_prefix, prefix_cuts, share_prefix, store_prefix,
+};

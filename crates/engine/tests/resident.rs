@@ -31,14 +31,14 @@ fn measure(decode: &str) {
     let mut session = Session::new(&engine).unwrap();
     let empty = resident_bytes();
     session.prefill(&prompt(12_000), &mut go_on).unwrap();
-    let held = session.usage().bytes_by_tier.total();
+    let held = session.sequence().usage().bytes_by_tier.total();
     let full = resident_bytes();
     assert!(full - empty > held * 9 / 10, "{full} after {empty} for {held}");
     // What the first tokens chose stays, the rest goes.
     for token in 0..40 {
         session.advance(token).unwrap();
     }
-    let freed = held - session.usage().bytes_by_tier.total();
+    let freed = held - session.sequence().usage().bytes_by_tier.total();
     let evicted = resident_bytes();
     assert!(freed > held * 8 / 10, "{freed} of {held} are free");
     let back = full.saturating_sub(evicted);

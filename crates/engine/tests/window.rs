@@ -8,7 +8,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use riffle_attention::Format;
-use riffle_engine::{Engine, EngineError, EngineOptions, GenerateOptions, Session, StreamWindow};
+use riffle_engine::{
+    Engine, EngineError, EngineOptions, GenerateOptions, Session, StreamWindow, share_prefix, store_prefix,
+};
 use testing::{fixture, go_on, largest_difference, logits_after, prompt};
 
 const WINDOW: StreamWindow = StreamWindow {
@@ -98,7 +100,7 @@ fn a_window_that_moved_on_sees_its_tokens_as_if_they_were_all_there_had_been() {
         session.prefill(&tokens[..333], &mut go_on).unwrap();
         for length in 333..tokens.len() {
             if length % 29 == 0 || length == 333 {
-                let in_cache = session.usage().tokens;
+                let in_cache = session.sequence().usage().tokens;
                 assert!((60..=16 + 60 + 32).contains(&in_cache), "{in_cache} at {length}");
                 let expected = logits_after(&plain, &held(&tokens[..length], in_cache));
                 let difference = largest_difference(session.logits(), &expected);
@@ -117,11 +119,11 @@ fn memory_stays_constant_however_long_the_sequence() {
     let mut most = 0;
     for token in prompt(2500) {
         session.advance(token).unwrap();
-        most = most.max(session.usage().bytes_by_tier.total());
+        most = most.max(session.sequence().usage().bytes_by_tier.total());
     }
     assert_eq!(session.tokens().len(), 3000);
     assert!(most <= engine.plan().kv_bytes, "{most} of {}", engine.plan().kv_bytes);
-    assert!(session.usage().tokens <= 16 + 60 + 32);
+    assert!(session.sequence().usage().tokens <= 16 + 60 + 32);
 }
 
 #[test]
@@ -146,7 +148,7 @@ fn a_saved_window_goes_on_to_the_bit() {
         session.prefill(&prompt(150), &mut go_on).unwrap();
         let mut written = Vec::new();
         for part in [1, 150, 3, 246] {
-            session.save(&path).unwrap();
+            session.sequence().save(&path).unwrap();
             session = Session::restore(&engine, &path).unwrap();
             written.extend(write(&mut session, part));
         }
@@ -163,15 +165,15 @@ fn a_window_goes_back_as_far_as_it_can_and_says_what_it_cannot() {
     session.prefill(&tokens, &mut go_on).unwrap();
     // Pages have gone since token 100: all is forgotten and read again.
     assert_eq!(session.keep_shared(&tokens[..100]).unwrap(), 0);
-    assert_eq!((session.tokens().len(), session.usage().pages), (0, 0));
+    assert_eq!((session.tokens().len(), session.sequence().usage().pages), (0, 0));
     session.prefill(&tokens[..100], &mut go_on).unwrap();
     assert_eq!(session.logits(), logits_after(&engine, &tokens[..100]));
 
     let folder = tempfile::tempdir().unwrap();
     let cache = riffle_kv::PrefixCache::open(folder.path(), 1 << 30).unwrap();
     // The beginning is not there any more to be kept, and sessions beside it would not move with it.
-    assert_eq!(session.store_prefix(&cache).unwrap().0, 0);
-    let message = session.share_prefix().unwrap_err().to_string();
+    assert_eq!(store_prefix(session.sequence(), &cache).unwrap().0, 0);
+    let message = share_prefix(session.sequence_mut()).unwrap_err().to_string();
     assert!(
         message.contains("--window-size") && message.contains("leave it out"),
         "{message}"
@@ -213,7 +215,7 @@ fn a_million_positions_take_constant_memory() {
             eprintln!(
                 "{position} positions: {} KiB resident, {:?}",
                 resident_kib(),
-                session.usage()
+                session.sequence().usage()
             );
         }
     }

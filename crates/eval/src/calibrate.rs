@@ -246,6 +246,7 @@ fn audited(
     session.prefill(&tokens, &mut |_| ControlFlow::Continue(()))?;
     let shape = policy_shape(engine.model().config(), engine.options());
     let audit = session
+        .sequence()
         .audit()
         .ok_or_else(|| EvalError::Option("nothing was audited".to_owned()))?;
     Ok((audit, shape, tokens.len()))

@@ -200,7 +200,7 @@ fn measure(
         decode_s = decode_s.min(start.elapsed().as_secs_f64());
         read = read.max(ceiling.gigabytes_per_s());
     }
-    let bytes = session.usage().bytes_by_tier;
+    let bytes = session.sequence().usage().bytes_by_tier;
     let weights = answer.len() as f64 * weight_bytes as f64 / decode_s / 1e9;
     Ok(ModelRate {
         depth,

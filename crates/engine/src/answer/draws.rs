@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::answer::sampler::SamplerState;
+use crate::sampler::SamplerState;
 use crate::{DrawContext, Engine, EngineError, GenerateOptions, Sampler, Sequence, TokenConstraint};
 
 /// Draws the tokens of one answer.
@@ -27,7 +27,7 @@ impl Draws {
     pub(super) fn new(sequence: &Sequence, options: &Arc<GenerateOptions>) -> Result<Self, EngineError> {
         let sampling = options.sampling.clone();
         Ok(Self {
-            sampler: match &sequence.answer.sampler {
+            sampler: match &sequence.answer().drawn.sampler {
                 Some(state) => Sampler::resume(sampling, state)?,
                 None => Sampler::new(sampling)?,
             },

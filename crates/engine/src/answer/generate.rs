@@ -1,13 +1,11 @@
-//! Generation of one session: draw, show, stop.
+//! Options of an answer, and what came of it.
 
 use std::fmt;
-use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::answer::{Answer, Drawn};
-use crate::{AnswerForm, DraftCount, DraftSpec, EngineError, SamplingOptions, Session};
+use crate::{AnswerForm, DraftCount, DraftSpec, SamplingOptions};
 
 /// What to generate and when to stop.
 #[derive(Debug, Clone)]
@@ -87,67 +85,4 @@ pub struct Generation {
     pub stop: StopReason,
     /// What was drafted of it.
     pub drafts: DraftCount,
-}
-
-impl Session {
-    /// Continues from the last token, handing over text as soon as it is certain: whole characters that cannot be
-    /// part of a stop string any more.
-    ///
-    /// A second call goes on with the same answer: with the token drawn last, and with the next draws of the same
-    /// seed, so that two calls write what one would have written.
-    ///
-    /// # Errors
-    /// [`EngineError::EmptyPrompt`] when nothing was read before; [`EngineError::NoTokenizer`].
-    pub fn generate(
-        &mut self,
-        options: &GenerateOptions,
-        show: &mut dyn FnMut(&str) -> ControlFlow<()>,
-    ) -> Result<Generation, EngineError> {
-        if self.logits().is_empty() {
-            return Err(EngineError::EmptyPrompt);
-        }
-        let mut answer = Answer::new(self, options.clone())?;
-        if let Some(token) = self.pending() {
-            if let Some(stop) = answer.end_before(self, token) {
-                return Ok(answer.end(stop));
-            }
-            self.advance(token)?;
-            answer.go_on_after(self)?;
-        }
-        let mut show = |text: &str| match text.is_empty() {
-            true => ControlFlow::Continue(()),
-            false => show(text),
-        };
-        // A text that is complete is not interrupted.
-        let mut show_drawn = |drawn: Drawn| match (drawn.stop, show(&drawn.text)) {
-            (Some(reason @ (StopReason::EndOfText | StopReason::StopString(_))), _) => Some(reason),
-            (_, ControlFlow::Break(())) => Some(StopReason::Interrupted),
-            (stop, ControlFlow::Continue(())) => stop,
-        };
-        let mut stop = match answer.is_full() {
-            true => Some(StopReason::MaxTokens),
-            false => show_drawn(answer.draw(self)?),
-        };
-        let mut logits = Vec::new();
-        let mut stop = loop {
-            if let Some(stop) = stop {
-                break stop;
-            }
-            self.go_on(&mut answer, &mut logits, &mut |drawn| {
-                stop = show_drawn(drawn);
-                match stop {
-                    Some(_) => ControlFlow::Break(()),
-                    None => ControlFlow::Continue(()),
-                }
-            })?;
-        };
-        if stop == StopReason::Interrupted {
-            return Ok(answer.end(stop));
-        }
-        let tail = answer.finish()?;
-        if show(&tail).is_break() {
-            stop = StopReason::Interrupted;
-        }
-        Ok(answer.end(stop))
-    }
 }

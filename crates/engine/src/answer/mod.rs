@@ -4,16 +4,16 @@ pub(crate) mod constraint;
 mod draws;
 pub(crate) mod generate;
 pub(crate) mod probabilities;
-pub(crate) mod sampler;
 pub(crate) mod stop;
 
 use std::sync::Arc;
 
 use riffle_model::StreamDecoder;
 
-use crate::draft::{DraftCount, Drafter};
-use crate::sequence::check_logits;
-use crate::{Engine, EngineError, GenerateOptions, Generation, Sequence, StopMatcher, StopReason, TokenProbabilities};
+use crate::sequence::{LatestDraw, check_logits};
+use crate::{
+    DraftCount, Engine, EngineError, GenerateOptions, Generation, Sequence, StopMatcher, StopReason, TokenProbabilities,
+};
 use draws::Draws;
 pub(crate) use draws::Guess;
 
@@ -27,8 +27,6 @@ pub(crate) struct Answer {
     draws: Draws,
     decoder: StreamDecoder,
     matcher: StopMatcher,
-    /// The sources of its drafts, where it has any.
-    pub(crate) drafter: Option<Drafter>,
     text: String,
     tokens: Vec<u32>,
 }
@@ -48,8 +46,7 @@ impl Answer {
     /// The answer that a sequence goes on with: its draws begin where the latest of the same seed stood.
     ///
     /// # Errors
-    /// [`EngineError::NoTokenizer`]; [`EngineError::Option`] for a sampling option out of range, and for drafts that cannot be made of the
-    /// sequence; [`EngineError::Form`] for a form that cannot be begun.
+    /// [`EngineError::NoTokenizer`]; [`EngineError::Option`] for a sampling option out of range; [`EngineError::Form`] for a form that cannot be begun.
     pub(crate) fn new(sequence: &Sequence, options: GenerateOptions) -> Result<Self, EngineError> {
         sequence.engine().tokenizer()?;
         let options = Arc::new(options);
@@ -57,7 +54,6 @@ impl Answer {
             draws: Draws::new(sequence, &options)?,
             decoder: StreamDecoder::default(),
             matcher: StopMatcher::new(options.stops.iter().cloned()),
-            drafter: Drafter::new(&options.draft, sequence)?,
             text: String::new(),
             tokens: Vec::new(),
             engine: Arc::clone(sequence.engine()),
@@ -65,8 +61,8 @@ impl Answer {
         })
     }
 
-    /// Takes the end of the text before as what decides how the first new token reads.
-    pub(crate) fn go_on_after(&mut self, sequence: &Sequence) -> Result<(), EngineError> {
+    /// Primes the decoder with the last tokens of the text, so that the first new token decodes in context.
+    pub(crate) fn prime_decoder(&mut self, sequence: &Sequence) -> Result<(), EngineError> {
         let (tokenizer, tokens) = (self.engine.tokenizer()?, sequence.tokens());
         for token in &tokens[tokens.len().saturating_sub(CONTEXT_TOKENS)..] {
             self.decoder.push(tokenizer, *token)?;
@@ -84,13 +80,6 @@ impl Answer {
         self.options.max_tokens.saturating_sub(self.tokens.len())
     }
 
-    /// How many of its tokens were drafted, and how many of these it drew.
-    pub(crate) fn drafted(&self) -> DraftCount {
-        self.drafter
-            .as_ref()
-            .map_or_else(DraftCount::default, |drafter| drafter.count)
-    }
-
     /// Draws as the answer would from here on, and leaves the answer as it is.
     pub(crate) fn guess(&mut self) -> Guess {
         self.draws.guess(self.tokens.len())
@@ -98,9 +87,9 @@ impl Answer {
 
     /// Draws the next token from the logits of the sequence.
     pub(crate) fn draw(&mut self, sequence: &mut Sequence) -> Result<Drawn, EngineError> {
-        let logits = std::mem::take(&mut sequence.logits);
-        let drawn = self.draw_behind(sequence, sequence.tokens.len(), &logits);
-        sequence.logits = logits;
+        let logits = std::mem::take(&mut sequence.answer_mut().logits);
+        let drawn = self.draw_behind(sequence, sequence.tokens().len(), &logits);
+        sequence.answer_mut().logits = logits;
         drawn
     }
 
@@ -112,12 +101,16 @@ impl Answer {
         logits: &[f32],
     ) -> Result<Drawn, EngineError> {
         check_logits(logits, tokens)?;
-        let token = self.draws.draw(&sequence.tokens[..tokens], self.tokens.len(), logits)?;
+        let token = self
+            .draws
+            .draw(&sequence.tokens()[..tokens], self.tokens.len(), logits)?;
         let probabilities = |most| TokenProbabilities::of(logits, token, most);
         let probabilities = self.options.probabilities.map(probabilities);
         self.tokens.push(token);
-        sequence.answer.pending = Some(token);
-        sequence.answer.sampler = Some(self.draws.state());
+        sequence.answer_mut().drawn = LatestDraw {
+            pending: Some(token),
+            sampler: Some(self.draws.state()),
+        };
         if self.draws.ends_text(token) {
             return Ok(Drawn {
                 token,
@@ -137,7 +130,9 @@ impl Answer {
             Some(stop) => Some(StopReason::StopString(stop.to_owned())),
             None if is_complete => Some(StopReason::EndOfText),
             None if self.is_full() => Some(StopReason::MaxTokens),
-            None if sequence.is_full_behind(tokens) => Some(StopReason::ContextFull),
+            None if sequence.tokens_left().saturating_add(sequence.tokens().len() - tokens) == 0 => {
+                Some(StopReason::ContextFull)
+            }
             None => None,
         };
         Ok(Drawn {
@@ -152,7 +147,7 @@ impl Answer {
     pub(crate) fn end_before(&self, sequence: &Sequence, token: u32) -> Option<StopReason> {
         if self.draws.ends_text(token) {
             Some(StopReason::EndOfText)
-        } else if sequence.is_full() {
+        } else if sequence.tokens_left() == 0 {
             Some(StopReason::ContextFull)
         } else {
             None
@@ -173,7 +168,7 @@ impl Answer {
     /// What was generated.
     pub(crate) fn end(self, stop: StopReason) -> Generation {
         Generation {
-            drafts: self.drafted(),
+            drafts: DraftCount::default(),
             text: self.text,
             tokens: self.tokens,
             stop,

@@ -1,11 +1,11 @@
 //! A compression under way, in bounded pieces. The caller runs the readings, and can do other work between two pieces.
 
-use riffle_kv::KvError;
-
+use crate::attention::evicted::lacks_room;
 use crate::compress::expected::Sample;
 use crate::compress::kvzip::Repeats;
-use crate::compress::{CompressMethod, CompressOptions, Compressed, HeadScores, RepeatPrompt, budget};
-use crate::sequence::eviction::lacks_room;
+use crate::compress::{
+    CompressMethod, CompressOptions, Compressed, HeadScores, RepeatPrompt, budget, check_compressible, whole_pairs,
+};
 use crate::{EngineError, PrefillProgress, Sequence};
 
 /// A compression of one sequence, which changes once every score is known.
@@ -36,7 +36,7 @@ enum State {
 }
 
 /// What a piece of a compression came to.
-pub(crate) enum Step {
+pub(crate) enum CompressStep {
     /// The caller reads these tokens as a prompt into this scratch sequence, and then calls [`Compression::take_back`].
     Read(Box<Sequence>, Vec<u32>),
     /// A piece of work has been done, and there is more.
@@ -49,16 +49,16 @@ impl Compression {
     /// The compression of a sequence, before its first piece.
     ///
     /// # Errors
-    /// As [`Sequence::compress`], apart from what only reading can meet.
+    /// As [`compress_sequence`](crate::compress_sequence), apart from what only reading can meet.
     pub(crate) fn of(sequence: &Sequence, options: &CompressOptions) -> Result<Self, EngineError> {
         options.check()?;
-        sequence.check_compressible(options)?;
+        check_compressible(sequence, options)?;
         let (state, tokens, longest_tokens) = match &options.method {
             _ if options.keep >= 1.0 => (State::Done, 0, 0),
             CompressMethod::KvZip { chunk_tokens, prompt } => {
                 let prompt = match prompt {
                     Some(prompt) => prompt.clone(),
-                    None => RepeatPrompt::of(&sequence.engine)?,
+                    None => RepeatPrompt::of(sequence.engine())?,
                 };
                 let repeats = Repeats::of(sequence, *chunk_tokens, options.sink_tokens, &prompt)?;
                 let (tokens, longest) = (repeats.tokens(), repeats.longest_tokens());
@@ -79,7 +79,7 @@ impl Compression {
             tokens,
             read_tokens: 0,
             longest_tokens,
-            pairs_before: sequence.whole_pairs(),
+            pairs_before: whole_pairs(sequence),
             bytes_before: sequence.usage().bytes_by_tier.total(),
         })
     }
@@ -100,16 +100,16 @@ impl Compression {
     /// Does the next piece. A text that is to be read has to be read before the next call.
     ///
     /// # Errors
-    /// As [`Sequence::compress`].
-    pub(crate) fn advance(&mut self, sequence: &mut Sequence) -> Result<Step, EngineError> {
+    /// As [`compress_sequence`](crate::compress_sequence).
+    pub(crate) fn advance(&mut self, sequence: &mut Sequence) -> Result<CompressStep, EngineError> {
         let next = match &mut self.state {
             State::KvZip(repeats) => repeats.next_reading(sequence)?,
             State::Expected(sample) => sample.next_reading(sequence)?,
             State::Moving { .. } => return self.move_next(sequence),
-            State::Done => return Ok(Step::Done(self.compressed(sequence))),
+            State::Done => return Ok(CompressStep::Done(self.compressed(sequence))),
         };
         if let Some((scratch, tokens)) = next {
-            return Ok(Step::Read(Box::new(scratch), tokens));
+            return Ok(CompressStep::Read(Box::new(scratch), tokens));
         }
         let mut scores = match std::mem::replace(&mut self.state, State::Done) {
             State::KvZip(repeats) => repeats.into_scores(),
@@ -122,30 +122,31 @@ impl Compression {
             scores,
             next_head: 0,
         };
-        Ok(Step::Worked)
+        Ok(CompressStep::Worked)
     }
 
     /// Takes back the scratch sequence that has read what it was to read.
-    pub(crate) fn take_back(&mut self, scratch: Sequence, read_tokens: usize) {
+    pub(crate) fn take_back(&mut self, mut scratch: Sequence, read_tokens: usize) {
         self.read_tokens += read_tokens;
-        match (&mut self.state, scratch.statistics.observer) {
-            (State::KvZip(repeats), Some(observer)) => repeats.take_back(observer),
-            (State::Expected(sample), Some(observer)) => sample.take_back(observer),
-            _ => unreachable!("a scratch sequence has an observer, and pairs move when all are back"),
+        let observers = &mut scratch.attention_mut().observers;
+        match &mut self.state {
+            State::KvZip(repeats) => repeats.take_back(observers),
+            State::Expected(sample) => sample.take_back(observers),
+            State::Moving { .. } | State::Done => {}
         }
     }
 
     /// Keeps the chosen pairs of the next head, the latest tokens among them, and frees the pages that run empty.
-    fn move_next(&mut self, sequence: &mut Sequence) -> Result<Step, EngineError> {
+    fn move_next(&mut self, sequence: &mut Sequence) -> Result<CompressStep, EngineError> {
         let State::Moving {
             scores,
             kept,
             next_head,
         } = &mut self.state
         else {
-            return Ok(Step::Worked);
+            return Ok(CompressStep::Worked);
         };
-        let since = sequence.tokens.len().saturating_sub(self.options.recent_tokens);
+        let since = sequence.tokens().len().saturating_sub(self.options.recent_tokens);
         match (scores.get(*next_head), kept.get(*next_head)) {
             (Some(head), Some(kept)) => {
                 *next_head += 1;
@@ -153,14 +154,14 @@ impl Compression {
             }
             _ => self.state = State::Done,
         }
-        Ok(Step::Worked)
+        Ok(CompressStep::Worked)
     }
 
     fn compressed(&self, sequence: &Sequence) -> Compressed {
         Compressed {
-            tokens: sequence.tokens.len(),
+            tokens: sequence.tokens().len(),
             pairs_before: self.pairs_before,
-            pairs: sequence.whole_pairs(),
+            pairs: whole_pairs(sequence),
             bytes_before: self.bytes_before,
             bytes: sequence.usage().bytes_by_tier.total(),
         }
@@ -176,20 +177,20 @@ impl Compression {
     }
 }
 
-/// Keeps the pairs of a head at `kept`. Every token from `since` on is among them.
+/// Keeps the pairs of a head at `kept`. Every token from `since` on is among them. Without room for copies of shared pages the head holds
+/// what it held; after any other failure the sequence is empty.
 fn retain(sequence: &mut Sequence, head: &HeadScores, kept: &[usize], since: usize) -> Result<(), EngineError> {
-    let (layer, kv_head) = (head.layer, head.kv_head);
-    if kept.len() == head.scores.len() {
+    let (layer, kv_head, held) = (head.layer, head.kv_head, head.scores.len());
+    if kept.len() == held {
         return Ok(());
     }
-    if let Err(error) = sequence.retain_alone([layer, kv_head], kept, since) {
-        let is_unchanged =
-            |error: &KvError| lacks_room(error) && sequence.cache.head_tokens(layer, kv_head) == head.scores.len();
-        if !is_unchanged(&error) {
+    let attention = sequence.attention_mut();
+    if let Err(error) = attention.retain([layer, kv_head], kept, since) {
+        if !lacks_room(&error) || attention.cache.head_tokens(layer, kv_head) != held {
             sequence.forget_all();
         }
         return Err(error.into());
     }
-    sequence.decode.layer_mut(layer)[kv_head].reset();
+    attention.policies.decode.layer_mut(layer)[kv_head].reset();
     Ok(())
 }

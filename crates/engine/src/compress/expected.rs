@@ -10,10 +10,10 @@ use rayon::prelude::*;
 use riffle_attention::{PageView, read_keys, read_values, rotate_heads};
 use riffle_kv::KvCache;
 
+use crate::attention::observers::Observers;
+use crate::attention::tiles::Heads;
 use crate::compress::moments::{Moments, QueryDistribution};
-use crate::compress::{HeadScores, QueryObserver};
-use crate::pass::device::DevicePages;
-use crate::pass::tiles::Heads;
+use crate::compress::{HeadScores, check_room_beside, dense_options};
 use crate::{EngineError, Sequence};
 
 /// The latest tokens of the text. The distribution of their queries estimates that of later queries.
@@ -50,9 +50,9 @@ impl Sample {
         future_tokens: usize,
         sink_tokens: usize,
     ) -> Result<Self, EngineError> {
-        let first = sequence.tokens.len().saturating_sub(sample_tokens);
-        let sample = sequence.tokens[first..].to_vec();
-        sequence.check_room_beside("the text with what is sampled of it", sample.len())?;
+        let first = sequence.tokens().len().saturating_sub(sample_tokens);
+        let sample = sequence.tokens()[first..].to_vec();
+        check_room_beside(sequence, "the text with what is sampled of it", sample.len())?;
         Ok(Self {
             tokens: sample.len(),
             ahead: Some(sample),
@@ -72,20 +72,20 @@ impl Sample {
         let Some(sample) = self.ahead.take() else {
             return Ok(None);
         };
-        let device = sequence.device.as_ref().map(DevicePages::beside);
-        let (engine, cache) = (&sequence.engine, sequence.cache.pool().cache());
-        let mut scratch = Sequence::over(engine, cache, device, Sequence::dense_options())?;
-        (scratch.statistics.audit, scratch.statistics.auto) = (None, None);
-        let moments = Moments::new(engine, sequence.whole_layers(), self.sink_tokens);
-        scratch.statistics.observer = Some(QueryObserver::Moments(moments));
+        let (engine, attention) = (sequence.engine(), sequence.attention());
+        let (cache, reader) = (attention.cache.pool().cache(), attention.reader_beside());
+        let mut scratch = Sequence::over(engine, cache, reader, dense_options())?;
+        let attention = scratch.attention_mut();
+        attention.stop_audit();
+        attention
+            .observers
+            .add(Moments::new(engine, engine.whole_layers(), self.sink_tokens));
         Ok(Some((scratch, sample)))
     }
 
     /// Takes back the observer of the sequence that has read the sample.
-    pub(super) fn take_back(&mut self, observer: QueryObserver) {
-        if let QueryObserver::Moments(moments) = observer {
-            self.moments = Some(moments);
-        }
+    pub(super) fn take_back(&mut self, observers: &mut Observers) {
+        self.moments = observers.take();
     }
 
     /// The expected attention of each pair of a sequence, times the norm of its value.
@@ -93,9 +93,9 @@ impl Sample {
         let Some(moments) = self.moments else {
             return Ok(Vec::new());
         };
-        let engine = Arc::clone(&sequence.engine);
-        let layers = sequence.whole_layers();
-        let distributions = moments.distributions(sequence.tokens.len(), self.future_tokens);
+        let engine = Arc::clone(sequence.engine());
+        let layers = engine.whole_layers();
+        let distributions = moments.distributions(sequence.tokens().len(), self.future_tokens);
         let heads = Heads::of(engine.model().config());
         let mut scores = Vec::with_capacity(layers.len() * heads.kv_heads);
         let per_layer = heads.kv_heads * heads.group;
@@ -107,7 +107,7 @@ impl Sample {
                 queries,
             });
             let expectations: Vec<Expectation<'_>> = expectations.collect();
-            let pages = page_scores(&mut sequence.cache, layer, &expectations)?;
+            let pages = page_scores(&mut sequence.attention_mut().cache, layer, &expectations)?;
             for (kv_head, pages) in pages.iter().enumerate() {
                 scores.push(HeadScores {
                     layer,

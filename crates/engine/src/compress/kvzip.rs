@@ -3,8 +3,10 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use crate::attention::observers::Observers;
 use crate::compress::reconstruction::Reconstruction;
-use crate::compress::{HeadScores, QueryObserver, RepeatPrompt};
+use crate::compress::{HeadScores, RepeatPrompt, check_room_beside, dense_options};
+use crate::sequence::fork::fork_text;
 use crate::{EngineError, Sequence};
 
 /// The chunks of a text that are still to be repeated, and the largest attention weight that each pair of the sequence has received
@@ -23,18 +25,27 @@ impl Repeats {
         sink_tokens: usize,
         prompt: &RepeatPrompt,
     ) -> Result<Self, EngineError> {
-        let text = &sequence.tokens;
+        let text = sequence.tokens();
         let chunks = (0..text.len())
             .step_by(chunk_tokens)
             .map(|first| first..(first + chunk_tokens).min(text.len()));
         let ahead = chunks.map(|chunk| (chunk.clone(), prompt.tokens(text, chunk)));
-        let layers: Vec<usize> = sequence.whole_layers().into_iter().map(|(_, layer)| layer).collect();
-        let kv_heads = sequence.cache.shape().kv_heads;
+        let layers: Vec<usize> = sequence
+            .engine()
+            .whole_layers()
+            .into_iter()
+            .map(|(_, layer)| layer)
+            .collect();
+        let kv_heads = sequence.attention().cache.shape().kv_heads;
         let repeats = Self {
             ahead: ahead.collect(),
             reconstruction: Some(Reconstruction::new(&layers, kv_heads, text.len(), sink_tokens)),
         };
-        sequence.check_room_beside("the text with what is repeated of it", repeats.longest_tokens())?;
+        check_room_beside(
+            sequence,
+            "the text with what is repeated of it",
+            repeats.longest_tokens(),
+        )?;
         Ok(repeats)
     }
 
@@ -60,16 +71,14 @@ impl Repeats {
             return Ok(None);
         };
         reconstruction.begin(chunk);
-        let mut scratch = sequence.dense_fork()?;
-        scratch.statistics.observer = Some(QueryObserver::Reconstruction(reconstruction));
+        let mut scratch = dense_fork(sequence)?;
+        scratch.attention_mut().observers.add(reconstruction);
         Ok(Some((scratch, prompt)))
     }
 
     /// Takes back the observer of a fork that has read its prompt.
-    pub(super) fn take_back(&mut self, observer: QueryObserver) {
-        if let QueryObserver::Reconstruction(reconstruction) = observer {
-            self.reconstruction = Some(reconstruction);
-        }
+    pub(super) fn take_back(&mut self, observers: &mut Observers) {
+        self.reconstruction = observers.take();
     }
 
     pub(super) fn into_scores(self) -> Vec<HeadScores> {
@@ -77,16 +86,9 @@ impl Repeats {
     }
 }
 
-impl Sequence {
-    /// A fork under which every query reads everything, whatever the policies of this sequence.
-    fn dense_fork(&mut self) -> Result<Self, EngineError> {
-        let device = self.device.as_mut().map(|pages| pages.fork());
-        let mut fork = Self::over(&self.engine, self.cache.fork(), device, Self::dense_options())?;
-        (fork.statistics.audit, fork.statistics.auto) = (None, None);
-        fork.recurrence.copy_from(&self.recurrence)?;
-        fork.placement = self.placement.clone();
-        fork.tokens = self.tokens.clone();
-        fork.prefilled = self.prefilled;
-        Ok(fork)
-    }
+/// A fork under which every query reads everything, whatever the policies of the sequence.
+fn dense_fork(sequence: &mut Sequence) -> Result<Sequence, EngineError> {
+    let mut fork = fork_text(sequence, dense_options())?;
+    fork.attention_mut().stop_audit();
+    Ok(fork)
 }

@@ -14,7 +14,6 @@ mod compression;
 mod expected;
 mod kvzip;
 mod moments;
-mod observer;
 mod options;
 mod reconstruction;
 mod repeat;
@@ -26,9 +25,9 @@ use std::ops::ControlFlow;
 use riffle_policy::PolicySpec;
 use serde::Serialize;
 
+use crate::sequence::check_room;
 use crate::{EngineError, PrefillProgress, Runner, Sequence, SequenceOptions, Session};
-pub(crate) use compression::{Compression, Step};
-pub(crate) use observer::QueryObserver;
+pub(crate) use compression::{CompressStep, Compression};
 pub use options::{CompressMethod, CompressOptions, Spread};
 pub use repeat::RepeatPrompt;
 
@@ -59,101 +58,107 @@ struct HeadScores {
     scores: Vec<f32>,
 }
 
-impl Sequence {
-    /// Keeps of every KV head the pairs of keys and values that later queries will need most, and frees the pages of the others.
-    ///
-    /// The choice does not depend on any question, nor on the number of threads. Layers with a sliding window and recurrent layers
-    /// are left alone. Afterwards the sequence goes on, is forked, saved and restored as before; it goes back by the latest tokens that
-    /// every head keeps, and further by reading its text again alone; its pages serve no other sequence as a beginning.
-    ///
-    /// What is read to measure it stands in a second sequence for the time: with farther tiers, [`EngineOptions::sequences`] of 2 leaves
-    /// room for its pages.
-    ///
-    /// [`EngineOptions::sequences`]: crate::EngineOptions::sequences
-    ///
-    /// # Errors
-    /// [`EngineError::Option`] for a share that is none, [`EngineError::NotCompressible`], [`EngineError::ContextExceeded`] where
-    /// the context has no room beside the text for what is read to measure it, [`EngineError::Interrupted`]: the sequence has not changed then.
-    /// [`EngineError::Kv`] where copies of shared pages have no room: some heads are not compressed then. Where a page cannot be
-    /// read or written while tokens move, the sequence is empty.
-    pub fn compress(
-        &mut self,
-        runner: &mut Runner,
-        options: &CompressOptions,
-        observe: &mut Observe<'_>,
-    ) -> Result<Compressed, EngineError> {
-        let mut compression = Compression::of(self, options)?;
-        loop {
-            match compression.advance(self)? {
-                Step::Read(scratch, tokens) => {
-                    let mut tell = |read| observe(compression.progress(read));
-                    let scratch = read_observed(*scratch, runner, &tokens, &mut tell)?;
-                    compression.take_back(scratch, tokens.len());
-                }
-                Step::Worked => {}
-                Step::Done(compressed) => return Ok(compressed),
+/// Keeps of every KV head the pairs of keys and values that later queries will need most, and frees the pages of the others.
+///
+/// The choice does not depend on any question, nor on the number of threads. Layers with a sliding window and recurrent layers
+/// are left alone. Afterwards the sequence goes on, is forked, saved and restored as before; it goes back by the latest tokens that
+/// every head keeps, and further by reading its text again alone; its pages serve no other sequence as a beginning.
+///
+/// What is read to measure it stands in a second sequence for the time: with farther tiers, [`EngineOptions::sequences`] of 2 leaves
+/// room for its pages.
+///
+/// [`EngineOptions::sequences`]: crate::EngineOptions::sequences
+///
+/// # Errors
+/// [`EngineError::Option`] for a share that is none, [`EngineError::NotCompressible`], [`EngineError::ContextExceeded`] where
+/// the context has no room beside the text for what is read to measure it, [`EngineError::Interrupted`]: the sequence has not changed then.
+/// [`EngineError::Kv`] where copies of shared pages have no room: some heads are not compressed then. Where a page cannot be
+/// read or written while tokens move, the sequence is empty.
+pub fn compress_sequence(
+    sequence: &mut Sequence,
+    runner: &mut Runner,
+    options: &CompressOptions,
+    observe: &mut Observe<'_>,
+) -> Result<Compressed, EngineError> {
+    let mut compression = Compression::of(sequence, options)?;
+    loop {
+        match compression.advance(sequence)? {
+            CompressStep::Read(scratch, tokens) => {
+                let mut tell = |read| observe(compression.progress(read));
+                let scratch = read_observed(*scratch, runner, &tokens, &mut tell)?;
+                compression.take_back(scratch, tokens.len());
             }
+            CompressStep::Worked => {}
+            CompressStep::Done(compressed) => return Ok(compressed),
         }
     }
+}
 
-    fn check_compressible(&self, options: &CompressOptions) -> Result<(), EngineError> {
-        if let Some(selection) = self.engine.options().token_selection {
-            return Err(selection.refuse("a compression looks at the queries of every token in every layer"));
-        }
-        if self.tokens.is_empty() {
-            return Err(EngineError::NotCompressible("it holds no text yet; read one first"));
-        }
-        if self.options.window.is_some() {
-            return Err(EngineError::NotCompressible(
-                "it was read with --window-size, which keeps a window of the text alone; read the text without it",
-            ));
-        }
-        if self.decode.iter().any(|policy| policy.traits().evicts) {
-            return Err(EngineError::NotCompressible(
-                "its --decode policy evicts tokens by itself; use one that does not, such as full",
-            ));
-        }
-        let whole = self.whole_layers();
-        if whole.is_empty() {
-            return Err(EngineError::NotCompressible(
-                "no layer of its model keeps the keys of the whole text, so there is nothing to make smaller",
-            ));
-        }
-        let reconstructs = matches!(options.method, CompressMethod::KvZip { .. });
-        if reconstructs && self.whole_pairs() < whole.len() * self.cache.shape().kv_heads * self.tokens.len() {
-            return Err(EngineError::NotCompressible(
-                "tokens have been evicted from it already; use the method expected, or compress the session of the whole text",
-            ));
-        }
-        Ok(())
+pub(super) fn check_compressible(sequence: &Sequence, options: &CompressOptions) -> Result<(), EngineError> {
+    if let Some(selection) = sequence.engine().options().token_selection {
+        return Err(selection.refuse("a compression looks at the queries of every token in every layer"));
     }
-
-    /// Refuses to read `tokens` tokens into a sequence beside this one where the context does not hold the pages of both.
-    fn check_room_beside(&self, what: &'static str, tokens: usize) -> Result<(), EngineError> {
-        let page_tokens = self.cache.shape().page_tokens;
-        let held = self.tokens.len();
-        let begun = held.next_multiple_of(page_tokens) - held;
-        self.check_room(what, begun + tokens.next_multiple_of(page_tokens))
+    if sequence.tokens().is_empty() {
+        return Err(EngineError::NotCompressible("it holds no text yet; read one first"));
     }
-
-    /// Pairs of keys and values in the layers that see the whole sequence.
-    fn whole_pairs(&self) -> usize {
-        let kv_heads = self.cache.shape().kv_heads;
-        let heads = self.whole_layers().into_iter();
-        heads
-            .flat_map(|(_, layer)| (0..kv_heads).map(move |kv_head| (layer, kv_head)))
-            .map(|(layer, kv_head)| self.cache.head_tokens(layer, kv_head))
-            .sum()
+    if sequence.options().window.is_some() {
+        return Err(EngineError::NotCompressible(
+            "it was read with --window-size, which keeps a window of the text alone; read the text without it",
+        ));
     }
+    if sequence
+        .attention()
+        .policies
+        .decode
+        .iter()
+        .any(|policy| policy.traits().evicts)
+    {
+        return Err(EngineError::NotCompressible(
+            "its --decode policy evicts tokens by itself; use one that does not, such as full",
+        ));
+    }
+    let whole = sequence.engine().whole_layers();
+    if whole.is_empty() {
+        return Err(EngineError::NotCompressible(
+            "no layer of its model keeps the keys of the whole text, so there is nothing to make smaller",
+        ));
+    }
+    let reconstructs = matches!(options.method, CompressMethod::KvZip { .. });
+    if reconstructs
+        && whole_pairs(sequence) < whole.len() * sequence.attention().cache.shape().kv_heads * sequence.tokens().len()
+    {
+        return Err(EngineError::NotCompressible(
+            "tokens have been evicted from it already; use the method expected, or compress the session of the whole text",
+        ));
+    }
+    Ok(())
+}
 
-    /// Options of a scratch sequence: every query reads everything.
-    fn dense_options() -> SequenceOptions {
-        SequenceOptions {
-            prefill: PolicySpec::full().into(),
-            decode: PolicySpec::full().into(),
-            window: None,
-            audit: false,
-        }
+/// Refuses to read `tokens` tokens into a sequence beside this one where the context does not hold the pages of both.
+pub(super) fn check_room_beside(sequence: &Sequence, what: &'static str, tokens: usize) -> Result<(), EngineError> {
+    let page_tokens = sequence.attention().cache.shape().page_tokens;
+    let held = sequence.tokens().len();
+    let begun = held.next_multiple_of(page_tokens) - held;
+    check_room(sequence, what, begun + tokens.next_multiple_of(page_tokens))
+}
+
+/// Pairs of keys and values in the layers that see the whole sequence.
+pub(super) fn whole_pairs(sequence: &Sequence) -> usize {
+    let kv_heads = sequence.attention().cache.shape().kv_heads;
+    let heads = sequence.engine().whole_layers().into_iter();
+    heads
+        .flat_map(|(_, layer)| (0..kv_heads).map(move |kv_head| (layer, kv_head)))
+        .map(|(layer, kv_head)| sequence.attention().cache.head_tokens(layer, kv_head))
+        .sum()
+}
+
+/// Options of a scratch sequence: every query reads everything.
+pub(super) fn dense_options() -> SequenceOptions {
+    SequenceOptions {
+        prefill: PolicySpec::full().into(),
+        decode: PolicySpec::full().into(),
+        window: None,
+        audit: false,
     }
 }
 

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use rayon::prelude::*;
-use riffle_attention::rotate_heads;
+use riffle_attention::{AttendOptions, Partial, rotate_heads};
+use riffle_kv::KvCache;
 
-use crate::Engine;
-use crate::pass::chunk::Chunk;
-use crate::pass::tiles::Heads;
+use crate::attention::chunk::{Chosen, Chunk};
+use crate::attention::observers::QueryObserver;
+use crate::attention::tiles::Heads;
+use crate::{Engine, EngineError};
 
 /// Sums over the queries of a scratch sequence that began empty.
 pub(crate) struct Moments {
@@ -39,6 +41,19 @@ pub(super) struct QueryDistribution {
     pub(super) covariance: Vec<f32>,
 }
 
+impl QueryObserver for Moments {
+    fn observe(
+        &mut self,
+        _: &mut KvCache,
+        chosen: &Chosen<'_>,
+        _: Option<&[Partial]>,
+        _: &AttendOptions<'_>,
+    ) -> Result<(), EngineError> {
+        self.take_in(&chosen.chunk);
+        Ok(())
+    }
+}
+
 impl Moments {
     pub(super) fn new(engine: &Arc<Engine>, layers: Vec<(usize, usize)>, sink_tokens: usize) -> Self {
         let heads = Heads::of(engine.model().config());
@@ -57,7 +72,7 @@ impl Moments {
     }
 
     /// Takes in the queries of a chunk.
-    pub(super) fn observe(&mut self, chunk: &Chunk<'_>) {
+    fn take_in(&mut self, chunk: &Chunk<'_>) {
         let Some(number) = self.layers.iter().position(|(_, layer)| *layer == chunk.layer) else {
             return;
         };

@@ -3,13 +3,16 @@
 use std::ops::Range;
 
 use rayon::prelude::*;
-use riffle_attention::{LANES, Plane, PlaneMut, Scorer, Span, exponentiate, read_keys, write_keys};
+use riffle_attention::{
+    AttendOptions, LANES, Partial, Plane, PlaneMut, Scorer, Span, exponentiate, read_keys, write_keys,
+};
 use riffle_kv::KvCache;
 
 use crate::EngineError;
+use crate::attention::chunk::{Chosen, Chunk};
+use crate::attention::observers::QueryObserver;
+use crate::attention::tiles::Tile;
 use crate::compress::HeadScores;
-use crate::pass::chunk::Chunk;
-use crate::pass::tiles::Tile;
 
 /// Sums up a reconstruction, chunk of the text by chunk.
 ///
@@ -31,6 +34,18 @@ struct SeenKeys {
     /// Stripes of f32 keys, as a page holds them.
     plane: Vec<f32>,
     tokens: usize,
+}
+
+impl QueryObserver for Reconstruction {
+    fn observe(
+        &mut self,
+        cache: &mut KvCache,
+        chosen: &Chosen<'_>,
+        _: Option<&[Partial]>,
+        _: &AttendOptions<'_>,
+    ) -> Result<(), EngineError> {
+        self.take_in(cache, &chosen.chunk)
+    }
 }
 
 impl Reconstruction {
@@ -63,7 +78,7 @@ impl Reconstruction {
     }
 
     /// Takes in the queries of a round.
-    pub(super) fn observe(&mut self, cache: &mut KvCache, chunk: &Chunk<'_>) -> Result<(), EngineError> {
+    fn take_in(&mut self, cache: &mut KvCache, chunk: &Chunk<'_>) -> Result<(), EngineError> {
         let Some(first) = self.heads.iter().position(|head| head.layer == chunk.layer) else {
             return Ok(());
         };

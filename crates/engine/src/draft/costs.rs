@@ -7,8 +7,8 @@
 use riffle_attention::Format;
 use riffle_policy::{Phase, PolicyRules, dense_below};
 
-use super::MOST_TOKENS;
 use super::gain::Costs;
+use crate::draft_spec::MOST_TOKENS;
 use crate::{Engine, Sequence};
 
 /// Nanoseconds of one thread for each byte of the weights in a pass over one token (SmolLM2-135M in Q4_1 with AVX2).
@@ -45,14 +45,14 @@ pub(super) enum Drafts<'a> {
 
 /// The costs of drafts at the end of a sequence, one of `together` in a pass.
 pub(super) fn costs(sequence: &Sequence, drafts: &Drafts<'_>, together: usize) -> Costs {
-    let engine = &*sequence.engine;
+    let engine = &**sequence.engine();
     let tokens = sequence.tokens().len() + 1;
-    let disk_ns = match sequence.cache.tiers().has_farther() {
+    let disk_ns = match sequence.attention().cache.tiers().has_farther() {
         true => sequence.usage().bytes_by_tier.disk as f64 * DISK_BYTE_NS,
         false => 0.0,
     };
     let shared_ns = shared_ns(engine, together);
-    let of_answer = Attention::of(engine, tokens, &sequence.options.decode);
+    let of_answer = Attention::of(engine, tokens, &sequence.options().decode);
     let one = shared_ns + of_answer.ns(1) + of_answer.share * disk_ns;
     let layers = engine.model().config().layers as f64;
     let more_ns = |rows: usize| {

@@ -8,7 +8,7 @@
 //! Drafts that fail cost time. [`Balance`] compares what the drafts of an answer cost with the passes that they saved, and refuses a draft
 //! that could bring the loss above [`LOSS`].
 
-use super::MOST_TOKENS;
+use crate::draft_spec::MOST_TOKENS;
 
 /// Weight of earlier tokens when another token is judged.
 const MEMORY: f64 = 0.97;

@@ -7,10 +7,8 @@
 //!
 //! | file | |
 //! |---|---|
-//! | `spec.rs` | the sources of drafts that `--draft` names |
 //! | `ngram.rs` | drafts from the text: earlier places with the same latest tokens |
 //! | `own.rs` | drafts by the model itself under a sparse policy |
-//! | `mass.rs` | a policy for them: the keys that carried the mass at the latest verification |
 //! | `model.rs` | drafts by a small model with the same tokens |
 //! | `predictor.rs` | drafts by the layer of the model's files that predicts further tokens |
 //! | `gain.rs` | the length of a draft that pays most |
@@ -19,29 +17,19 @@
 
 mod costs;
 mod gain;
-mod mass;
 mod model;
 mod ngram;
 mod own;
 mod predictor;
-mod spec;
 mod step;
 
-use std::ops::AddAssign;
-
-use serde::Serialize;
-
-use crate::{EngineError, Sequence};
+use crate::answer::Answer;
+use crate::{DraftCount, DraftSpec, EngineError, GenerateOptions, Generation, Sequence, StopReason};
 use costs::{Drafts, costs};
 use gain::{Acceptance, Balance, Costs, Offer};
-pub(crate) use model::DraftModel;
 use ngram::Ngrams;
 use own::OwnDraft;
-pub use spec::DraftSpec;
 pub(crate) use step::{AnswerStep, go_on};
-
-/// Tokens of a draft at most: with the latest token of the answer they fill the rows of a pass of answers.
-const MOST_TOKENS: usize = 15;
 
 /// Classes of matches by their length, and how often their tokens are assumed to agree.
 const MATCHES: [(usize, f64); 4] = [(2, 0.3), (4, 0.5), (8, 0.7), (16, 0.85)];
@@ -55,27 +43,10 @@ const PREDICTOR_AGREES: f64 = 0.75;
 /// Tokens by which a sequence grows until its costs are computed again.
 const COSTS_HOLD: usize = 64;
 
-/// Drafted tokens of an answer.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct DraftCount {
-    /// Tokens that were drafted and verified.
-    pub drafted: usize,
-    /// Drafted tokens that the answer drew.
-    pub accepted: usize,
-    /// Passes over the whole model that verified them.
-    pub passes: usize,
-    /// Pairs of query and key that the drafts read, and the rows of drafted tokens that were not drawn.
-    pub undone_pairs: u64,
-}
-
-impl AddAssign for DraftCount {
-    fn add_assign(&mut self, more: Self) {
-        self.drafted += more.drafted;
-        self.accepted += more.accepted;
-        self.passes += more.passes;
-        self.undone_pairs += more.undone_pairs;
-    }
+/// An answer, and the sources of its drafts, where it has any.
+pub(crate) struct DraftedAnswer {
+    pub(crate) answer: Answer,
+    pub(crate) drafter: Option<Drafter>,
 }
 
 /// The draft sources of one answer, with the acceptance rate learned for each.
@@ -135,23 +106,23 @@ impl Drafter {
         if spec.is_none() {
             return Ok(None);
         }
-        if let Some(problem) = sequence.cannot_draft() {
+        if let Some(problem) = refusal(sequence) {
             return match spec.is_optional {
                 true => Ok(None),
                 false => Err(EngineError::option("--draft", spec, problem)),
             };
         }
         if let Some(path) = &spec.model
-            && sequence.engine.options().draft_model.as_ref() != Some(path)
+            && sequence.engine().options().draft_model.as_ref() != Some(path)
         {
             let problem = "this small model was not loaded beside the model: name it when the program starts, as --draft model:PATH";
             return Err(EngineError::option("--draft", spec, problem));
         }
-        if spec.has_predictor && sequence.predictor.is_none() {
+        if spec.has_predictor && sequence.answer().drafts.predictor.is_none() {
             let problem = "the layer that predicts further tokens was not loaded: name it when the program starts, as --draft mtp";
             return Err(EngineError::option("--draft", spec, problem));
         }
-        let has_predictor = spec.has_predictor || (spec.is_auto && sequence.predictor.is_some());
+        let has_predictor = spec.has_predictor || (spec.is_auto && sequence.answer().drafts.predictor.is_some());
         let own = match &spec.own {
             Some(_) if has_predictor => None,
             Some(rules) => Some(Box::new((
@@ -268,7 +239,7 @@ impl Drafter {
             .own
             .as_deref()
             .map_or(Drafts::Text, |(own, _)| Drafts::Own(own.rules()));
-        let model = sequence.engine.draft_model().filter(|_| self.model.is_some());
+        let model = sequence.engine().draft_model().filter(|_| self.model.is_some());
         let model = model.map_or(Drafts::Text, |model| Drafts::Model(model.engine()));
         let predictor = match self.predictor {
             Some(_) => Drafts::Predictor,
@@ -304,17 +275,38 @@ impl Drafter {
     }
 }
 
-impl Sequence {
-    /// Why tokens of this sequence cannot be drafted, if they cannot.
-    fn cannot_draft(&self) -> Option<&'static str> {
-        if self.engine.options().device.is_some() {
-            Some("drafts are made on the CPU alone: leave out --draft or --device")
-        } else if self.options.window.is_some() {
-            Some("an endless window moves with every token and cannot go back: leave out --draft or --window-size")
-        } else if self.statistics.audit.is_some() {
-            Some("an audit compares tokens that are read one by one: leave out --draft or --audit")
-        } else {
-            None
+impl DraftedAnswer {
+    /// The answer that a sequence goes on with, with the drafts that its options name.
+    ///
+    /// # Errors
+    /// As [`Answer::new`]; [`EngineError::Option`] for drafts that cannot be made of the sequence.
+    pub(crate) fn new(sequence: &Sequence, options: GenerateOptions) -> Result<Self, EngineError> {
+        let drafter = Drafter::new(&options.draft, sequence)?;
+        Ok(Self {
+            answer: Answer::new(sequence, options)?,
+            drafter,
+        })
+    }
+
+    /// The generated answer, and the counts of its drafts.
+    pub(crate) fn end(self, stop: StopReason) -> Generation {
+        let drafts = self.drafter.map(|drafter| drafter.count);
+        Generation {
+            drafts: drafts.unwrap_or_default(),
+            ..self.answer.end(stop)
         }
+    }
+}
+
+/// Why tokens of a sequence cannot be drafted, if they cannot.
+fn refusal(sequence: &Sequence) -> Option<&'static str> {
+    if sequence.engine().options().device.is_some() {
+        Some("drafts are made on the CPU alone: leave out --draft or --device")
+    } else if sequence.options().window.is_some() {
+        Some("an endless window moves with every token and cannot go back: leave out --draft or --window-size")
+    } else if sequence.attention().audit.is_some() {
+        Some("an audit compares tokens that are read one by one: leave out --draft or --audit")
+    } else {
+        None
     }
 }

@@ -4,27 +4,18 @@
 //! that the small model has not read yet is read a chunk at a time, one chunk in a step of all answers, so no answer waits for it; drafts
 //! begin when it has caught up.
 
-use std::path::Path;
 use std::sync::Arc;
 
-use riffle_kv::PagePool;
-use riffle_model::Tokenizer;
 use riffle_policy::Phase;
 
-use super::MOST_TOKENS;
 use super::step::Part;
+use crate::Failure;
 use crate::answer::Guess;
-use crate::pass::{Failure, Runner, Work};
-use crate::{Engine, EngineError, EngineOptions, Sequence, SequenceOptions};
-
-/// Tokens of a text that are read in one step.
-const CHUNK_TOKENS: usize = 512;
-
-/// The small model of an engine, and the pages of what it reads.
-pub(crate) struct DraftModel {
-    engine: Arc<Engine>,
-    pool: PagePool,
-}
+use crate::draft_spec::MOST_TOKENS;
+use crate::engine::draft_model::{CHUNK_TOKENS, DraftModel};
+use crate::pass::{Runner, Work};
+use crate::sequence::common_prefix;
+use crate::{EngineError, Sequence, SequenceOptions};
 
 /// A draft that is being made.
 struct Drafting<'a> {
@@ -38,92 +29,6 @@ struct Drafting<'a> {
     /// Length that the draft is to have.
     wanted: usize,
 }
-
-impl DraftModel {
-    /// Loads the model at `path` beside a larger one, within the memory that the larger one's plan leaves.
-    ///
-    /// # Errors
-    /// As [`Engine::load`]; [`EngineError::Option`] where the tokens of the two are not the same.
-    pub(crate) fn load(path: &Path, large: &Engine) -> Result<Arc<Self>, EngineError> {
-        let options = options_beside(large, &riffle_model::inspect(path)?.config);
-        let engine = Engine::load(path, options).map_err(|error| no_room(path, error))?;
-        if let Some(problem) = other_tokens(engine.tokenizer()?, large.tokenizer()?) {
-            return Err(EngineError::option(
-                "--draft",
-                format!("model:{}", path.display()),
-                problem,
-            ));
-        }
-        let pool = engine.page_pool()?;
-        Ok(Arc::new(Self { engine, pool }))
-    }
-
-    /// The same model for `large`, which runs under other options.
-    ///
-    /// # Errors
-    /// As [`Engine::with_options`].
-    pub(crate) fn beside(&self, large: &Engine) -> Result<Arc<Self>, EngineError> {
-        let options = options_beside(large, self.engine.model().config());
-        let engine = self.engine.with_options(options);
-        let engine = engine.map_err(|error| no_room(self.engine.path(), error))?;
-        let pool = engine.page_pool()?;
-        Ok(Arc::new(Self { engine, pool }))
-    }
-
-    pub(crate) fn engine(&self) -> &Arc<Engine> {
-        &self.engine
-    }
-
-    fn sequence(&self) -> Result<Sequence, EngineError> {
-        Sequence::new(&self.engine, &self.pool, SequenceOptions::of(self.engine.options()))
-    }
-}
-
-/// Says of a small model without room that it is the small one.
-fn no_room(path: &Path, error: EngineError) -> EngineError {
-    match error {
-        EngineError::OutOfMemory { needed, available, .. } => EngineError::option(
-            "--draft",
-            format!("model:{}", path.display()),
-            format!(
-                "it needs {needed} and the large model leaves {available}: lower --ctx, raise --memory, or leave it out"
-            ),
-        ),
-        error => error,
-    }
-}
-
-/// The options of a small model beside an engine whose memory is planned.
-fn options_beside(large: &Engine, config: &riffle_model::ModelConfig) -> EngineOptions {
-    let (options, plan) = (large.options(), large.plan());
-    EngineOptions {
-        context_tokens: Some(plan.context_tokens.min(config.max_position)),
-        activations: options.activations,
-        batch_tokens: CHUNK_TOKENS,
-        chunk_tokens: CHUNK_TOKENS,
-        page_tokens: options.page_tokens,
-        key_format: options.key_format,
-        value_format: options.value_format,
-        sequences: options.sequences,
-        pool_tokens: options.pool_tokens,
-        cost: options.cost,
-        memory_budget_bytes: Some(plan.available_bytes.saturating_sub(plan.total_bytes)),
-        ..EngineOptions::default()
-    }
-}
-
-/// Why the ids of one tokenizer do not mean what those of the other mean, if they do not.
-fn other_tokens(small: &Tokenizer, large: &Tokenizer) -> Option<String> {
-    let both = small.vocab_size().min(large.vocab_size()) as u32;
-    let differs = (0..both).find(|token| small.token_text(*token) != large.token_text(*token));
-    let differs = differs.or((large.vocab_size() > small.vocab_size() + MOST_ADDED).then_some(both));
-    differs.map(|token| {
-        format!("token {token} of this model is not token {token} of the other: a model that drafts needs the same vocabulary")
-    })
-}
-
-/// Added tokens at the end of a vocabulary, such as tools and images, that a small model may lack.
-const MOST_ADDED: usize = 1024;
 
 /// Drafts `wanted[part]` tokens for each part, one token of all parts in a pass. A part whose text the small model cannot read is given no
 /// draft, now and later; nor is any where the whole pass fails, since answers need no small model.
@@ -143,7 +48,7 @@ pub(super) fn draft(runner: &mut Runner, parts: &mut [Part<'_, '_>], wanted: &[u
     let outcome = read_and_draft(&mut small, parts, &mut readers, (wanted, vocab_size), logits);
     runner.keep_small(small);
     for (place, reader) in readers {
-        parts[place].step.sequence.reader = Some(Box::new(reader));
+        parts[place].step.sequence.answer_mut().drafts.reader = Some(Box::new(reader));
     }
     if outcome.is_err() {
         let drafted = parts.iter_mut().zip(wanted).filter(|(_, wanted)| **wanted > 0);
@@ -273,9 +178,12 @@ impl Drafting<'_> {
 impl Part<'_, '_> {
     /// The sequence of the small model beside that of the answer.
     fn take_reader(&mut self, model: &DraftModel) -> Result<Sequence, EngineError> {
-        match self.step.sequence.reader.take() {
+        match self.step.sequence.answer_mut().drafts.reader.take() {
             Some(reader) if Arc::ptr_eq(reader.engine(), model.engine()) => Ok(*reader),
-            _ => model.sequence(),
+            _ => {
+                let options = SequenceOptions::of(model.engine().options());
+                Sequence::new(model.engine(), model.pool(), options)
+            }
         }
     }
 
@@ -283,7 +191,7 @@ impl Part<'_, '_> {
     /// the latest token of the answer.
     fn unread(&self, reader: &mut Sequence) -> Vec<u32> {
         let held = self.step.sequence.tokens();
-        let common = reader.shared_with(held);
+        let common = common_prefix(reader.tokens(), held);
         // Tokens that recurrent layers forget beyond that are read again with the others.
         if reader.truncate(common).is_err() {
             drop(reader.forget_all());
@@ -295,7 +203,7 @@ impl Part<'_, '_> {
 
     /// The small model drafts no more of this answer.
     fn give_up_model(&mut self) {
-        if let Some(drafter) = &mut self.step.answer.drafter {
+        if let Some(drafter) = &mut self.step.drafter {
             drafter.model = None;
         }
     }

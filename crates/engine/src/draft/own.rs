@@ -6,9 +6,10 @@
 
 use riffle_policy::{Phase, PolicyRules, PolicySet};
 
+use crate::Failure;
 use crate::answer::Guess;
 use crate::draft::step::{Part, logits_by_row, read};
-use crate::pass::{Failure, Runner};
+use crate::pass::Runner;
 use crate::sequence::Checkpoint;
 use crate::{EngineError, Sequence};
 
@@ -33,7 +34,8 @@ struct Drafting {
 
 impl OwnDraft {
     pub(super) fn new(rules: &PolicyRules, sequence: &Sequence) -> Result<Self, EngineError> {
-        let (engine, shape) = (&sequence.engine, sequence.engine.resolved().policy);
+        let engine = sequence.engine();
+        let shape = engine.resolved().policy;
         rules.check_places(&shape)?;
         Ok(Self {
             rules: rules.clone(),
@@ -50,7 +52,7 @@ impl OwnDraft {
     pub(super) fn swap(&mut self, sequence: &mut Sequence) {
         self.renew(sequence);
         if let Some(policies) = &mut self.policies {
-            std::mem::swap(policies, &mut sequence.decode);
+            std::mem::swap(policies, &mut sequence.attention_mut().policies.decode);
         }
     }
 
@@ -58,19 +60,20 @@ impl OwnDraft {
     pub(super) fn watch(&mut self, sequence: &mut Sequence) {
         if !self.rules.follows_from_keys() {
             self.renew(sequence);
-            sequence.watchers = self.policies.take();
+            sequence.attention_mut().policies.watchers = self.policies.take();
         }
     }
 
     /// Takes the policies back that watched.
     pub(super) fn end_watch(&mut self, sequence: &mut Sequence) {
-        self.policies = sequence.watchers.take().or(self.policies.take());
+        let watchers = sequence.attention_mut().policies.watchers.take();
+        self.policies = watchers.or(self.policies.take());
     }
 
     /// A head from which tokens have been evicted meanwhile counts its tokens anew, so its policy begins anew.
     fn renew(&mut self, sequence: &Sequence) {
-        let kv_heads = sequence.engine.resolved().policy.kv_heads;
-        let evicted = &sequence.placement.evicted;
+        let kv_heads = sequence.engine().resolved().policy.kv_heads;
+        let evicted = &sequence.attention().evicted;
         let policies = self.policies.iter_mut().flat_map(PolicySet::iter_mut);
         for (head, (policy, known)) in policies.zip(&mut self.evicted_tokens).enumerate() {
             let tokens = evicted.evicted_tokens(head / kv_heads, kv_heads, head % kv_heads);

@@ -8,7 +8,7 @@ use riffle_model::{Batch, PredictorForward, SegmentTokens};
 use super::step::Part;
 use crate::answer::Guess;
 use crate::pass::Runner;
-use crate::sequence::predictor_rows::{PredictorRows, attend};
+use crate::predictor::{PredictorRows, attend};
 use crate::{EngineError, Sequence};
 
 /// A draft that is being made.
@@ -59,15 +59,14 @@ fn begin_all(
 ) -> Result<(), EngineError> {
     for (place, part) in parts.iter_mut().enumerate().filter(|(place, _)| wanted[*place] > 0) {
         let sequence = &mut *part.step.sequence;
-        let held = sequence.tokens.len();
-        let Some(rows) = &mut sequence.predictor else {
-            continue;
-        };
-        rows.read(forward, &sequence.tokens)?;
+        let held = sequence.tokens().len();
+        let (tokens, rows) = sequence.predicted();
+        let Some(rows) = rows else { continue };
+        rows.read(forward, tokens)?;
         let Some(state) = rows.take_last(held) else {
             continue;
         };
-        sequence.tokens.push(part.step.token);
+        tokens.push(part.step.token);
         drafts.push(Drafting {
             place,
             guess: part.step.answer.guess(),
@@ -121,8 +120,8 @@ pub(super) fn predict<'f>(
     logits: &mut Vec<f32>,
 ) -> Result<&'f [f32], EngineError> {
     let last = sequences.iter().map(|sequence| {
-        let (last, before) = (sequence.tokens.len() - 1, sequence.tokens.len() - 2);
-        SegmentTokens::generated(&sequence.tokens[last..], before)
+        let tokens = sequence.tokens();
+        SegmentTokens::generated(&tokens[tokens.len() - 1..], tokens.len() - 2)
     });
     let batch = Batch::new(last)?;
     let mut projected = forward.project(&batch, states)?;
@@ -132,20 +131,21 @@ pub(super) fn predict<'f>(
         .chunks_exact(width)
         .zip(projected.values.chunks_exact(width));
     for (sequence, (keys, values)) in sequences.iter_mut().zip(both) {
-        let position = sequence.tokens.len() - 2;
-        if let Some(rows) = &mut sequence.predictor {
+        let (tokens, rows) = sequence.predicted();
+        let position = tokens.len() - 2;
+        if let Some(rows) = rows {
             rows.append(position, 1, keys, values)?;
         }
     }
     let rows: Vec<&PredictorRows> = sequences
         .iter()
-        .filter_map(|sequence| sequence.predictor.as_ref())
+        .filter_map(|sequence| sequence.answer().drafts.predictor.as_ref())
         .collect();
     attend(&rows, &mut projected)?;
     forward.finish();
     let vocab_size = sequences
         .first()
-        .map_or(0, |sequence| sequence.engine.model().config().vocab_size);
+        .map_or(0, |sequence| sequence.engine().model().config().vocab_size);
     logits.resize(sequences.len() * vocab_size, 0.0);
     forward.logits(logits)?;
     Ok(forward.hidden())
@@ -159,11 +159,11 @@ impl Drafting {
     /// Draws the next token of the draft from these logits, `[vocab]`.
     fn take(&mut self, sequence: &mut Sequence, state: &[f32], row: &[f32]) {
         let is_sound = row.iter().all(|logit| logit.is_finite());
-        let drawn = is_sound.then(|| self.guess.draw(&sequence.tokens, row));
+        let drawn = is_sound.then(|| self.guess.draw(sequence.tokens(), row));
         match drawn.flatten() {
             Some(token) => {
                 self.drafted.push(token);
-                sequence.tokens.push(token);
+                sequence.predicted().0.push(token);
                 self.state.clear();
                 self.state.extend_from_slice(state);
             }
@@ -175,8 +175,9 @@ impl Drafting {
     /// Takes the draft out of the sequence, but for the row of the answer's latest token, whose state and token are true.
     fn end(self, part: &mut Part<'_, '_>) {
         let sequence = &mut *part.step.sequence;
-        sequence.tokens.truncate(self.held);
-        if let Some(rows) = &mut sequence.predictor {
+        let (tokens, rows) = sequence.predicted();
+        tokens.truncate(self.held);
+        if let Some(rows) = rows {
             rows.cut(self.held + 1);
         }
         part.draft = self.drafted;
@@ -251,20 +252,22 @@ mod tests {
     /// Reads the drafted tokens of the vectors one after the other; returns the logits behind each, `[drafted, vocab]`.
     fn predicted(runner: &mut Runner, sequence: &mut Sequence, expected: &Expected) -> Vec<f32> {
         let mut forward = runner.take_predictor().unwrap();
-        let held = sequence.tokens.len();
-        let rows = sequence.predictor.as_mut().unwrap();
-        rows.read(&mut forward, &sequence.tokens).unwrap();
+        let held = sequence.tokens().len();
+        let (tokens, rows) = sequence.predicted();
+        let rows = rows.unwrap();
+        rows.read(&mut forward, tokens).unwrap();
         let mut state = rows.take_last(held).unwrap();
         let (mut all, mut logits) = (Vec::new(), Vec::new());
         for token in &expected.drafted[..expected.drafted.len() - 1] {
-            sequence.tokens.push(*token);
+            sequence.predicted().0.push(*token);
             state = predict(&mut forward, &mut [sequence], &state, &mut logits)
                 .unwrap()
                 .to_vec();
             all.extend_from_slice(&logits);
         }
-        sequence.tokens.truncate(held);
-        sequence.predictor.as_mut().unwrap().cut(held);
+        let (tokens, rows) = sequence.predicted();
+        tokens.truncate(held);
+        rows.unwrap().cut(held);
         runner.keep_predictor(forward);
         all
     }
@@ -336,12 +339,12 @@ mod tests {
         let mut late = sequence(&engine);
         let (before, behind) = expected.tokens.split_at(40);
         read(&mut runner, &mut late, before, Phase::Prefill);
-        let rows = late.predictor.as_mut().unwrap();
+        let rows = late.predicted().1.unwrap();
         assert_eq!(rows.rows(), 39);
         rows.forget();
         assert_eq!(rows.take_last(40), None);
         read(&mut runner, &mut late, behind, Phase::Prefill);
-        assert_eq!(late.predictor.as_ref().unwrap().rows(), 23);
+        assert_eq!(late.answer().drafts.predictor.as_ref().unwrap().rows(), 23);
         let found = predicted(&mut runner, &mut late, &expected);
         assert!(found.iter().all(|logit| logit.is_finite()));
         assert!(
@@ -359,7 +362,7 @@ mod tests {
         for sequence in &mut sequences {
             read(&mut runner, sequence, &expected.tokens, Phase::Prefill);
         }
-        let rows = |sequence: &Sequence| sequence.predictor.as_ref().unwrap().rows();
+        let rows = |sequence: &Sequence| sequence.answer().drafts.predictor.as_ref().unwrap().rows();
         assert_eq!(sequences.iter().map(rows).collect::<Vec<_>>(), [63, 63, 63, 63, 0]);
         drop(sequences.remove(0));
         let last = &mut sequences[3];

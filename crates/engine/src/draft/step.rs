@@ -5,9 +5,11 @@ use std::ops::ControlFlow;
 use riffle_policy::Phase;
 
 use super::own::{self, OwnDraft};
-use super::{Choice, MOST_TOKENS, Source, model, predictor};
+use super::{Choice, Drafter, Source, model, predictor};
+use crate::Failure;
 use crate::answer::{Answer, Drawn};
-use crate::pass::{Failure, Runner, Work};
+use crate::draft_spec::MOST_TOKENS;
+use crate::pass::{Runner, Work};
 use crate::sequence::Checkpoint;
 use crate::{EngineError, Sequence};
 
@@ -15,6 +17,7 @@ use crate::{EngineError, Sequence};
 pub(crate) struct AnswerStep<'a> {
     pub(crate) sequence: &'a mut Sequence,
     pub(crate) answer: &'a mut Answer,
+    pub(crate) drafter: Option<&'a mut Drafter>,
     /// The token that was drawn last. The sequence has not read it yet.
     pub(crate) token: u32,
 }
@@ -169,8 +172,8 @@ impl<'s, 'a> Part<'s, 'a> {
     }
 
     fn with_own(&mut self, act: impl Fn(&mut OwnDraft, &mut Sequence)) {
-        let AnswerStep { sequence, answer, .. } = &mut *self.step;
-        let drafter = answer.drafter.as_mut();
+        let AnswerStep { sequence, drafter, .. } = &mut *self.step;
+        let drafter = drafter.as_deref_mut();
         if let Some(own) = drafter.and_then(|drafter| drafter.own.as_deref_mut()) {
             act(&mut own.0, sequence);
         }
@@ -181,6 +184,7 @@ impl<'s, 'a> Part<'s, 'a> {
         let AnswerStep {
             sequence,
             answer,
+            drafter,
             token,
         } = &mut *self.step;
         let most = answer
@@ -188,7 +192,7 @@ impl<'s, 'a> Part<'s, 'a> {
             .min(sequence.tokens_left())
             .saturating_sub(1)
             .min(MOST_TOKENS);
-        let Some(drafter) = answer.drafter.as_mut().filter(|_| most > 0) else {
+        let Some(drafter) = drafter.as_deref_mut().filter(|_| most > 0) else {
             return (Source::Own, 0);
         };
         match drafter.choose(sequence, *token, together, most) {
@@ -228,10 +232,10 @@ impl<'s, 'a> Part<'s, 'a> {
 
     /// Keeps `kept` tokens behind the checkpoint, and counts the pairs that the others read.
     pub(super) fn roll_back(&mut self, checkpoint: &Checkpoint, kept: usize) -> Result<Vec<u32>, EngineError> {
-        let AnswerStep { sequence, answer, .. } = &mut *self.step;
+        let AnswerStep { sequence, drafter, .. } = &mut *self.step;
         let read = sequence.pairs().read;
         let again = sequence.roll_back(checkpoint, kept)?;
-        if let Some(drafter) = &mut answer.drafter {
+        if let Some(drafter) = drafter {
             drafter.count.undone_pairs += read - sequence.pairs().read;
         }
         Ok(again)
@@ -239,13 +243,18 @@ impl<'s, 'a> Part<'s, 'a> {
 
     /// Draws a token from each row until a token is not the drafted one, or the rows behind are not those of single tokens.
     fn draw(&mut self, place: usize, rows: &[&[f32]], take: &mut TakeDrawn<'_>) {
-        let AnswerStep { sequence, answer, .. } = &mut *self.step;
+        let AnswerStep {
+            sequence,
+            answer,
+            drafter,
+            ..
+        } = &mut *self.step;
         let first = sequence.tokens().len() - self.draft.len();
-        let sound = sequence.learned_rows.sound_rows();
+        let sound = sequence.attention().learned_rows.sound_rows();
         let rows = &rows[..sound.unwrap_or(rows.len())];
         self.draft.truncate(rows.len() - 1);
         let (mut kept, mut failure) = (rows.len(), None);
-        sequence.answer.pending = None;
+        sequence.answer_mut().drawn.pending = None;
         for (row, logits) in rows.iter().enumerate() {
             let drawn = match answer.draw_behind(sequence, first + row, logits) {
                 Ok(drawn) => drawn,
@@ -261,9 +270,8 @@ impl<'s, 'a> Part<'s, 'a> {
                 break;
             }
         }
-        sequence.logits.clear();
-        sequence.logits.extend_from_slice(rows[kept - 1]);
-        if let (Some(drafter), false) = (&mut answer.drafter, self.draft.is_empty()) {
+        sequence.answer_mut().set_logits(rows[kept - 1]);
+        if let (Some(drafter), false) = (drafter, self.draft.is_empty()) {
             drafter.count.passes += 1;
             drafter.learn(self.source, self.draft.len(), kept - 1);
         }
@@ -284,11 +292,12 @@ impl<'s, 'a> Part<'s, 'a> {
         if sequence.tokens().len() == checkpoint.tokens() + kept {
             return;
         }
-        let (answer, logits) = (sequence.answer, std::mem::take(&mut sequence.logits));
+        let answer = sequence.answer_mut();
+        let (drawn, logits) = (answer.drawn, std::mem::take(&mut answer.logits));
         let again = self.roll_back(&checkpoint, kept);
         let sequence = &mut *self.step.sequence;
-        sequence.answer = answer;
-        sequence.logits = logits;
+        let answer = sequence.answer_mut();
+        (answer.drawn, answer.logits) = (drawn, logits);
         match again {
             Ok(again) if again.is_empty() => {}
             Ok(again) => {

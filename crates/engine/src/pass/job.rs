@@ -7,14 +7,15 @@ use riffle_attention::Partial;
 use riffle_model::{Batch, Forward, RecurrentState, SegmentTokens};
 use riffle_policy::Phase;
 
-use crate::pass::attention_step::SequenceAttention;
+use crate::Failure;
+use crate::attention::layer_rows::LayerRows;
+use crate::attention::round::{RoundRows, attend_round};
+use crate::attention::slots::{Position, Slot};
+use crate::compute::{ModelForward, ProjectedLayer};
 use crate::pass::awake::keep_threads_awake;
-use crate::pass::compute::{ModelForward, ProjectedLayer};
-use crate::pass::layer_rows::LayerRows;
-use crate::pass::round::{Part, attend_round};
+use crate::pass::layer::{layer_step, layer_traits};
 use crate::pass::selected::SelectedRows;
-use crate::pass::{Failure, Runner, Work};
-use crate::sequence::placement::{Position, Slot};
+use crate::pass::{Runner, Work};
 use crate::{EngineError, Sequence};
 
 /// Tokens of several sequences on their way through the layers.
@@ -134,16 +135,13 @@ impl Runner {
         for work in work.iter_mut() {
             let (failure, lost) = match get_ready(work) {
                 Ok(()) => (None, Vec::new()),
-                Err(failure) => {
-                    let Failure { error, again } = *failure;
-                    (Some(error), again)
-                }
+                Err(failure) => (Some(failure.error), failure.again),
             };
             let start = work.sequence.tokens().len();
             segments.push(Segment {
                 rows: rows..rows + work.tokens.len(),
                 start,
-                slot: work.sequence.placement.slot(start),
+                slot: work.sequence.attention().slot(start),
                 phase: work.phase,
                 goal: work.goal,
                 own: Vec::new(),
@@ -153,7 +151,8 @@ impl Runner {
             rows += work.tokens.len();
         }
         let parts = work.iter().map(|work| {
-            let Position(position) = work.sequence.placement.position(work.sequence.tokens().len());
+            let sequence = &work.sequence;
+            let Position(position) = sequence.attention().position(sequence.tokens().len());
             SegmentTokens {
                 tokens: work.tokens,
                 position,
@@ -244,7 +243,7 @@ impl Runner {
                     })
                 }
                 None => {
-                    let taken = take_in(work);
+                    let taken = work.sequence.take_in(work.tokens, work.phase);
                     taken.err().map(|error| Failure {
                         error,
                         again: Vec::new(),
@@ -267,12 +266,11 @@ impl Runner {
             let ended = work.iter_mut().zip(rows).zip(outcomes);
             for ((work, rows), _) in ended.filter(|(_, outcome)| outcome.is_none()) {
                 let (sequence, is_prompt) = (&mut *work.sequence, work.phase == Phase::Prefill);
-                let Some(kept) = &mut sequence.predictor else {
-                    continue;
-                };
                 let read = (&*pass, rows.clone());
-                // What fails here costs drafts and no answer.
-                if kept.take_in(&mut predictor, read, &sequence.tokens, is_prompt).is_err() {
+                let (tokens, kept) = sequence.predicted();
+                let Some(kept) = kept else { continue };
+                // A failure here costs drafts and no answer.
+                if kept.take_in(&mut predictor, read, tokens, is_prompt).is_err() {
                     kept.forget();
                 }
             }
@@ -313,7 +311,7 @@ impl Runner {
         let (mut generated, mut chunks) = (Vec::<Vec<(usize, Range<usize>)>>::new(), Vec::new());
         for (number, (segment, work)) in pass.segments.iter().zip(work).enumerate() {
             let rows = segment.rows.len();
-            let traits = SequenceAttention::traits(work.sequence, pass.layer, segment.phase);
+            let traits = layer_traits(work.sequence, pass.layer, segment.phase);
             match segment.phase {
                 Phase::Decode => {
                     // A policy that learns from a row must have done so before it selects for the next.
@@ -357,8 +355,9 @@ impl Runner {
                 if segment.failure.is_none() {
                     let input = segment.layer_rows(&projected, cache_layer, widths);
                     let sequence = &mut *work[number].sequence;
-                    let mut attention = SequenceAttention::new(sequence, pass.layer, segment.phase, segment.goal);
-                    let attended = attention.attend_own(&input, chunk_tokens, &mut segment.own);
+                    let step = layer_step(sequence, pass.layer, segment.phase, segment.goal);
+                    let attention = sequence.attention_mut();
+                    let attended = attention.attend_own(&step, &input, chunk_tokens, &mut segment.own);
                     segment.failure = attended.err();
                 }
                 Vec::new()
@@ -366,8 +365,9 @@ impl Runner {
             Round::Rows(named) => {
                 let layer = pass.layer;
                 let live = parts_of(&mut pass.segments, work, named.clone());
-                let parts = live.map(|(segment, sequence, rows)| Part {
-                    attention: SequenceAttention::new(sequence, layer, segment.phase, segment.goal),
+                let parts = live.map(|(segment, sequence, rows)| RoundRows {
+                    step: layer_step(sequence, layer, segment.phase, segment.goal),
+                    attention: sequence.attention_mut(),
                     input: segment.layer_rows(&projected, cache_layer, widths),
                     chunk_tokens,
                     rows,
@@ -376,7 +376,9 @@ impl Runner {
                 });
                 let taken = attend_round(&mut parts.collect::<Vec<_>>(), &mut self.partials, projected.output);
                 for (segment, sequence, rows) in parts_of(&mut pass.segments, work, named) {
-                    segment.failure = sequence.learn_rows(cache_layer, segment.phase, rows.end).err();
+                    if segment.phase == Phase::Decode {
+                        segment.failure = sequence.attention_mut().learn_rows(cache_layer, rows.end).err();
+                    }
                 }
                 taken
             }
@@ -391,7 +393,7 @@ impl Runner {
         let Some(forward) = &mut self.forward else {
             unreachable!("the pass has begun")
         };
-        let states = work.iter_mut().map(|work| &mut work.sequence.recurrence.state);
+        let states = work.iter_mut().map(|work| &mut work.sequence.recurrence_mut().state);
         let mut states: Vec<&mut RecurrentState> = match &mut *pass.empty_states {
             [] => states.collect(),
             empty => empty.iter_mut().collect(),
@@ -446,28 +448,13 @@ fn parts_of<'a>(
 
 /// Makes room in a sequence for what it will read.
 fn get_ready(work: &mut Work<'_>) -> Result<(), Box<Failure>> {
-    if work.phase == Phase::Decode {
-        work.sequence.evict()?;
-        work.sequence.begin_rows(work.tokens.len());
-    }
-    work.sequence.roll(work.tokens.len())
-}
-
-/// A sequence takes in what it has read.
-fn take_in(work: &mut Work<'_>) -> Result<(), EngineError> {
     let sequence = &mut *work.sequence;
-    let start = sequence.tokens.len();
-    sequence.tokens.extend_from_slice(work.tokens);
-    if let Some(pages) = &mut sequence.device {
-        sequence.statistics.attention_time_mut(work.phase).attend_ms += pages.attended_ms()?;
+    if work.phase == Phase::Decode {
+        sequence.evict()?;
+        let tokens = sequence.tokens().len();
+        sequence.attention_mut().begin_rows(tokens, work.tokens.len());
     }
-    if work.phase == Phase::Prefill {
-        if sequence.prefilled == start {
-            sequence.prefilled = sequence.tokens.len();
-        }
-        sequence.recurrence.keep_boundary()?;
-    }
-    sequence.slide()
+    sequence.roll(work.tokens.len())
 }
 
 /// A sequence goes back to where it was before a pass.

@@ -6,26 +6,10 @@
 //!
 //! What a sequence computes does not depend on the others in the pass.
 
-pub(crate) mod attention_step;
-pub(crate) mod attention_time;
-pub(crate) mod audit;
-pub(crate) mod auto;
 mod awake;
-pub(crate) mod cached_attention;
-pub(crate) mod choice;
-pub(crate) mod chunk;
-pub(crate) mod compute;
-mod delta;
-pub(crate) mod device;
 mod job;
-pub(crate) mod layer_attention;
-pub(crate) mod layer_rows;
-mod means;
-pub(crate) mod reading;
-pub(crate) mod rotation;
-mod round;
+mod layer;
 mod selected;
-pub(crate) mod tiles;
 
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
@@ -34,9 +18,9 @@ use riffle_attention::Partial;
 use riffle_model::PredictorForward;
 use riffle_policy::Phase;
 
-use crate::pass::compute::ModelForward;
-use crate::sequence::predictor_rows::PredictorRoom;
-use crate::{Engine, EngineError, Sequence};
+use crate::compute::ModelForward;
+use crate::predictor::PredictorRoom;
+use crate::{Engine, EngineError, Failure, Sequence};
 pub(crate) use job::Pass;
 
 /// How far a prefill has come.
@@ -59,16 +43,6 @@ pub struct Work<'a> {
     pub phase: Phase,
     /// Tokens that the sequence will hold when the prompt has been read.
     pub goal: usize,
-}
-
-/// Why a sequence did not get through a pass. It holds what it held before, apart from `again`.
-#[derive(Debug)]
-pub struct Failure {
-    /// What went wrong.
-    pub error: EngineError,
-    /// Tokens that it has to read again, because recurrent layers could not go back to where they were; all of them where tokens
-    /// that were let go could not be in an orderly way.
-    pub again: Vec<u32>,
 }
 
 /// Takes sequences through the layers: holds the scratch of a pass, and nothing of any sequence.

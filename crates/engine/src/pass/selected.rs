@@ -5,13 +5,12 @@ use std::ops::{ControlFlow, Range};
 use riffle_model::{Batch, SegmentTokens};
 use riffle_policy::Phase;
 
-use crate::pass::attention_step::SequenceAttention;
-use crate::pass::compute::{ModelForward, NewKeys};
-use crate::pass::layer_rows::LayerRows;
+use crate::attention::layer_rows::{LayerRows, NewKeys};
+use crate::attention::slots::Slot;
+use crate::compute::ModelForward;
+use crate::pass::layer::layer_step;
 use crate::pass::{PrefillProgress, Runner, Work};
-use crate::sequence::placement::Slot;
-use crate::sequence::statistics::PairCount;
-use crate::{EngineError, Sequence, TokenSelection};
+use crate::{EngineError, PairCount, Sequence, TokenSelection};
 
 /// Selected tokens of a prompt that go through the upper layers together.
 pub(crate) struct SelectedRows<'a> {
@@ -77,7 +76,7 @@ impl Runner {
             let chosen = self.choose(sequence, tokens.len(), selection, &lower)?;
             progress.total = upper.start * tokens.len() + upper.len() * chosen.len();
             self.read_upper(sequence, tokens, &chosen, &upper, (&lower.hidden, &mut progress))?;
-            sequence.leave_unread(tokens.len(), chosen.len(), &upper);
+            leave_unread(sequence, tokens.len(), chosen.len(), &upper);
             Ok(())
         });
         if read.is_err() {
@@ -151,8 +150,9 @@ impl Runner {
             queries: &lower.queries,
             new_keys: NewKeys::Host { keys: &[], values: &[] },
         };
-        let mut attention = SequenceAttention::new(sequence, layer, Phase::Prefill, tokens);
-        Ok(selection.choose(&attention.token_mass(&input)?))
+        let step = layer_step(sequence, layer, Phase::Prefill, tokens);
+        let mass = sequence.attention_mut().token_mass(&step, &input)?;
+        Ok(selection.choose(&mass))
     }
 
     /// Takes the chosen tokens through the upper layers.
@@ -225,22 +225,20 @@ impl Progress<'_, '_> {
     }
 }
 
-impl Sequence {
-    /// Notes that upper layers hold `chosen` of `tokens` tokens. Pairs that they did not read count as causal pairs.
-    fn leave_unread(&mut self, tokens: usize, chosen: usize, upper: &Range<usize>) {
-        let config = self.engine.model().config();
-        let layers = upper.clone().filter_map(|layer| config.cache_layer(layer));
-        let layers: Vec<usize> = layers.collect();
-        let shape = *self.cache.shape();
-        let pairs = |tokens: usize| (tokens as u64) * (tokens as u64 + 1) / 2;
-        self.statistics.pairs.add(PairCount {
-            read: 0,
-            causal: (pairs(tokens) - pairs(chosen)) * (layers.len() * shape.kv_heads) as u64,
-        });
-        if chosen < tokens {
-            let evicted = &mut self.placement.evicted;
-            evicted.add_unread(&shape, &layers, tokens - chosen, tokens);
-        }
+/// Notes that upper layers hold `chosen` of `tokens` tokens. Pairs that they did not read count as causal pairs.
+fn leave_unread(sequence: &mut Sequence, tokens: usize, chosen: usize, upper: &Range<usize>) {
+    let config = sequence.engine().model().config();
+    let layers = upper.clone().filter_map(|layer| config.cache_layer(layer));
+    let layers: Vec<usize> = layers.collect();
+    let attention = sequence.attention_mut();
+    let shape = *attention.cache.shape();
+    let pairs = |tokens: usize| (tokens as u64) * (tokens as u64 + 1) / 2;
+    attention.counters.pairs.add(PairCount {
+        read: 0,
+        causal: (pairs(tokens) - pairs(chosen)) * (layers.len() * shape.kv_heads) as u64,
+    });
+    if chosen < tokens {
+        attention.evicted.add_unread(&shape, &layers, tokens - chosen, tokens);
     }
 }
 

@@ -13,18 +13,22 @@ use riffle_model::{ModelConfig, ModelInfo, PredictorForward};
 use riffle_policy::PolicyShape;
 use serde::Serialize;
 
-use crate::sequence::predictor_rows::PredictorRoom;
-use crate::sequence::recurrence::Recurrence;
-use crate::sequence::sliding::SlidingLayers;
+use crate::attention::sliding::SlidingLayers;
+use crate::predictor::PredictorRoom;
 use crate::{EngineError, EngineOptions, TokenSelection};
 
 pub use bytes::available_memory_bytes;
 pub use device::DevicePlan;
 use device::room_options;
-pub use process::{ProcessPlan, PromptText, largest_text_bytes};
+pub use process::{ProcessPlan, largest_text_bytes};
 pub(crate) use resolved::Resolved;
 pub use tiers::TierPlan;
 use tiers::planned_tiers;
+pub(crate) use tiers::sliding_layers;
+
+/// States of recurrent layers that a sequence holds: the current one, and those before the latest prompt, at the end of its latest batch and
+/// at the latest checkpoint.
+const RECURRENT_STATES: u64 = 4;
 
 /// Bytes a run needs, part by part, beside what the machine has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -196,7 +200,7 @@ impl Planner<'_> {
         let shape = cache_shape(config, options);
         shape.validate()?;
         let scans_keys = options.scans_keys();
-        let sliding = SlidingLayers::of(config, options, options.window);
+        let sliding = sliding_layers(config, options, options.window);
         let parts = |context: usize| self.parts(options, &shape, &sliding, scans_keys, context);
         let largest_context_tokens = largest(config.max_position, |context| {
             let parts = parts(context);
@@ -278,7 +282,7 @@ impl Planner<'_> {
     }
 
     fn recurrent_bytes(&self, options: &EngineOptions) -> u64 {
-        sequences(options) * (Recurrence::STATES * self.config.recurrent_bytes() + self.config.recorded_bytes())
+        sequences(options) * (RECURRENT_STATES * self.config.recurrent_bytes() + self.config.recorded_bytes())
     }
 }
 

@@ -4,7 +4,7 @@ use riffle_model::ModelInfo;
 use serde::Serialize;
 
 use super::available_memory_bytes;
-use crate::EngineOptions;
+use crate::{EngineOptions, PromptText};
 
 /// Bytes of the program itself: its code as far as it is read, the heap's own, and what libraries keep.
 const PROGRAM_BYTES: u64 = 16 << 20;
@@ -25,15 +25,6 @@ const ENCODING_BYTES_PER_BYTE: u64 = 64;
 
 /// Bytes of a token of text, where the text is not known: more than natural text takes.
 const TEXT_BYTES_PER_TOKEN: u64 = 5;
-
-/// The text that a run will read, as far as it is known before the model is loaded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PromptText {
-    /// Bytes of the text.
-    pub bytes: u64,
-    /// Prompts that are made of it, such as one for each question.
-    pub prompts: usize,
-}
 
 /// Bytes that the process takes for itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -5,8 +5,8 @@ use riffle_model::ModelConfig;
 use serde::Serialize;
 
 use super::MemoryPlan;
-use crate::EngineOptions;
-use crate::sequence::sliding::SlidingLayers;
+use crate::attention::sliding::SlidingLayers;
+use crate::{EngineOptions, StreamWindow};
 use riffle_files::human_bytes;
 
 /// Bytes of KV pages by tier, and of those on their way.
@@ -97,7 +97,7 @@ pub(super) fn planned_tiers(
 
 /// The tiers of a session under a plan that fits.
 pub(super) fn session_tiers(config: &ModelConfig, options: &EngineOptions, plan: &MemoryPlan) -> KvTiers {
-    let sliding = SlidingLayers::of(config, options, options.window);
+    let sliding = sliding_layers(config, options, options.window);
     let mut tiers = planned_tiers(options, &sliding, plan.context_tokens, options.scans_keys(), 0);
     tiers.ram_budget_bytes = plan.kv_tiers.ram_budget_bytes;
     if !tiers.has_farther() {
@@ -106,4 +106,17 @@ pub(super) fn session_tiers(config: &ModelConfig, options: &EngineOptions, plan:
         tiers.ram_budget_bytes = Some(planned.saturating_sub(tiers.device_budget_bytes));
     }
     tiers
+}
+
+/// The layers that hold a sliding window alone. None where every page is kept: the window of the whole sequence moves all layers, and
+/// beginnings that are kept for other sequences have to be whole.
+pub(crate) fn sliding_layers(
+    config: &ModelConfig,
+    options: &EngineOptions,
+    window: Option<StreamWindow>,
+) -> SlidingLayers {
+    let keeps_all = window.is_some() || options.keeps_beginnings;
+    let windows = config.windows.iter().enumerate().filter(|_| !keeps_all);
+    let windows = windows.filter_map(|(layer, window)| Some((config.cache_layer(layer)?, (*window)?)));
+    SlidingLayers::new(windows, options.page_tokens, options.batch_tokens)
 }

@@ -28,10 +28,10 @@ pub struct CompressReport {
     pub session: SessionReport,
 }
 
-/// Restores the session in a file, [compresses](crate::Sequence::compress) it and saves it there.
+/// Restores the session in a file, [compresses](crate::compress_sequence) it and saves it there.
 ///
 /// # Errors
-/// As [`crate::Sequence::restore`], [`crate::Sequence::compress`] and [`crate::Sequence::save`]. The file is what it was then.
+/// As [`crate::Sequence::restore`], [`crate::compress_sequence`] and [`crate::Sequence::save`]. The file is what it was then.
 pub fn compress_session(
     engine: &Arc<Engine>,
     path: &Path,

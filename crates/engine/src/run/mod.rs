@@ -15,8 +15,9 @@ use riffle_policy::{Phase, dense_below};
 use serde::Serialize;
 
 use crate::run::session_file::SessionFile;
-use crate::sequence::measured_prefix_cache::{MeasuredPrefixCache, PrefixCacheOptions, PrefixReport};
-use crate::sequence::shared_prefix::{SharedPrefixes, SharedReport, SharedStoreOptions};
+use crate::sharing::measured::MeasuredPrefixCache;
+use crate::sharing::store::SharedPrefixes;
+use crate::sharing::{PrefixCacheOptions, PrefixReport, SharedReport, SharedStoreOptions, fill_prefix, prefix_cuts};
 use crate::{
     AttentionTime, AuditReport, DraftCount, Engine, EngineError, GenerateOptions, Generation, MemoryPlan,
     PrefillProgress, Sequence, Session, SessionReport, StopReason, described_activations,
@@ -152,7 +153,7 @@ impl KvReport {
             pages: usage.pages,
             page_tokens: options.page_tokens,
             format: format!("{}:{}", options.key_format.name(), options.value_format.name()),
-            device_bytes: usage.bytes_by_tier.device + sequence.device_page_bytes(),
+            device_bytes: usage.bytes_by_tier.device + sequence.device_usage().page_bytes,
             ram_bytes: usage.bytes_by_tier.ram,
             disk_bytes: usage.bytes_by_tier.disk,
             shared_bytes: usage.shared_bytes,
@@ -196,7 +197,7 @@ pub fn run(
             file.save(&session)?;
         }
         read?;
-    } else if session.pending().is_none() && prompt.is_none() {
+    } else if session.sequence().pending().is_none() && prompt.is_none() {
         let path = request.session.clone().unwrap_or_default();
         return Err(EngineError::NothingToContinue { path });
     }
@@ -204,7 +205,7 @@ pub fn run(
     let prompt_tokens = session.tokens().len();
 
     if let Some(shared) = &mut shared {
-        shared.publish_all(&session, Duration::ZERO)?;
+        shared.publish_all(session.sequence(), Duration::ZERO)?;
     }
     let generation = session.generate(&request.generate, &mut |text| observe(RunEvent::Text(text)))?;
     let decode_s = start.elapsed().as_secs_f64() - first_s;
@@ -212,12 +213,12 @@ pub fn run(
         file.save(&session)?;
     }
     if let Some(prefix) = &mut prefix
-        && session.recurrence.state.is_empty()
+        && !session.sequence().recurrence().is_recurrent()
     {
-        prefix.store_if_possible(&session);
+        prefix.store_if_possible(session.sequence());
     }
     if let Some(shared) = &mut shared {
-        shared.publish_all(&session, SHARING_TIME)?;
+        shared.publish_all(session.sequence(), SHARING_TIME)?;
     }
     let finished = Finished {
         generation,
@@ -232,7 +233,7 @@ pub fn run(
         session: file.map(|file| file.report),
         prefix_cache: prefix.map(|prefix| prefix.report().clone()),
         shared_store: shared.map(SharedPrefixes::into_report),
-        ..finished.report(&session)
+        ..finished.report(session.sequence())
     })
 }
 
@@ -260,14 +261,14 @@ fn open_session(
         None => 0,
     };
     if let (Some(prefix), 0) = (prefix, reused_tokens) {
-        let loaded = prefix.load(&mut session, |session, cache| {
-            Ok(((), session.fill_prefix(cache, tokens)?))
+        let loaded = prefix.load(session.sequence_mut(), |sequence, cache| {
+            Ok(((), fill_prefix(sequence, cache, tokens)?))
         });
         loaded.or_else(|error| prefix.lose(error))?;
         reused_tokens = session.tokens().len();
     }
     if let (Some(shared), false) = (shared, reused_tokens + 1 == tokens.len()) {
-        shared.fill(&mut session, tokens)?;
+        shared.fill(session.sequence_mut(), tokens)?;
         reused_tokens = session.tokens().len();
     }
     Ok((session, reused_tokens))
@@ -283,7 +284,7 @@ fn read(
 ) -> Result<(), EngineError> {
     let first = session.tokens().len();
     let cuts = match prefix.is_some() || shared.is_some() {
-        true => session.prefix_cuts(tokens.len()),
+        true => prefix_cuts(session.sequence(), tokens.len()),
         false => Vec::new(),
     };
     for end in cuts.into_iter().chain([tokens.len()]) {
@@ -295,10 +296,10 @@ fn read(
             }))
         })?;
         if let Some(prefix) = prefix.as_mut().filter(|_| end < tokens.len()) {
-            prefix.store_if_possible(session);
+            prefix.store_if_possible(session.sequence());
         }
         if let Some(shared) = shared.as_mut().filter(|_| end < tokens.len()) {
-            shared.publish_all(session, Duration::ZERO)?;
+            shared.publish_all(session.sequence(), Duration::ZERO)?;
         }
     }
     Ok(())
@@ -342,7 +343,7 @@ impl Finished {
                 0 => 0.0,
                 decoded => decoded as f64 / self.decode_s,
             },
-            density: sequence.density(),
+            density: sequence.pairs().density(),
             prefill_attention: sequence.attention_time(Phase::Prefill),
             decode_attention: sequence.attention_time(Phase::Decode),
             prefill_policy: match options.auto_target {

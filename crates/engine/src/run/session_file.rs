@@ -1,5 +1,6 @@
 //! The file of a run's session: restored before, saved after, nobody else's meanwhile.
 
+use crate::sequence::common_prefix;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -70,7 +71,7 @@ impl SessionFile {
     /// [`Session::keep_shared`], unless a prompt would throw most of the session away: then it is the wrong file.
     pub(crate) fn keep_shared(&self, session: &mut Session, tokens: &[u32]) -> Result<usize, EngineError> {
         let saved = session.tokens().len();
-        let shared = session.shared_with(tokens);
+        let shared = common_prefix(session.tokens(), tokens);
         if 2 * shared < saved && shared < tokens.len() {
             return Err(EngineError::OtherText {
                 path: self.path.clone(),
@@ -83,7 +84,7 @@ impl SessionFile {
 
     pub(crate) fn save(&mut self, session: &Session) -> Result<(), EngineError> {
         let start = Instant::now();
-        session.save(&self.path)?;
+        session.sequence().save(&self.path)?;
         self.report.save_ms = start.elapsed().as_secs_f64() * 1e3;
         self.report.file_bytes = std::fs::metadata(&self.path).map_or(0, |metadata| metadata.len());
         Ok(())

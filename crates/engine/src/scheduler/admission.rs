@@ -1,5 +1,7 @@
 //! Who gets a place, and room for pages.
 
+use crate::sharing::beginning::{beginning_step, can_share, has_evicted, known_beginning};
+use crate::sharing::memory::{adopt_prefix, fork_beginning};
 use std::time::Instant;
 
 use crate::scheduler::idle::Offered;
@@ -48,9 +50,9 @@ impl Scheduler {
             return false;
         }
         let prompt = &request.tokens;
-        let reads = |running: &&Running| matches!(running.stage, Stage::Reading { .. }) && running.sequence.can_share();
+        let reads = |running: &&Running| matches!(running.stage, Stage::Reading { .. }) && can_share(&running.sequence);
         self.running.iter().filter(reads).any(|running| {
-            let step = running.sequence.beginning_step();
+            let step = beginning_step(&running.sequence);
             let shared = common_prefix(&running.request.tokens, prompt) / step * step;
             if shared < WORTH_WAITING {
                 return false;
@@ -67,7 +69,7 @@ impl Scheduler {
     fn known_beginning(&self, prompt: &[u32]) -> usize {
         let free = |running: &&Running| !self.is_in_pass(running.id) && !running.is_arriving();
         let free = self.running.iter().filter(free);
-        let free = free.map(|running| running.sequence.known_beginning(prompt));
+        let free = free.map(|running| known_beginning(&running.sequence, prompt));
         let idle = self.idle.longest(prompt).map(|(_, tokens)| tokens);
         free.chain(idle).max().unwrap_or(0)
     }
@@ -107,7 +109,7 @@ impl Scheduler {
                 };
                 let reused_tokens = sequence.tokens().len();
                 let looks_up = request.prompt_probabilities.is_none() && request.session.is_none();
-                let lookup = match sequence.can_share() && looks_up {
+                let lookup = match can_share(&sequence) && looks_up {
                     true => Lookup::Ahead,
                     false => Lookup::Done,
                 };
@@ -155,11 +157,11 @@ impl Scheduler {
             return self.fork_session(path, &request.tokens, &options);
         }
         let mut sequence = Sequence::new(&self.engine, &self.pool, options)?;
-        if !sequence.can_share() || request.prompt_probabilities.is_some() {
+        if !can_share(&sequence) || request.prompt_probabilities.is_some() {
             return Ok(sequence);
         }
-        if !sequence.is_recurrent() {
-            sequence.adopt_prefix(&request.tokens)?;
+        if !sequence.recurrence().is_recurrent() {
+            adopt_prefix(&mut sequence, &request.tokens)?;
         }
         let adopted = sequence.tokens().len();
         Ok(self.fork_longer(request, adopted)?.unwrap_or(sequence))
@@ -173,14 +175,14 @@ impl Scheduler {
         let running = self.running.iter_mut();
         let free = running.filter(|running| !in_pass.contains(&running.id) && !running.is_arriving());
         let free = free.map(|running| {
-            let tokens = running.sequence.known_beginning(&request.tokens);
+            let tokens = known_beginning(&running.sequence, &request.tokens);
             (&mut running.sequence, tokens)
         });
         let longest = free
             .chain(self.idle.longest_shared(&request.tokens))
             .max_by_key(|(_, tokens)| *tokens);
         match longest {
-            Some((sequence, tokens)) if tokens > known => sequence.fork_beginning(tokens, &options),
+            Some((sequence, tokens)) if tokens > known => fork_beginning(sequence, tokens, &options),
             _ => Ok(None),
         }
     }
@@ -214,7 +216,7 @@ impl Scheduler {
         let most = self.bytes_of(running.request.most_tokens());
         // A page that is shared in part is copied when it is written to.
         let copied = self.pool.shape().page_bytes() * self.tables();
-        match running.sequence.has_evicted() {
+        match has_evicted(&running.sequence) {
             // Its heads hold fewer tokens than it has: it grows from there by as many as any other.
             true => (most + 2 * copied).saturating_sub(self.bytes_of(running.sequence.tokens().len())),
             false => {

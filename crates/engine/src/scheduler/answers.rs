@@ -3,13 +3,14 @@
 use std::ops::ControlFlow;
 use std::time::Instant;
 
+use crate::Failure;
 use crate::answer::{Answer, Drawn};
-use crate::draft::{AnswerStep, go_on};
-use crate::pass::Failure;
+use crate::draft::{AnswerStep, DraftedAnswer, go_on};
 use crate::scheduler::step::Tell;
 use crate::scheduler::{
     Event, Lookup, RequestId, RequestReport, RequestTimes, Running, Scheduler, Stage, WrittenToken,
 };
+use crate::sequence::check_logits;
 use crate::{EngineError, StopReason};
 
 /// The token of an answer that was told last, and why the answer ends with it, if it does.
@@ -42,7 +43,8 @@ impl Scheduler {
                 ids.push(running.id);
                 steps.push(AnswerStep {
                     sequence: &mut running.sequence,
-                    answer,
+                    answer: &mut answer.answer,
+                    drafter: answer.drafter.as_mut(),
                     token: *token,
                 });
             }
@@ -109,10 +111,10 @@ impl Scheduler {
         let mut failed = Vec::new();
         for ((place, outcome), logits) in places.iter().zip(outcomes).zip(self.logits.chunks(vocab_size.max(1))) {
             let sequence = &mut self.running[*place].sequence;
-            sequence.logits.clear();
-            sequence.logits.extend_from_slice(logits);
+            sequence.answer_mut().set_logits(logits);
             let outcome = outcome.map(|failure| failure.error);
-            if let Some(error) = outcome.or_else(|| sequence.check_logits().err()) {
+            let unsound = || check_logits(logits, sequence.tokens().len()).err();
+            if let Some(error) = outcome.or_else(unsound) {
                 failed.push((*place, End::Failed(error)));
             }
         }
@@ -125,12 +127,12 @@ impl Scheduler {
         let Stage::Reading { reused_tokens, .. } = running.stage else {
             return None;
         };
-        let answer = match Answer::new(&running.sequence, running.request.generate.clone()) {
+        let answer = match DraftedAnswer::new(&running.sequence, running.request.generate.clone()) {
             Ok(answer) => Box::new(answer),
             Err(error) => return Some(End::Failed(error)),
         };
         running.clock.begun = Instant::now();
-        match answer.is_full() {
+        match answer.answer.is_full() {
             true => Some(End::Finished(running.report(
                 reused_tokens,
                 answer,
@@ -145,12 +147,12 @@ impl Scheduler {
         &mut self,
         place: usize,
         reused_tokens: usize,
-        mut answer: Box<Answer>,
+        mut answer: Box<DraftedAnswer>,
         tell: &mut Tell<'_>,
     ) -> Option<End> {
         let running = &mut self.running[place];
-        let drawn = answer.draw(&mut running.sequence);
-        match drawn.and_then(|drawn| tell_drawn(running.id, &mut answer, drawn, tell)) {
+        let drawn = answer.answer.draw(&mut running.sequence);
+        match drawn.and_then(|drawn| tell_drawn(running.id, &mut answer.answer, drawn, tell)) {
             Ok(told) => {
                 running.stage = Stage::Answering {
                     reused_tokens,
@@ -220,7 +222,7 @@ fn tell_drawn(id: RequestId, answer: &mut Answer, drawn: Drawn, tell: &mut Tell<
 
 impl Running {
     /// Takes the answer out, if there is one; the request has to end or to get it back.
-    pub(super) fn take_answer(&mut self) -> Option<(usize, Box<Answer>)> {
+    pub(super) fn take_answer(&mut self) -> Option<(usize, Box<DraftedAnswer>)> {
         let ending = Stage::Reading {
             reused_tokens: 0,
             lookup: Lookup::Done,
@@ -236,7 +238,12 @@ impl Running {
         }
     }
 
-    pub(super) fn report(&self, reused_tokens: usize, answer: Box<Answer>, stop: StopReason) -> Box<RequestReport> {
+    pub(super) fn report(
+        &self,
+        reused_tokens: usize,
+        answer: Box<DraftedAnswer>,
+        stop: StopReason,
+    ) -> Box<RequestReport> {
         let clock = self.clock;
         Box::new(RequestReport {
             generation: answer.end(stop),

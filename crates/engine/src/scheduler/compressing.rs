@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use riffle_policy::Phase;
 
-use crate::compress::{Compression, Step};
+use crate::compress::{CompressStep, Compression};
 use crate::pass::{Pass, Work};
 use crate::scheduler::sessions::{Amount, Room};
 use crate::scheduler::step::Tell;
@@ -42,7 +42,7 @@ impl Scheduler {
     /// gives the sequence back and [`Event::Failed`] loses it. [`cancel`](Self::cancel) ends it.
     ///
     /// # Errors
-    /// [`EngineError::NoRoom`] where what is read to measure the pairs has no room, and as [`Sequence::compress`]; the sequence is lost then.
+    /// [`EngineError::NoRoom`] where what is read to measure the pairs has no room, and as [`compress_sequence`](crate::compress_sequence); the sequence is lost then.
     pub fn compress(
         &mut self,
         mut session: LoanedSequence,
@@ -107,7 +107,7 @@ impl Scheduler {
     fn piece_of(&mut self, first: &mut Compressing) -> Result<Outcome, EngineError> {
         let Some(reading) = &mut first.reading else {
             return Ok(match first.compression.advance(&mut first.session.sequence)? {
-                Step::Read(mut scratch, tokens) => {
+                CompressStep::Read(mut scratch, tokens) => {
                     scratch.begin_prompt(&tokens)?;
                     first.reading = Some(ScratchReading {
                         scratch: *scratch,
@@ -117,8 +117,8 @@ impl Scheduler {
                     });
                     Outcome::GoesOn
                 }
-                Step::Worked => Outcome::GoesOn,
-                Step::Done(compressed) => Outcome::Done(compressed),
+                CompressStep::Worked => Outcome::GoesOn,
+                CompressStep::Done(compressed) => Outcome::Done(compressed),
             });
         };
         let (goal, end) = reading.batch();

@@ -3,9 +3,11 @@
 use crate::scheduler::holdings::Holdings;
 use crate::scheduler::step::Tell;
 use crate::scheduler::{Event, Running, Scheduler, Stage};
-use crate::sequence::measured_prefix_cache::MeasuredPrefixCache;
-use crate::sequence::prefix::PrefixSearch;
-use crate::sequence::shared_prefix::SharedSearch;
+use crate::sharing::beginning::can_share;
+use crate::sharing::disk::{PrefixSearch, fill_next, find_prefix};
+use crate::sharing::measured::MeasuredPrefixCache;
+use crate::sharing::memory::share_prefix;
+use crate::sharing::store::SharedSearch;
 use crate::{EngineError, Sequence};
 
 /// Bytes of pages that are read or written in a step at most, apart from the first page.
@@ -32,9 +34,9 @@ fn look_up(
 ) -> Result<Lookup, EngineError> {
     disk.load(sequence, |sequence, cache| {
         Ok(match lookup {
-            Lookup::Ahead => (Lookup::Filling(Box::new(sequence.find_prefix(cache, prompt)?)), 0),
+            Lookup::Ahead => (Lookup::Filling(Box::new(find_prefix(sequence, cache, prompt)?)), 0),
             Lookup::Filling(mut search) => {
-                match sequence.fill_next(cache, prompt, &mut search, step_tokens(sequence))? {
+                match fill_next(sequence, cache, prompt, &mut search, step_tokens(sequence))? {
                     true => (Lookup::Filling(search), 0),
                     false => (Lookup::Elsewhere, search.damaged_blocks),
                 }
@@ -49,12 +51,12 @@ fn look_up(
 fn keep(disk: &mut MeasuredPrefixCache, sequence: &Sequence, offered_tokens: usize) -> Result<usize, EngineError> {
     let asked = offered_tokens
         .saturating_add(step_tokens(sequence))
-        .min(sequence.prefilled);
+        .min(sequence.prefilled());
     let kept = disk.store(sequence, asked)?;
     let page = sequence.engine().options().page_tokens;
     Ok(match kept + page <= asked {
         // The budget is used up, or this sequence cannot be kept.
-        true => sequence.prefilled,
+        true => sequence.prefilled(),
         false => asked,
     })
 }
@@ -85,8 +87,8 @@ impl Scheduler {
                 }
             }
             *reused_tokens = sequence.tokens().len();
-            if !sequence.is_recurrent() {
-                sequence.share_prefix()?;
+            if !sequence.recurrence().is_recurrent() {
+                share_prefix(sequence)?;
             }
             return Ok(true);
         }
@@ -132,7 +134,7 @@ impl Scheduler {
 /// Whether a sequence has read more of a prompt than has been offered to the disk.
 fn is_worth_keeping(sequence: &Sequence, stored_tokens: usize) -> bool {
     let page = sequence.engine().options().page_tokens;
-    stored_tokens / page < sequence.prefilled / page && sequence.can_share()
+    stored_tokens / page < sequence.prefilled() / page && can_share(sequence)
 }
 
 /// Tokens of whole pages that are read or written in a step.

@@ -1,5 +1,6 @@
 //! What a scheduler holds of texts, and where: told as changes to whoever routes requests by it.
 
+use crate::sharing::beginning::serves_others;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -212,18 +213,18 @@ impl Scheduler {
 fn blocks_up_to_states(sequence: &Sequence) -> Vec<(TextBlock, RowTier, HeldKind)> {
     let page = sequence.engine().options().page_tokens;
     let is_exact = sequence.options().prefill.is_dense() && sequence.engine().options().auto_target.is_none();
-    if !is_exact || !sequence.serves_others() {
+    if !is_exact || !serves_others(sequence) {
         return Vec::new();
     }
-    let states = sequence.recurrence.positions();
+    let states = sequence.recurrence().positions();
     let states: Vec<usize> = states
         .into_iter()
-        .filter(|tokens| *tokens > 0 && *tokens <= sequence.prefilled && tokens.is_multiple_of(page))
+        .filter(|tokens| *tokens > 0 && *tokens <= sequence.prefilled() && tokens.is_multiple_of(page))
         .collect();
     let last = states.iter().copied().max().unwrap_or(0);
     let mut held = Vec::new();
     for (row, block) in TextBlock::chain(page, &sequence.tokens()[..last]).enumerate() {
-        let Some(tier) = sequence.cache.row_tier(row) else {
+        let Some(tier) = sequence.attention().cache.row_tier(row) else {
             break;
         };
         if states.contains(&((row + 1) * page)) {

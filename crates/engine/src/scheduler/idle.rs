@@ -1,5 +1,6 @@
 //! Sequences whose owners have gone.
 
+use crate::sharing::beginning::{known_beginning, serves_others};
 use std::path::Path;
 use std::time::Instant;
 
@@ -54,7 +55,7 @@ impl Idle {
 
     /// Keeps a sequence, if others could go on from what it has read.
     pub(super) fn keep(&mut self, sequence: Sequence, offered: Offered) {
-        if sequence.serves_others() {
+        if serves_others(&sequence) {
             self.push(sequence, offered, None);
         }
     }
@@ -127,7 +128,7 @@ impl Idle {
 
     /// The place of the idle sequence that can go back to the longest beginning of `tokens`, and that beginning's length.
     pub(super) fn longest(&self, tokens: &[u32]) -> Option<(usize, usize)> {
-        let known = |idle: &IdleSequence| idle.sequence.known_beginning(tokens);
+        let known = |idle: &IdleSequence| known_beginning(&idle.sequence, tokens);
         self.sequences
             .iter()
             .map(known)

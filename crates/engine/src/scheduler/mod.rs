@@ -32,10 +32,12 @@ use std::time::Instant;
 
 use riffle_kv::PagePool;
 
-use crate::answer::Answer;
+use crate::draft::DraftedAnswer;
 use crate::pass::{Pass, Runner};
-use crate::sequence::measured_prefix_cache::MeasuredPrefixCache;
-use crate::sequence::shared_prefix::SharedPrefixes;
+use crate::sharing::beginning::serves_others;
+use crate::sharing::measured::MeasuredPrefixCache;
+use crate::sharing::share_prefix;
+use crate::sharing::store::{SharedPrefixes, drop_fetch};
 use crate::{
     Engine, EngineError, EngineOptions, PrefixCacheOptions, PrefixReport, Sequence, SharedStoreOptions, StopReason,
 };
@@ -153,7 +155,7 @@ enum Stage {
     /// Writes the answer; its next token has been drawn.
     Answering {
         reused_tokens: usize,
-        answer: Box<Answer>,
+        answer: Box<DraftedAnswer>,
         token: u32,
     },
 }
@@ -297,11 +299,11 @@ impl Scheduler {
     /// idle from now on, and what it has read as prompt serves whoever asks next. An idle sequence makes room for it where there is
     /// none; false where it can serve nobody or none makes room.
     pub fn adopt(&mut self, mut sequence: Sequence) -> bool {
-        if !sequence.serves_others() || !self.make_room(Amount::PLACE) {
+        if !serves_others(&sequence) || !self.make_room(Amount::PLACE) {
             return false;
         }
         // Models with recurrent layers are found by their idle sequences alone.
-        drop(sequence.share_prefix());
+        drop(share_prefix(&mut sequence));
         self.idle.keep(sequence, Offered::default());
         true
     }
@@ -329,7 +331,7 @@ impl Scheduler {
         request.check(&self.engine)?;
         // What a policy refuses it refuses before anybody waits.
         let empty = Sequence::new(&self.engine, &self.pool, request.sequence_options(&self.engine))?;
-        Answer::new(&empty, request.generate.clone())?;
+        DraftedAnswer::new(&empty, request.generate.clone())?;
         self.check_session(&request, empty.options())?;
         let id = self.next_id();
         let now = Instant::now();
@@ -439,7 +441,7 @@ impl Scheduler {
             ..
         } = &ended.stage
         {
-            ended.sequence.drop_fetch(search);
+            drop_fetch(&mut ended.sequence, search);
         }
         self.idle.keep(ended.sequence, ended.offered);
     }

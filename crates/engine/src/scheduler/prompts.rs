@@ -1,10 +1,13 @@
 //! Prompts: read in passes of their own, which can wait between two pieces.
 
+use crate::sharing::beginning::{can_share, prefix_cuts, state_step};
+use crate::sharing::memory::share_prefix;
 use std::ops::{ControlFlow, Range};
 
 use riffle_policy::Phase;
 
-use crate::pass::{Failure, Work};
+use crate::Failure;
+use crate::pass::Work;
 use crate::scheduler::answers::End;
 use crate::scheduler::disk::Lookup;
 use crate::scheduler::step::Tell;
@@ -134,7 +137,7 @@ impl Scheduler {
             self.publish_read(place, tell);
             let running = &mut self.running[place];
             // Others may go on from here; a policy that does not allow it shares nothing.
-            drop(running.sequence.share_prefix());
+            drop(share_prefix(&mut running.sequence));
             let is_read = running.sequence.tokens().len() == running.request.tokens.len();
             match outcome {
                 _ if running.is_cancelled => ended.push((place, End::Cancelled)),
@@ -237,10 +240,10 @@ impl Scheduler {
 /// Where a prompt of a model with recurrent layers is cut next, so that their state can be kept for others: where those that wait
 /// part from it, shortly before its end, and now and then on the way.
 fn next_cut(sequence: &Sequence, prompt: &[u32], waiting: &[Waiting]) -> Option<usize> {
-    if !sequence.is_recurrent() || !sequence.can_share() {
+    if !sequence.recurrence().is_recurrent() || !can_share(sequence) {
         return None;
     }
-    let (known, step) = (sequence.tokens().len(), sequence.state_step());
+    let (known, step) = (sequence.tokens().len(), state_step(sequence));
     let shared = waiting
         .iter()
         .filter(|waiting| waiting.parked.is_none())
@@ -248,7 +251,7 @@ fn next_cut(sequence: &Sequence, prompt: &[u32], waiting: &[Waiting]) -> Option<
             let other = &waiting.request.tokens;
             common_prefix(prompt, other).min(other.len() - 1) / step * step
         });
-    let cuts = shared.chain(sequence.prefix_cuts(prompt.len()));
+    let cuts = shared.chain(prefix_cuts(sequence, prompt.len()));
     cuts.filter(|cut| *cut > known && *cut < prompt.len()).min()
 }
 

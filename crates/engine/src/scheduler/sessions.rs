@@ -1,5 +1,8 @@
 //! Sessions in files: brought into memory beside other work, held under their file, and gone on from by requests that name it.
 
+use crate::sequence::common_prefix;
+use crate::sharing::beginning::{can_share, goes_back_to};
+use crate::sharing::memory::{fork_beginning, share_prefix};
 use std::fs::{self, Metadata};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -184,9 +187,9 @@ impl Scheduler {
             return;
         };
         drop(room);
-        if sequence.can_share() {
+        if can_share(&sequence) {
             // Models with recurrent layers are found by their idle sequences alone.
-            drop(sequence.share_prefix());
+            drop(share_prefix(&mut sequence));
         }
         self.is_blocked = false;
         self.idle.keep_session(sequence, file);
@@ -226,17 +229,17 @@ impl Scheduler {
             );
             return Err(EngineError::option("--prefill", &options.prefill, requirement));
         }
-        if !options.decode.follows_from_keys() || !held.can_share() {
+        if !options.decode.follows_from_keys() || !can_share(held) {
             let requirement = "this policy learns from every query of the text, which a session does not keep: use another policy, such as full";
             return Err(EngineError::option("--decode", &options.decode, requirement));
         }
         let shared = held.session_beginning(&request.tokens);
-        match held.goes_back_to(shared) {
+        match goes_back_to(held, shared) {
             true => Ok(()),
             false => Err(EngineError::OtherText {
                 path: path.clone(),
                 saved: held.tokens().len(),
-                shared: held.shared_with(&request.tokens),
+                shared: common_prefix(held.tokens(), &request.tokens),
             }),
         }
     }
@@ -252,7 +255,7 @@ impl Scheduler {
         let held = FileState::of(path).and_then(|file| self.idle.session_mut(&file));
         let held = held.ok_or_else(not_held)?;
         let shared = held.session_beginning(tokens);
-        held.fork_beginning(shared, options)?.ok_or_else(not_held)
+        fork_beginning(held, shared, options)?.ok_or_else(not_held)
     }
 
     /// Drops idle sequences until there is room for so much; false where the others take it all.
@@ -285,6 +288,6 @@ pub(super) fn is_named(waiting: &[Waiting], path: &Path) -> bool {
 impl Sequence {
     /// Tokens of the sequence that a prompt goes on from: the last token of the prompt is left to be read.
     fn session_beginning(&self, prompt: &[u32]) -> usize {
-        self.shared_with(prompt).min(prompt.len().saturating_sub(1))
+        common_prefix(self.tokens(), prompt).min(prompt.len().saturating_sub(1))
     }
 }

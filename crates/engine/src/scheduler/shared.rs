@@ -1,5 +1,7 @@
 //! Beginnings in a shared store: fetched while others go on, published as they are read.
 
+use crate::sharing::beginning::can_share;
+use crate::sharing::memory::share_prefix;
 use std::time::Duration;
 
 use riffle_kv::SharedCounts;
@@ -8,7 +10,11 @@ use crate::scheduler::disk::Lookup;
 use crate::scheduler::prompts::work_of;
 use crate::scheduler::step::Tell;
 use crate::scheduler::{Event, PromptPass, Running, Scheduler, Stage};
-use crate::sequence::shared_prefix::{Fetched, SharedReport};
+use crate::sharing::store;
+use crate::sharing::store::{
+    Fetched, SharedReport, advance_early, advance_fetch, begin_early, begin_fetch, complete_early, drop_fetch,
+    give_up_early, has_layer,
+};
 use crate::{EngineError, Sequence};
 
 /// How long a step waits for blocks where there is nothing else to do: new requests are looked for between.
@@ -90,10 +96,10 @@ impl Scheduler {
             let is_reading = matches!(lookup, Lookup::Arriving(_));
             let (sequence, prompt) = (&mut running.sequence, &running.request.tokens);
             let next = match std::mem::replace(lookup, Lookup::Done) {
-                Lookup::Elsewhere => Lookup::Fetching(Box::new(sequence.begin_fetch(shared, prompt)?)),
-                Lookup::Fetching(mut search) => match sequence.advance_fetch(shared, &mut search, prompt) {
+                Lookup::Elsewhere => Lookup::Fetching(Box::new(begin_fetch(sequence, shared, prompt)?)),
+                Lookup::Fetching(mut search) => match advance_fetch(sequence, shared, &mut search, prompt) {
                     Ok(Fetched::Over) => Lookup::Done,
-                    Ok(Fetched::Some) => match sequence.begin_early(&mut search, prompt) {
+                    Ok(Fetched::Some) => match begin_early(sequence, &mut search, prompt) {
                         true => Lookup::Arriving(search),
                         false => Lookup::Fetching(search),
                     },
@@ -108,7 +114,7 @@ impl Scheduler {
                     }
                 },
                 Lookup::Arriving(mut search) if search.has_arrived() => {
-                    sequence.advance_early(&mut search);
+                    advance_early(sequence, &mut search);
                     Lookup::Arriving(search)
                 }
                 other => {
@@ -121,8 +127,8 @@ impl Scheduler {
             if !is_reading {
                 *reused_tokens = sequence.tokens().len();
             }
-            if matches!(lookup, Lookup::Done) && !sequence.is_recurrent() {
-                sequence.share_prefix()?;
+            if matches!(lookup, Lookup::Done) && !sequence.recurrence().is_recurrent() {
+                share_prefix(sequence)?;
             }
             return Ok(true);
         }
@@ -149,7 +155,7 @@ impl Scheduler {
             } = &mut running.stage
                 && !running.is_cancelled
             {
-                has_all &= running.sequence.has_layer(search, layer)?;
+                has_all &= has_layer(&mut running.sequence, search, layer)?;
             }
         }
         Some(has_all)
@@ -175,7 +181,7 @@ impl Scheduler {
                 continue;
             };
             if let (true, Lookup::Arriving(search)) = (is_part, &lookup) {
-                running.sequence.give_up_early(search);
+                give_up_early(&mut running.sequence, search);
                 *reused_tokens = running.sequence.tokens().len();
                 *lookup = Lookup::Done;
             }
@@ -190,8 +196,8 @@ impl Scheduler {
         };
         if let Lookup::Arriving(search) = lookup {
             match (is_read, &mut self.shared) {
-                (true, Some(shared)) => running.sequence.complete_early(shared, search),
-                _ => running.sequence.drop_fetch(search),
+                (true, Some(shared)) => complete_early(shared, search),
+                _ => drop_fetch(&mut running.sequence, search),
             }
             *lookup = Lookup::Done;
         }
@@ -256,7 +262,7 @@ impl Scheduler {
 }
 
 fn publish(
-    shared: &crate::sequence::shared_prefix::SharedPrefixes,
+    shared: &crate::sharing::store::SharedPrefixes,
     sequence: &Sequence,
     offered: &mut usize,
     tell: &mut Tell<'_>,
@@ -264,11 +270,11 @@ fn publish(
     if !is_worth_publishing(sequence, *offered) {
         return;
     }
-    match sequence.publish(shared, *offered) {
+    match store::publish(sequence, shared, *offered) {
         Ok(tokens) => *offered = tokens,
         Err(error) => {
             // A page that cannot be read now cannot be read later.
-            *offered = sequence.prefilled;
+            *offered = sequence.prefilled();
             tell(Event::SharedStore(format!("pages cannot be shared: {error}")));
         }
     }
@@ -277,5 +283,5 @@ fn publish(
 /// Whether a sequence has read more of a prompt than has been offered.
 fn is_worth_publishing(sequence: &Sequence, offered: usize) -> bool {
     let page = sequence.engine().options().page_tokens;
-    offered / page < sequence.prefilled / page && sequence.can_share()
+    offered / page < sequence.prefilled() / page && can_share(sequence)
 }

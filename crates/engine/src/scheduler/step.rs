@@ -8,6 +8,60 @@ use crate::scheduler::{Event, Running, Scheduler, Stage};
 /// Takes what happens to requests.
 pub(super) type Tell<'a> = dyn FnMut(Event<'_>) + 'a;
 
+/// The next piece of work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// One token of every answer.
+    Answer,
+    /// A piece of a prompt pass.
+    Read,
+    /// A piece of a compression.
+    Compress,
+    /// Pages for the prefix cache on disk.
+    Keep,
+    /// Pages for a store that other processes share.
+    Publish,
+    /// Blocks of a beginning are on their way, or there is nothing to do.
+    Wait,
+}
+
+/// Everything that decides over the next piece of work.
+#[derive(Debug, Clone, Copy, Default)]
+struct Standing {
+    /// Answers are under way.
+    answers: bool,
+    /// Prompts can be read.
+    reads: bool,
+    /// A compression goes before prompts.
+    compresses: bool,
+    /// A beginning has to be kept on disk.
+    keeps: bool,
+    /// A beginning has to be published.
+    publishes: bool,
+    /// Prompts have not used up their share of the time.
+    has_credit: bool,
+}
+
+impl Standing {
+    /// Answers go first unless prompts have time left. Beginnings are kept and published while no prompt can be read.
+    fn next(self) -> Next {
+        let beside_answers = [
+            (self.compresses, Next::Compress),
+            (self.reads, Next::Read),
+            (self.keeps, Next::Keep),
+            (self.publishes, Next::Publish),
+        ];
+        let work = beside_answers
+            .into_iter()
+            .find_map(|(is_due, work)| is_due.then_some(work));
+        match work {
+            Some(work) if self.has_credit || !self.answers => work,
+            _ if self.answers => Next::Answer,
+            _ => Next::Wait,
+        }
+    }
+}
+
 impl Scheduler {
     /// Does one piece of work and tells what came of it. False when there is nothing to do: every request has ended, is parked, or
     /// waits for the room of those that are.
@@ -16,36 +70,46 @@ impl Scheduler {
     /// Failures that are of no single request, such as a lost device. Requests stay as they were before the piece.
     pub fn step(&mut self, tell: &mut Tell<'_>) -> Result<bool, EngineError> {
         self.admit(tell)?;
-        let answers = |running: &Running| matches!(running.stage, Stage::Answering { .. });
-        let answers = self.running.iter().any(answers);
-        let reads = |running: &Running| matches!(running.stage, Stage::Reading { .. }) && !running.waits_for_blocks();
-        let reads = match self.pass_waits() {
-            true => !self.compressing.is_empty() || self.running.iter().any(Running::has_blocks),
-            false => self.prompt_pass.is_some() || !self.compressing.is_empty() || self.running.iter().any(reads),
-        };
+        let standing = self.standing();
         self.tell_notices(tell);
-        match (answers, reads || self.has_more_to_keep() || self.has_more_to_publish()) {
-            (false, false) => return Ok(self.wait_for_blocks()),
-            (true, true) if self.prompt_credit_s <= 0.0 => self.answer(tell)?,
-            (true, false) => {
-                self.answer(tell)?;
-                self.prompt_credit_s = 0.0;
-            }
-            (_, true) => {
-                let began = Instant::now();
-                match reads {
-                    true if self.compresses_next() => self.compress_piece(tell),
-                    true => self.read(tell)?,
-                    false if self.has_more_to_keep() => self.keep_on_disk(tell),
-                    false => self.publish_next(tell),
-                }
-                self.prompt_credit_s -= began.elapsed().as_secs_f64();
-                if !answers {
-                    self.prompt_credit_s = 0.0;
-                }
-            }
+        let began = Instant::now();
+        let next = standing.next();
+        match next {
+            Next::Answer => self.answer(tell)?,
+            Next::Read => self.read(tell)?,
+            Next::Compress => self.compress_piece(tell),
+            Next::Keep => self.keep_on_disk(tell),
+            Next::Publish => self.publish_next(tell),
+            Next::Wait => return Ok(self.wait_for_blocks()),
+        }
+        let works_beside = standing.reads || standing.keeps || standing.publishes;
+        if !standing.answers || !works_beside {
+            // Nobody waits for the other side.
+            self.prompt_credit_s = 0.0;
+        } else if next != Next::Answer {
+            self.prompt_credit_s -= began.elapsed().as_secs_f64();
         }
         Ok(true)
+    }
+
+    fn standing(&mut self) -> Standing {
+        let answers = |running: &Running| matches!(running.stage, Stage::Answering { .. });
+        let can_read =
+            |running: &Running| matches!(running.stage, Stage::Reading { .. }) && !running.waits_for_blocks();
+        let prompts = match self.pass_waits() {
+            true => self.running.iter().any(Running::has_blocks),
+            false => self.prompt_pass.is_some() || self.running.iter().any(can_read),
+        };
+        let reads = prompts || !self.compressing.is_empty();
+        let keeps = !reads && self.has_more_to_keep();
+        Standing {
+            answers: self.running.iter().any(answers),
+            reads,
+            compresses: reads && self.compresses_next(),
+            keeps,
+            publishes: !reads && !keeps && self.has_more_to_publish(),
+            has_credit: self.prompt_credit_s > 0.0,
+        }
     }
 
     /// Goes on until every request has ended or is parked.
@@ -55,5 +119,49 @@ impl Scheduler {
     pub fn run(&mut self, tell: &mut Tell<'_>) -> Result<(), EngineError> {
         while self.step(tell)? {}
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_and_prompts_share_the_time_and_the_disk_waits_for_both() {
+        let everything = Standing {
+            answers: true,
+            reads: true,
+            compresses: true,
+            keeps: true,
+            publishes: true,
+            has_credit: true,
+        };
+        assert_eq!(everything.next(), Next::Compress);
+        let without_compression = Standing {
+            compresses: false,
+            ..everything
+        };
+        assert_eq!(without_compression.next(), Next::Read);
+        let without_prompts = Standing {
+            reads: false,
+            ..without_compression
+        };
+        assert_eq!(without_prompts.next(), Next::Keep);
+        let kept = Standing {
+            keeps: false,
+            ..without_prompts
+        };
+        assert_eq!(kept.next(), Next::Publish);
+        let without_credit = Standing {
+            has_credit: false,
+            ..everything
+        };
+        assert_eq!(without_credit.next(), Next::Answer);
+        let alone = Standing {
+            answers: false,
+            ..without_credit
+        };
+        assert_eq!(alone.next(), Next::Compress, "nobody waits for an answer");
+        assert_eq!(Standing::default().next(), Next::Wait);
     }
 }

@@ -2,10 +2,10 @@
 
 use riffle_policy::{Learned, Policy, PolicySet};
 
-use super::{AnswerUnderWay, Sequence};
-use crate::EngineError;
-use crate::sequence::placement::Slot;
-use crate::sequence::statistics::PairCount;
+use super::{LatestDraw, Sequence};
+use crate::attention::slots::Slot;
+use crate::attention::state::AttentionState;
+use crate::{EngineError, PairCount};
 
 /// Where a sequence stood: [`Sequence::checkpoint`] makes it, [`Sequence::roll_back`] returns to it. It is good until the sequence
 /// has read some 512 tokens more, or evicts tokens.
@@ -13,7 +13,7 @@ use crate::sequence::statistics::PairCount;
 pub struct Checkpoint {
     tokens: usize,
     prefilled: usize,
-    answer: AnswerUnderWay,
+    drawn: LatestDraw,
     logits: Vec<f32>,
     pairs: PairCount,
     /// Of the policies that learn, `[prefill and decode][layers, kv_heads]`; empty where the state follows from keys.
@@ -37,22 +37,24 @@ impl Sequence {
     /// [`EngineError::Model`] where the copy of a recurrent state does not fit the model.
     pub fn checkpoint(&mut self) -> Result<Checkpoint, EngineError> {
         self.recurrence.keep_checkpoint()?;
-        let Slot(first) = self.placement.slot(self.tokens.len());
-        self.statistics.count_rows_from(first);
+        let tokens = self.text.tokens.len();
+        let Slot(first) = self.attention.slot(tokens);
+        self.attention.counters.count_rows_from(first);
         let learned = |policies: &PolicySet| -> Result<Vec<Learned>, EngineError> {
-            match policies.follows_from_keys() {
-                true => Ok(Vec::new()),
-                false => Ok(policies.iter().map(Policy::learned).collect::<Result<_, _>>()?),
+            if policies.follows_from_keys() {
+                return Ok(Vec::new());
             }
+            Ok(policies.iter().map(Policy::learned).collect::<Result<_, _>>()?)
         };
+        let policies = &self.attention.policies;
         Ok(Checkpoint {
-            tokens: self.tokens.len(),
-            prefilled: self.prefilled,
-            answer: self.answer,
-            logits: self.logits.clone(),
-            pairs: self.statistics.pairs,
-            policies: [learned(&self.prefill)?, learned(&self.decode)?],
-            evicted_since: self.placement.evicted.since(),
+            tokens,
+            prefilled: self.text.prefilled,
+            drawn: self.answer.drawn,
+            logits: self.answer.logits.clone(),
+            pairs: self.attention.counters.pairs,
+            policies: [learned(&policies.prefill)?, learned(&policies.decode)?],
+            evicted_since: self.attention.evicted.since(),
         })
     }
 
@@ -66,48 +68,49 @@ impl Sequence {
     /// [`EngineError::StaleCheckpoint`] when the sequence is not one that has gone on from there, or cannot go back so far; it is as
     /// it was then.
     pub fn roll_back(&mut self, checkpoint: &Checkpoint, kept: usize) -> Result<Vec<u32>, EngineError> {
-        let (from, held) = (checkpoint.tokens, self.tokens.len());
-        let model = self.engine.compute().host();
+        let (from, held) = (checkpoint.tokens, self.text.tokens.len());
+        let (engine, attention) = (&self.setting.engine, &self.attention);
+        let model = engine.compute().host();
         let model = model.filter(|_| kept > 0 && self.recurrence.can_replay(from, kept));
-        let learns = !self.decode.follows_from_keys();
-        let is_recorded = !learns || self.learned_rows.reaches(from, kept);
+        let learns = !attention.policies.decode.follows_from_keys();
+        let is_recorded = !learns || attention.learned_rows.reaches(from, kept);
         let remembers = is_recorded && (self.recurrence.state.is_empty() || model.is_some());
         let to = if remembers { from + kept } else { from };
         let known = remembers || self.recurrence.knows(from);
-        let has_evicted = learns && self.placement.evicted.since() != checkpoint.evicted_since;
-        if held < from + kept || has_evicted || !known || !self.placement.reaches(to) || !self.windows_reach(to) {
+        let has_evicted = learns && attention.evicted.since() != checkpoint.evicted_since;
+        if held < from + kept || has_evicted || !known || !attention.reaches(to) || !attention.windows_reach(to) {
             return Err(EngineError::StaleCheckpoint { tokens: from, held });
         }
-        let again = self.tokens[to..from + kept].to_vec();
+        let again = self.text.tokens[to..from + kept].to_vec();
         if let Some(model) = model.filter(|_| remembers) {
             self.recurrence.replay(model, kept)?;
         }
         let missing = self.go_back(to)?;
         debug_assert!(missing.is_empty(), "the recurrent state of the checkpoint is there");
-        self.set_learned(checkpoint, to - from)?;
-        self.prefilled = checkpoint.prefilled;
-        self.answer = checkpoint.answer;
-        self.statistics.pairs = checkpoint.pairs;
-        self.statistics.keep_rows(to - from);
-        self.logits.clear();
+        set_learned(&mut self.attention, checkpoint, to - from)?;
+        self.text.prefilled = checkpoint.prefilled;
+        self.answer.drawn = checkpoint.drawn;
+        self.attention.counters.roll_back(checkpoint.pairs, to - from);
+        self.answer.logits.clear();
         if kept == 0 {
-            self.logits.extend_from_slice(&checkpoint.logits);
+            self.answer.logits.extend_from_slice(&checkpoint.logits);
         }
         Ok(again)
     }
+}
 
-    /// Gives policies that learn what they knew `kept` tokens behind the checkpoint.
-    fn set_learned(&mut self, checkpoint: &Checkpoint, kept: usize) -> Result<(), EngineError> {
-        let [prefill, decode] = &checkpoint.policies;
-        for (policy, learned) in self.prefill.iter_mut().zip(prefill) {
-            policy.set_learned(learned)?;
-        }
-        if kept > 0 && !self.decode.follows_from_keys() {
-            return self.learned_rows.restore(&mut self.decode, kept);
-        }
-        for (policy, learned) in self.decode.iter_mut().zip(decode) {
-            policy.set_learned(learned)?;
-        }
-        Ok(())
+/// Gives policies that learn what they knew `kept` tokens behind the checkpoint.
+fn set_learned(attention: &mut AttentionState, checkpoint: &Checkpoint, kept: usize) -> Result<(), EngineError> {
+    let policies = &mut attention.policies;
+    let [prefill, decode] = &checkpoint.policies;
+    for (policy, learned) in policies.prefill.iter_mut().zip(prefill) {
+        policy.set_learned(learned)?;
     }
+    if kept > 0 && !policies.decode.follows_from_keys() {
+        return attention.learned_rows.restore(&mut policies.decode, kept);
+    }
+    for (policy, learned) in policies.decode.iter_mut().zip(decode) {
+        policy.set_learned(learned)?;
+    }
+    Ok(())
 }

@@ -1,111 +1,124 @@
-//! What one sequence of tokens holds: pages, policies, recurrent state, and where its tokens stand.
+//! One sequence of tokens: its text, its attention, its recurrent state, and its answer under way.
+//!
+//! | file | |
+//! |---|---|
+//! | `mod.rs` | the sequence, and going back to a shorter one |
+//! | `checkpoint.rs` | a point to return to after a few more tokens |
+//! | `fork.rs` | sequences that begin with what another holds |
+//! | `saved.rs` | sequences in files |
+//! | `window.rs` | pages that leave: evicted tokens, sliding layers, endless windows |
 
-pub(crate) mod block_means;
 mod checkpoint;
-pub(crate) mod eviction;
-mod fork;
-pub(crate) mod learned_rows;
-pub(crate) mod measured_prefix_cache;
-pub(crate) mod placement;
-pub(crate) mod predictor_rows;
-pub(crate) mod prefix;
+pub(crate) mod fork;
 pub(crate) mod recurrence;
 mod saved;
-pub(crate) mod shared_prefix;
-pub(crate) mod sliding;
-pub(crate) mod statistics;
-pub(crate) mod window;
+mod window;
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use riffle_device::TransferCount;
 use riffle_kv::{KvCache, KvUsage, PagePool};
 use riffle_policy::{Phase, PolicyRules, PolicySet};
 
-use crate::answer::sampler::SamplerState;
-use crate::pass::audit::{Audit, AuditReport, AuditedQuery};
-use crate::pass::device::DevicePages;
-use crate::{AttentionTime, Engine, EngineError, EngineOptions, StreamWindow};
-use block_means::BlockMeans;
+use crate::attention::audit::Audit;
+use crate::attention::auto::Auto;
+use crate::attention::reader::Reader;
+use crate::attention::state::AttentionState;
+use crate::attention::tiles::Heads;
+use crate::predictor::PredictorRows;
+use crate::sampler::SamplerState;
+use crate::{
+    AttentionTime, AttentionWatch, AuditReport, AuditedQuery, Engine, EngineError, PairCount, SequenceOptions,
+};
 pub use checkpoint::Checkpoint;
-use learned_rows::LearnedRows;
-use placement::Placement;
-use predictor_rows::PredictorRows;
+use fork::fork_pages;
 use recurrence::Recurrence;
-use sliding::SlidingLayers;
-use statistics::{PairCount, Statistics};
-
-/// What a sequence runs under beside the options of its engine.
-#[derive(Debug, Clone)]
-pub struct SequenceOptions {
-    /// Policies that choose what prompt tokens read.
-    pub prefill: PolicyRules,
-    /// Policies that choose what generated tokens read.
-    pub decode: PolicyRules,
-    /// Keep sinks and a window alone, of a sequence without end.
-    pub window: Option<StreamWindow>,
-    /// Compare sampled queries with exact attention ([`Sequence::audit`]).
-    pub audit: bool,
-}
 
 /// Tokens of one text and everything that goes with them: KV pages, policies, recurrent state, the answer under way. A
 /// [`Runner`](crate::Runner) reads tokens into it.
 pub struct Sequence {
-    pub(crate) engine: Arc<Engine>,
-    pub(crate) options: SequenceOptions,
-    pub(crate) cache: KvCache,
-    /// Its pages on the device, where one computes.
-    pub(crate) device: Option<DevicePages>,
-    pub(crate) prefill: PolicySet,
-    pub(crate) decode: PolicySet,
-    pub(crate) means: BlockMeans,
-    pub(crate) recurrence: Recurrence,
-    pub(crate) placement: Placement,
-    pub(crate) learned_rows: LearnedRows,
-    pub(crate) tokens: Vec<u32>,
+    setting: Setting,
+    text: Text,
+    attention: AttentionState,
+    recurrence: Recurrence,
+    answer: AnswerUnderWay,
+}
+
+/// The engine of a sequence, and its own options.
+struct Setting {
+    engine: Arc<Engine>,
+    options: SequenceOptions,
+}
+
+/// Tokens of a sequence.
+#[derive(Debug, Clone, Default)]
+struct Text {
+    tokens: Vec<u32>,
     /// Leading tokens that were read as prompt, none of them generated here.
-    pub(crate) prefilled: usize,
-    pub(crate) answer: AnswerUnderWay,
+    prefilled: usize,
+}
+
+/// The answer of a sequence, as far as it goes with the sequence.
+#[derive(Default)]
+pub(crate) struct AnswerUnderWay {
+    /// The token that was drawn last and has not been read yet, and the state of the draws.
+    pub(crate) drawn: LatestDraw,
     /// After the last token, `[vocab]`; empty where none were asked for.
     pub(crate) logits: Vec<f32>,
-    pub(crate) statistics: Statistics,
-    /// Policies of drafts that learn from what a verification reads.
-    pub(crate) watchers: Option<PolicySet>,
-    /// What a small model that drafts has read of the same text.
+    /// Kept by drafts for as long as the sequence lives.
+    pub(crate) drafts: DraftState,
+}
+
+/// The latest draw of an answer.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct LatestDraw {
+    /// The token, until it is read.
+    pub(crate) pending: Option<u32>,
+    /// The state of the draws behind it.
+    pub(crate) sampler: Option<SamplerState>,
+}
+
+/// The state of drafts for a sequence.
+#[derive(Default)]
+pub(crate) struct DraftState {
+    /// The same text as the small model that drafts has read it.
     pub(crate) reader: Option<Box<Sequence>>,
-    /// What the layer that predicts further tokens keeps, where it drafts.
+    /// Rows of the layer that predicts further tokens.
     pub(crate) predictor: Option<PredictorRows>,
+}
+
+/// Pages of a sequence on the device that computes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceUsage {
+    /// Bytes of its pages there, beside those in main memory.
+    pub page_bytes: u64,
+    /// Bytes that have travelled between main memory and the device, for all sequences of the engine.
+    pub transferred: TransferCount,
+}
+
+impl AnswerUnderWay {
+    /// Takes the logits after the last token, `[vocab]`.
+    pub(crate) fn set_logits(&mut self, logits: &[f32]) {
+        self.logits.clear();
+        self.logits.extend_from_slice(logits);
+    }
+
+    /// Ends the answer: the latest draw belongs to no answer any more.
+    pub(crate) fn end(&mut self) {
+        self.drawn = LatestDraw::default();
+    }
 }
 
 impl fmt::Debug for Sequence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sequence")
-            .field("options", &self.options)
-            .field("tokens", &self.tokens.len())
-            .field("prefilled", &self.prefilled)
+            .field("options", &self.setting.options)
+            .field("tokens", &self.text.tokens.len())
+            .field("prefilled", &self.text.prefilled)
             .finish_non_exhaustive()
-    }
-}
-
-/// Where the answer of a sequence stands.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct AnswerUnderWay {
-    /// The token that was drawn last and has not been read yet.
-    pub(crate) pending: Option<u32>,
-    /// Where the draws stand.
-    pub(crate) sampler: Option<SamplerState>,
-}
-
-impl SequenceOptions {
-    /// The policies and the window of the engine's options.
-    pub fn of(options: &EngineOptions) -> Self {
-        Self {
-            prefill: options.prefill.clone(),
-            decode: options.decode.clone(),
-            window: options.window,
-            audit: options.audit,
-        }
     }
 }
 
@@ -115,14 +128,14 @@ impl Sequence {
     /// # Errors
     /// [`EngineError::Policy`] when a policy does not support the phase it was chosen for.
     pub fn new(engine: &Arc<Engine>, pool: &PagePool, options: SequenceOptions) -> Result<Self, EngineError> {
-        Self::over(engine, pool.cache(), DevicePages::new(engine)?, options)
+        Self::over(engine, pool.cache(), engine.reader()?, options)
     }
 
-    /// An empty sequence over a cache and, where a device computes, its pages there.
+    /// An empty sequence over a cache and the reader of its pages.
     pub(crate) fn over(
         engine: &Arc<Engine>,
         cache: KvCache,
-        device: Option<DevicePages>,
+        reader: Box<dyn Reader>,
         options: SequenceOptions,
     ) -> Result<Self, EngineError> {
         let engine_options = engine.options();
@@ -132,129 +145,203 @@ impl Sequence {
             rules.check_places(&shape)?;
             PolicySet::new(rules, phase, &shape, &engine_options.cost)
         };
+        let (prefill, decode) = (
+            policies(&options.prefill, Phase::Prefill)?,
+            policies(&options.decode, Phase::Decode)?,
+        );
+        let mut attention = AttentionState::new(cache, reader, prefill, decode);
+        attention.sliding = engine.sliding_layers(options.window);
+        let target = engine_options.auto_target;
+        attention.audit = (options.audit || target.is_some())
+            .then(|| Audit::new(config.attention_layers(), Heads::of(config), target.unwrap_or(0.0)));
+        attention.auto = target.map(|_| Auto::new(&shape, &engine_options.cost, engine.plan().context_tokens));
+        // A window moves the tokens, and nothing is drafted.
+        let predictor_room = engine.predictor_room().filter(|_| options.window.is_none());
         Ok(Self {
-            cache,
-            device,
-            prefill: policies(&options.prefill, Phase::Prefill)?,
-            decode: policies(&options.decode, Phase::Decode)?,
-            means: BlockMeans::default(),
+            attention,
             recurrence: Recurrence::new(config),
-            placement: Placement {
-                sliding: SlidingLayers::of(config, engine_options, options.window),
-                ..Placement::default()
+            text: Text::default(),
+            answer: AnswerUnderWay {
+                drafts: DraftState {
+                    reader: None,
+                    predictor: predictor_room.map(PredictorRows::new),
+                },
+                ..AnswerUnderWay::default()
             },
-            learned_rows: LearnedRows::default(),
-            tokens: Vec::new(),
-            prefilled: 0,
-            answer: AnswerUnderWay::default(),
-            logits: Vec::new(),
-            statistics: Statistics::new(engine, &shape, options.audit),
-            watchers: None,
-            reader: None,
-            // A window moves the tokens, and nothing is drafted.
-            predictor: engine
-                .predictor_room()
-                .filter(|_| options.window.is_none())
-                .map(PredictorRows::new),
-            options,
-            engine: Arc::clone(engine),
+            setting: Setting {
+                options,
+                engine: Arc::clone(engine),
+            },
         })
+    }
+
+    /// An empty sequence of the same options that may [adopt](crate::adopt_prefix) what this one shares; both together keep to
+    /// the budgets of their pool.
+    ///
+    /// # Errors
+    /// As [`Sequence::new`].
+    pub fn beside(&self) -> Result<Self, EngineError> {
+        let (cache, reader) = (self.attention.cache.pool().cache(), self.attention.reader_beside());
+        Self::over(&self.setting.engine, cache, reader, self.setting.options.clone())
+    }
+
+    /// A sequence that goes on from where this one is: both hold the same pages until one of them writes into a copy, and
+    /// both together keep to the budgets of their pool.
+    ///
+    /// # Errors
+    /// [`EngineError::Policy`] when a policy's state cannot be carried over.
+    pub fn fork(&mut self) -> Result<Self, EngineError> {
+        let mut fork = fork_pages(self, self.setting.options.clone())?;
+        fork.attention.copy_statistics(&self.attention)?;
+        let decode = self.attention.policies.decode.iter();
+        for (from, to) in decode.zip(fork.attention.policies.decode.iter_mut()) {
+            to.restore_state(&from.save_state())?;
+        }
+        Ok(fork)
+    }
+
+    /// As [`Sequence::fork`], with other policies for what is generated from here on: one reading of a text serves several of them.
+    ///
+    /// # Errors
+    /// [`EngineError::Option`] where the policies of either sequence learn from the queries of the text or evict its tokens;
+    /// [`EngineError::Policy`] when a policy does not select for generated tokens.
+    pub fn fork_under(&mut self, decode: PolicyRules) -> Result<Self, EngineError> {
+        for rules in [&self.setting.options.decode, &decode] {
+            if !rules.follows_from_keys() {
+                let problem = "it has to see the text while it is read: read the text under it";
+                return Err(EngineError::option("--decode", rules, problem));
+            }
+        }
+        let options = SequenceOptions {
+            decode,
+            ..self.setting.options.clone()
+        };
+        let mut fork = fork_pages(self, options)?;
+        fork.attention.copy_statistics(&self.attention)?;
+        Ok(fork)
     }
 
     /// The engine it belongs to.
     pub fn engine(&self) -> &Arc<Engine> {
-        &self.engine
+        &self.setting.engine
     }
 
     /// Its policies and its window.
     pub fn options(&self) -> &SequenceOptions {
-        &self.options
+        &self.setting.options
     }
 
     /// Tokens read and written so far.
     pub fn tokens(&self) -> &[u32] {
-        &self.tokens
+        &self.text.tokens
+    }
+
+    /// Leading tokens that were read as prompt, none of them generated here.
+    pub(crate) fn prefilled(&self) -> usize {
+        self.text.prefilled
+    }
+
+    /// Tokens that the sequence and `tokens` begin with alike.
+    pub fn shared_with(&self, tokens: &[u32]) -> usize {
+        common_prefix(&self.text.tokens, tokens)
     }
 
     /// Logits `[vocab]` after the last token; empty before the first.
     pub fn logits(&self) -> &[f32] {
-        &self.logits
+        &self.answer.logits
     }
 
     /// The token that was drawn last, which is read when the answer goes on.
     pub fn pending(&self) -> Option<u32> {
-        self.answer.pending
+        self.answer.drawn.pending
+    }
+
+    /// Its pages and policies.
+    pub(crate) fn attention(&self) -> &AttentionState {
+        &self.attention
+    }
+
+    pub(crate) fn attention_mut(&mut self) -> &mut AttentionState {
+        &mut self.attention
+    }
+
+    pub(crate) fn recurrence(&self) -> &Recurrence {
+        &self.recurrence
+    }
+
+    pub(crate) fn recurrence_mut(&mut self) -> &mut Recurrence {
+        &mut self.recurrence
+    }
+
+    /// Its answer under way.
+    pub(crate) fn answer(&self) -> &AnswerUnderWay {
+        &self.answer
+    }
+
+    pub(crate) fn answer_mut(&mut self) -> &mut AnswerUnderWay {
+        &mut self.answer
     }
 
     /// What the cache holds.
     pub fn usage(&self) -> KvUsage {
-        self.cache.usage()
+        self.attention.cache.usage()
     }
 
     /// Where its pages come from.
     pub fn pool(&self) -> PagePool {
-        self.cache.pool()
+        self.attention.cache.pool()
     }
 
     /// Where the time of attention went in a phase, since the sequence began.
     pub fn attention_time(&self, phase: Phase) -> AttentionTime {
-        self.statistics.attention_time(phase)
+        self.attention.counters.time(phase)
     }
 
-    /// What has travelled between main memory and the device that computes, for all sequences of the engine there; nothing where
-    /// the CPU computes.
-    pub fn device_transfers(&self) -> TransferCount {
-        let pages = self.device.as_ref();
-        pages.map_or_else(TransferCount::default, DevicePages::transferred)
-    }
-
-    /// Bytes of KV pages that lie on the device that computes, beside those in main memory; 0 where the CPU computes.
-    pub fn device_page_bytes(&self) -> u64 {
-        self.device.as_ref().map_or(0, DevicePages::resident_bytes)
-    }
-
-    /// Share of the causal query-key pairs that were read, over all layers and heads so far; 1 for full attention.
-    pub fn density(&self) -> f64 {
-        let PairCount { read, causal } = self.statistics.pairs;
-        if causal == 0 {
-            return 1.0;
+    /// Pages and traffic on the device that computes; nothing where the CPU computes.
+    pub fn device_usage(&self) -> DeviceUsage {
+        DeviceUsage {
+            page_bytes: self.attention.reader().resident_bytes(),
+            transferred: self.attention.reader().transferred(),
         }
-        read as f64 / causal as f64
     }
 
-    /// The pairs that [`Sequence::density`] is the share of.
+    /// The pairs of query and key that were read so far, over all layers and heads.
     pub fn pairs(&self) -> PairCount {
-        self.statistics.pairs
+        self.attention.counters.pairs
     }
 
-    /// How much of the true attention was kept so far, where [`EngineOptions::audit`] or `auto_target` is on.
+    /// How much of the true attention was kept so far, where [`EngineOptions::audit`](crate::EngineOptions::audit) or `auto_target` is
+    /// on.
     pub fn audit(&self) -> Option<AuditReport> {
-        self.statistics.audit.as_ref().map(Audit::report)
+        self.attention.audit.as_ref().map(Audit::report)
     }
 
     /// Shows every query that is audited from now on to `observer`, with the exact mass of every key: a second pass
     /// over the keys for each of them.
     ///
     /// # Errors
-    /// [`EngineError::Option`] where [`EngineOptions::audit`] is off.
+    /// [`EngineError::Option`] where [`EngineOptions::audit`](crate::EngineOptions::audit) is off.
     pub fn observe_audit(
         &mut self,
         observer: impl FnMut(&AuditedQuery<'_>) + Send + Sync + 'static,
     ) -> Result<(), EngineError> {
-        let Some(audit) = &mut self.statistics.audit else {
-            return Err(EngineError::option(
-                "--audit",
-                "off",
-                "queries are observed by an audit alone: turn it on",
-            ));
-        };
-        audit.observe(Box::new(observer));
-        Ok(())
+        self.attention.observe_audit(Box::new(observer))
     }
 
-    /// Tokens that the sequence and `tokens` begin with alike.
-    pub fn shared_with(&self, tokens: &[u32]) -> usize {
-        common_prefix(&self.tokens, tokens)
+    /// From now on, sums up where the attention of every query goes in those of the model's `layers` that see the whole sequence, until
+    /// [`Sequence::take_watched_attention`]. Answers do not change by a bit; each watched layer reads its keys once more.
+    ///
+    /// Tokens are told apart by their places in the cache: the watch is for sequences from which no token has been evicted.
+    pub fn watch_attention(&mut self, layers: Range<usize>) {
+        let whole = self.setting.engine.whole_layers().into_iter();
+        let watched = whole.filter(|(layer, _)| layers.contains(layer));
+        let watched = watched.map(|(layer, cache_layer)| (cache_layer, layer));
+        self.attention.observers.add(AttentionWatch::new(watched.collect()));
+    }
+
+    /// Ends the watch. `None` where there was none.
+    pub fn take_watched_attention(&mut self) -> Option<AttentionWatch> {
+        self.attention.observers.take()
     }
 
     /// Forgets tokens after the first `tokens`, and as many before them as cannot be gone back to. Returns the forgotten tokens of
@@ -263,15 +350,15 @@ impl Sequence {
     /// Recurrent layers cannot forget. Their state is kept from before the latest prompt and from its end (after a
     /// prompt that failed: from the end of its latest batch); tokens after the last of these are to be read again. Layers with a
     /// sliding window keep some 512 tokens before it; going back further forgets the whole sequence. So does a sequence whose
-    /// window has moved on since ([`StreamWindow`]), or from which policies have evicted tokens since.
+    /// window has moved on since ([`StreamWindow`](crate::StreamWindow)), or from which policies have evicted tokens since.
     ///
     /// # Errors
     /// [`EngineError::Model`] where a copy of a recurrent state does not fit the model.
     #[must_use = "these tokens have to be read again"]
     pub fn truncate(&mut self, tokens: usize) -> Result<Vec<u32>, EngineError> {
-        self.logits.clear();
-        self.end_answer();
-        self.go_back(tokens.min(self.tokens.len()))
+        self.answer.logits.clear();
+        self.answer.end();
+        self.go_back(tokens.min(self.text.tokens.len()))
     }
 
     /// Sends its pages that no other sequence holds to the farthest tier with room. Nothing is recomputed when it goes on.
@@ -280,7 +367,7 @@ impl Sequence {
     /// # Errors
     /// [`EngineError::Kv`] when the tier cannot be written; every page can be read where it lies then.
     pub fn park(&mut self) -> Result<u64, EngineError> {
-        Ok(self.cache.park()?)
+        Ok(self.attention.cache.park()?)
     }
 
     /// Gets ready for `tokens` to be read as a prompt, in one pass or several. An answer that was under way has ended.
@@ -292,99 +379,119 @@ impl Sequence {
         if tokens.is_empty() {
             return Err(EngineError::EmptyPrompt);
         }
-        self.check_room("the prompt", tokens.len())?;
-        self.end_answer();
+        check_room(self, "the prompt", tokens.len())?;
+        self.answer.end();
         self.evict().map_err(|failure| failure.error)?;
         self.recurrence.keep_before_prompt()
     }
 
-    pub(crate) fn end_answer(&mut self) {
-        self.answer = AnswerUnderWay::default();
+    /// Takes in tokens that a pass has read.
+    pub(crate) fn take_in(&mut self, tokens: &[u32], phase: Phase) -> Result<(), EngineError> {
+        let start = self.text.tokens.len();
+        self.text.tokens.extend_from_slice(tokens);
+        self.attention.take_attended_time(phase)?;
+        if phase == Phase::Prefill {
+            if self.text.prefilled == start {
+                self.text.prefilled = self.text.tokens.len();
+            }
+            self.recurrence.keep_boundary()?;
+        }
+        let held = self.text.tokens.len();
+        Ok(self.attention.slide(held)?)
+    }
+
+    /// Its tokens, behind which a draft may stand while it is made, and the rows of the layer that predicts further tokens.
+    pub(crate) fn predicted(&mut self) -> (&mut Vec<u32>, Option<&mut PredictorRows>) {
+        (&mut self.text.tokens, self.answer.drafts.predictor.as_mut())
+    }
+
+    /// Holds the first `kept` of a prompt's tokens, whose pages the cache has; it held the first `held` before.
+    pub(crate) fn hold_prompt(&mut self, held: usize, kept: usize, prompt: &[u32]) {
+        self.attention.cache.truncate(kept);
+        let held = held.min(kept);
+        self.text.tokens.truncate(held);
+        self.text.tokens.extend_from_slice(&prompt[held..kept]);
+        self.text.prefilled = kept;
+    }
+
+    /// Counts tokens as read whose pages are still to arrive.
+    pub(crate) fn hold_early(&mut self, tokens: &[u32]) {
+        self.text.tokens.extend_from_slice(tokens);
+        self.text.prefilled = self.text.tokens.len();
     }
 
     /// Goes back to the first `tokens` tokens; returns those that have to be read again.
     pub(crate) fn go_back(&mut self, tokens: usize) -> Result<Vec<u32>, EngineError> {
-        let tokens = if self.placement.reaches(tokens) { tokens } else { 0 };
-        let known = if self.windows_reach(tokens) { tokens } else { 0 };
+        let tokens = if self.attention.reaches(tokens) { tokens } else { 0 };
+        let known = if self.attention.windows_reach(tokens) {
+            tokens
+        } else {
+            0
+        };
         let known = self.recurrence.restore(known)?;
-        let again = self.tokens[known..tokens].to_vec();
-        self.tokens.truncate(known);
-        self.forget_from(known);
+        let again = self.text.tokens[known..tokens].to_vec();
+        self.text.tokens.truncate(known);
+        self.text.prefilled = self.text.prefilled.min(known);
+        if let Some(rows) = &mut self.answer.drafts.predictor {
+            rows.cut(known);
+        }
+        self.attention.truncate(known);
         Ok(again)
-    }
-
-    fn forget_from(&mut self, tokens: usize) {
-        self.prefilled = self.prefilled.min(tokens);
-        if let Some(rows) = &mut self.predictor {
-            rows.cut(tokens);
-        }
-        if tokens == 0 {
-            self.placement.rolling = Default::default();
-        }
-        self.cut(tokens);
     }
 
     /// Forgets the whole sequence, after a failure that left part of it in disorder. Returns its tokens.
     pub(crate) fn forget_all(&mut self) -> Vec<u32> {
-        self.logits.clear();
-        self.end_answer();
-        let tokens = std::mem::take(&mut self.tokens);
+        self.answer.logits.clear();
+        self.answer.end();
         self.recurrence.reset();
-        self.forget_from(0);
-        tokens
-    }
-
-    /// Whether there is no room for another token.
-    pub(crate) fn is_full(&self) -> bool {
-        self.is_full_behind(self.tokens.len())
-    }
-
-    /// Whether there is no room for a token behind the first `tokens`.
-    pub(crate) fn is_full_behind(&self, tokens: usize) -> bool {
-        let limited = self.options.window.is_none();
-        limited && tokens + 1 > self.engine.plan().context_tokens
+        self.attention.truncate(0);
+        if let Some(rows) = &mut self.answer.drafts.predictor {
+            rows.forget();
+        }
+        std::mem::take(&mut self.text).tokens
     }
 
     /// Tokens for which the context has room.
     pub(crate) fn tokens_left(&self) -> usize {
-        match self.options.window {
+        match self.setting.options.window {
             Some(_) => usize::MAX,
-            None => self.engine.plan().context_tokens.saturating_sub(self.tokens.len()),
-        }
-    }
-
-    pub(crate) fn check_room(&self, what: &'static str, tokens: usize) -> Result<(), EngineError> {
-        match self.options.window {
-            Some(_) => Ok(()),
-            None => self.engine.check_context(what, self.tokens.len() + tokens),
+            None => self
+                .setting
+                .engine
+                .plan()
+                .context_tokens
+                .saturating_sub(self.text.tokens.len()),
         }
     }
 
     /// Tokens that go through a layer together when a prompt is read: it is cut at multiples of this number.
     pub fn batch_tokens(&self) -> usize {
-        let options = self.engine.options();
-        match self.options.window {
+        let options = self.setting.engine.options();
+        match self.setting.options.window {
             // Pages are freed between batches.
             Some(_) => options.chunk_tokens,
             None => options.batch_tokens,
         }
     }
-
-    /// Refuses logits that no token can be drawn from.
-    pub(crate) fn check_logits(&self) -> Result<(), EngineError> {
-        check_logits(&self.logits, self.tokens.len())
-    }
 }
 
 /// Refuses logits behind `position` tokens that no token can be drawn from.
 pub(crate) fn check_logits(logits: &[f32], position: usize) -> Result<(), EngineError> {
-    match logits.iter().all(|logit| logit.is_finite()) {
-        true => Ok(()),
-        false => Err(EngineError::NonFiniteLogits { position }),
+    if logits.iter().all(|logit| logit.is_finite()) {
+        return Ok(());
     }
+    Err(EngineError::NonFiniteLogits { position })
 }
 
 /// Number of leading tokens that two texts have in common.
 pub(crate) fn common_prefix(left: &[u32], right: &[u32]) -> usize {
     left.iter().zip(right).take_while(|(a, b)| a == b).count()
+}
+
+/// Refuses `tokens` more tokens where the context has no room for them.
+pub(crate) fn check_room(sequence: &Sequence, what: &'static str, tokens: usize) -> Result<(), EngineError> {
+    match sequence.options().window {
+        Some(_) => Ok(()),
+        None => sequence.engine().check_context(what, sequence.tokens().len() + tokens),
+    }
 }

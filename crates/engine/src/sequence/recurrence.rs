@@ -14,9 +14,6 @@ pub(crate) struct Recurrence {
 }
 
 impl Recurrence {
-    /// States that are held: the current one and three copies.
-    pub(crate) const STATES: u64 = 4;
-
     pub(crate) fn new(config: &ModelConfig) -> Self {
         let state = RecurrentState::new(config);
         Self {
@@ -25,6 +22,11 @@ impl Recurrence {
             checkpoint: state.clone(),
             state,
         }
+    }
+
+    /// Whether layers of the model hold such a state in place of keys and values.
+    pub(crate) fn is_recurrent(&self) -> bool {
+        !self.state.is_empty()
     }
 
     /// Continues from a state that was stored.

@@ -9,15 +9,14 @@ use riffle_model::RecurrentState;
 use riffle_policy::PolicySet;
 use serde::{Deserialize, Serialize};
 
-use crate::answer::sampler::SamplerState;
+use crate::attention::audit::HeadSums;
+use crate::attention::auto::{Auto, AutoState};
+use crate::attention::evicted::Evicted;
+use crate::attention::rolling::RollingWindow;
 use crate::origin::Origin;
-use crate::pass::audit::HeadSums;
-use crate::pass::auto::{Auto, AutoState};
-use crate::sequence::AnswerUnderWay;
-use crate::sequence::eviction::Evicted;
-use crate::sequence::statistics::PairCount;
-use crate::sequence::window::RollingWindow;
-use crate::{Engine, EngineError, Sequence, SequenceOptions};
+use crate::sampler::SamplerState;
+use crate::sequence::{LatestDraw, Text};
+use crate::{Engine, EngineError, PairCount, Sequence, SequenceOptions};
 
 /// Changes with the record below.
 const VERSION: &str = "6";
@@ -57,25 +56,25 @@ impl Sequence {
     /// [`EngineError::Kv`] when the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<Metadata, EngineError> {
         let states = |policies: &PolicySet| policies.iter().map(|policy| policy.save_state()).collect();
+        let (text, attention) = (&self.text, &self.attention);
         let record = Record {
-            tokens: self.tokens.clone(),
-            prefilled: self.prefilled,
-            pending: self.answer.pending,
-            sampler: self.answer.sampler,
-            logits: self.logits.clone(),
-            pairs: self.statistics.pairs,
-            prefill: states(&self.prefill),
-            decode: states(&self.decode),
-            rolling: self.placement.rolling.clone(),
-            evicted: self.placement.evicted.clone(),
+            tokens: text.tokens.clone(),
+            prefilled: text.prefilled,
+            pending: self.answer.drawn.pending,
+            sampler: self.answer.drawn.sampler,
+            logits: self.answer.logits.clone(),
+            pairs: attention.counters.pairs,
+            prefill: states(&attention.policies.prefill),
+            decode: states(&attention.policies.decode),
+            rolling: attention.rolling.clone(),
+            evicted: attention.evicted.clone(),
             recurrent: self.recurrence.state.to_bytes(),
-            auto: self.statistics.auto.as_ref().map(Auto::state),
-            audit: self.statistics.audit.as_ref().map(|audit| audit.sums().to_vec()),
+            auto: attention.auto.as_ref().map(Auto::state),
+            audit: attention.audit.as_ref().map(|audit| audit.sums().to_vec()),
         };
         let record = postcard::to_allocvec(&record).expect("a record holds nothing that cannot be written");
-        Ok(self
-            .cache
-            .save(path, &origin(&self.engine, &self.options)?.to_bytes(), &record)?)
+        let origin = origin(&self.setting.engine, &self.setting.options)?.to_bytes();
+        Ok(attention.cache.save(path, &origin, &record)?)
     }
 
     /// The sequence that [`Sequence::save`] wrote, made by the same model under the same options, in pages of `pool`.
@@ -106,57 +105,68 @@ impl Sequence {
         if record.tokens.len() > engine.plan().context_tokens && engine.options().window.is_none() {
             return Err(too_long(record.tokens.len()));
         }
-        sequence.cache = cache;
-        match sequence.take_record(record)? {
+        sequence.attention.cache = cache;
+        match take_record(&mut sequence, record)? {
             true => Ok(sequence),
             false => Err(unreadable(path)),
         }
     }
+}
 
-    /// Takes in what a file says beside the pages, which are there; false where it contradicts them or itself.
-    fn take_record(&mut self, record: Record) -> Result<bool, EngineError> {
-        if let (Some(auto), Some(state)) = (&mut self.statistics.auto, &record.auto)
-            && !auto.resume(state, &mut self.prefill)?
-        {
-            return Ok(false);
-        }
-        // Whether a run audits is no part of what made the session.
-        if let (Some(audit), Some(sums)) = (&mut self.statistics.audit, record.audit)
-            && !audit.resume(sums)
-        {
-            return Ok(false);
-        }
-        let policies = [(&mut self.prefill, record.prefill), (&mut self.decode, record.decode)];
-        for (policies, states) in policies {
-            if !restore_states(policies, states)? {
-                return Ok(false);
-            }
-        }
-        let tokens = record.tokens.len();
-        let recurrent = RecurrentState::from_bytes(self.engine.model().config(), &record.recurrent)?;
-        if recurrent.tokens().is_some_and(|after| after != tokens) {
-            return Ok(false);
-        }
-        let shape = self.cache.shape();
-        let heads = (0..shape.layers).flat_map(|layer| (0..shape.kv_heads).map(move |kv_head| (layer, kv_head)));
-        let held = heads.map(|(layer, kv_head)| self.cache.head_tokens(layer, kv_head));
-        let held: Vec<usize> = held.collect();
-        if self.options.window.is_none() && !record.evicted.leaves(tokens, &held) {
-            return Ok(false);
-        }
-        self.recurrence.resume(recurrent)?;
-        self.placement.rolling = record.rolling;
-        self.placement.evicted = record.evicted;
-        self.tokens = record.tokens;
-        self.prefilled = record.prefilled;
-        self.answer = AnswerUnderWay {
-            pending: record.pending,
-            sampler: record.sampler,
-        };
-        self.logits = record.logits;
-        self.statistics.pairs = record.pairs;
-        Ok(true)
+/// Takes in what a file says beside the pages, which are there; false where it contradicts them or itself.
+fn take_record(sequence: &mut Sequence, record: Record) -> Result<bool, EngineError> {
+    let Sequence {
+        setting,
+        attention,
+        recurrence,
+        ..
+    } = sequence;
+    if let (Some(auto), Some(state)) = (&mut attention.auto, &record.auto)
+        && !auto.resume(state, &mut attention.policies.prefill)?
+    {
+        return Ok(false);
     }
+    // Whether a run audits is no part of what made the session.
+    if let (Some(audit), Some(sums)) = (&mut attention.audit, record.audit)
+        && !audit.resume(sums)
+    {
+        return Ok(false);
+    }
+    let policies = [
+        (&mut attention.policies.prefill, record.prefill),
+        (&mut attention.policies.decode, record.decode),
+    ];
+    for (policies, states) in policies {
+        if !restore_states(policies, states)? {
+            return Ok(false);
+        }
+    }
+    let tokens = record.tokens.len();
+    let recurrent = RecurrentState::from_bytes(setting.engine.model().config(), &record.recurrent)?;
+    if recurrent.tokens().is_some_and(|after| after != tokens) {
+        return Ok(false);
+    }
+    let shape = attention.cache.shape();
+    let heads = (0..shape.layers).flat_map(|layer| (0..shape.kv_heads).map(move |kv_head| (layer, kv_head)));
+    let held = heads.map(|(layer, kv_head)| attention.cache.head_tokens(layer, kv_head));
+    let held: Vec<usize> = held.collect();
+    if setting.options.window.is_none() && !record.evicted.leaves(tokens, &held) {
+        return Ok(false);
+    }
+    recurrence.resume(recurrent)?;
+    attention.rolling = record.rolling;
+    attention.evicted = record.evicted;
+    attention.counters.pairs = record.pairs;
+    sequence.text = Text {
+        tokens: record.tokens,
+        prefilled: record.prefilled,
+    };
+    sequence.answer.drawn = LatestDraw {
+        pending: record.pending,
+        sampler: record.sampler,
+    };
+    sequence.answer.logits = record.logits;
+    Ok(true)
 }
 
 fn origin(engine: &Engine, options: &SequenceOptions) -> Result<Origin, EngineError> {

@@ -7,6 +7,7 @@ use crate::sliding::sliding_model;
 use crate::testing::{fixture, go_on, hybrid_engine, hybrid_prompt, largest_difference, prompt, small_engine};
 use riffle_engine::{
     CompressMethod, CompressOptions, Engine, EngineError, EngineOptions, RepeatPrompt, Session, Spread, StreamWindow,
+    share_prefix,
 };
 
 /// A text that fills the context but for a reconstruction.
@@ -63,17 +64,17 @@ fn what_is_evicted_is_freed_and_the_share_is_that_asked_for() {
         for asked in methods(keep) {
             let mut session = session(&engine, &prompt(TOKENS));
             let logits = session.logits().to_vec();
-            let pool_pages = session.pool().pages();
+            let pool_pages = session.sequence().pool().pages();
             let found = session.compress(&asked, &mut go_on).unwrap();
             assert_eq!(found.tokens, TOKENS);
             assert_eq!(found.pairs_before, 2 * 3 * TOKENS);
             assert_eq!(found.pairs, (keep * found.pairs_before as f64).ceil() as usize);
-            assert_eq!(found.bytes, session.usage().bytes_by_tier.total());
+            assert_eq!(found.bytes, session.sequence().usage().bytes_by_tier.total());
             // Of each head's last page a part may be empty.
             let page = found.bytes_before / pool_pages as u64;
             let most = (found.bytes_before as f64 * keep) as u64 + 6 * page;
             assert!(found.bytes <= most, "{asked}: {found:?}");
-            assert_eq!(session.pool().pages() as u64, found.bytes / page, "{asked}");
+            assert_eq!(session.sequence().pool().pages() as u64, found.bytes / page, "{asked}");
             assert_eq!(session.logits(), logits, "the next token was decided before");
             assert_eq!(session.tokens().len(), TOKENS);
         }
@@ -119,10 +120,10 @@ fn a_compressed_session_is_saved_restored_forked_and_goes_on() {
     for asked in methods(0.3) {
         let mut first = session(&engine, &prompt(TOKENS));
         first.compress(&asked, &mut go_on).unwrap();
-        first.save(&path).unwrap();
+        first.sequence().save(&path).unwrap();
         let mut fork = first.fork().unwrap();
         let mut restored = Session::restore(&engine, &path).unwrap();
-        assert_eq!(restored.usage().pages, first.usage().pages);
+        assert_eq!(restored.sequence().usage().pages, first.sequence().usage().pages);
         let expected = bits_after(&mut first, 0..20);
         assert!(bits_after(&mut fork, 0..20) == expected, "{asked}: fork");
         assert!(bits_after(&mut restored, 0..20) == expected, "{asked}: file");
@@ -140,7 +141,7 @@ fn a_compressed_session_is_saved_restored_forked_and_goes_on() {
         assert_eq!(first.tokens().len(), TOKENS - 32);
         bits_after(&mut first, 0..3);
         // What was evicted cannot be gone back to, and serves nobody.
-        assert_eq!(first.share_prefix().unwrap(), 0);
+        assert_eq!(share_prefix(first.sequence_mut()).unwrap(), 0);
         first.truncate(TOKENS - 33).unwrap();
         assert_eq!(first.tokens().len(), 0);
     }
@@ -164,7 +165,7 @@ fn equal_heads_are_compressed_alike_by_every_policy_of_the_prompt() {
             session.prefill(&prompt(70), &mut go_on).unwrap();
             session.advance(1).unwrap();
             assert!(session.logits().iter().all(|logit| logit.is_finite()));
-            assert_eq!(session.share_prefix().ok().unwrap_or(0), 0);
+            assert_eq!(share_prefix(session.sequence_mut()).ok().unwrap_or(0), 0);
         }
     }
 }
@@ -219,11 +220,11 @@ fn a_device_compresses_as_the_processor_does() {
 fn what_cannot_be_compressed_says_why_and_stays_as_it_is() {
     let engine = small_engine(options());
     let refused = |session: &mut Session, asked: &CompressOptions, words: &str| {
-        let before = (session.usage().pages, session.logits().to_vec());
+        let before = (session.sequence().usage().pages, session.logits().to_vec());
         let error = session.compress(asked, &mut go_on).unwrap_err();
         let message = error.to_string();
         assert!(message.contains(words) && !message.contains('\n'), "{message}");
-        assert_eq!((session.usage().pages, session.logits().to_vec()), before);
+        assert_eq!((session.sequence().usage().pages, session.logits().to_vec()), before);
         error
     };
     let [kvzip, expected] = methods(0.5);

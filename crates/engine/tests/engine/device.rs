@@ -52,7 +52,7 @@ fn a_hybrid_on_a_device_gives_the_logits_of_the_cpu_and_goes_on_where_its_state_
     assert_eq!(fork.logits(), session.logits());
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("session");
-    session.save(&path).unwrap();
+    session.sequence().save(&path).unwrap();
     for engine in [&there, &cpu] {
         let mut restored = Session::restore(engine, &path).unwrap();
         for (token, expected) in [7, 11].into_iter().zip(&expected[1..]) {
@@ -121,15 +121,15 @@ fn quest_ranks_by_bounds_on_the_device_as_a_session_of_the_cpu_does() {
         session.prefill(&tokens, &mut go_on).unwrap();
         for token in [7, 11, 13] {
             // The same keys on the CPU: what is chosen of them is the same, so that only roundings differ.
-            session.save(&path).unwrap();
+            session.sequence().save(&path).unwrap();
             let mut there = Session::restore(&cpu, &path).unwrap();
-            let before = (session.pairs(), there.pairs());
+            let before = (session.sequence().pairs(), there.sequence().pairs());
             session.advance(token).unwrap();
             there.advance(token).unwrap();
             let read = |now: u64, before: u64| now - before;
             assert_eq!(
-                read(session.pairs().read, before.0.read),
-                read(there.pairs().read, before.1.read)
+                read(session.sequence().pairs().read, before.0.read),
+                read(there.sequence().pairs().read, before.1.read)
             );
             let found = difference(&[session.logits().to_vec()], &[there.logits().to_vec()]);
             assert!(found <= 2e-3, "{found}");
@@ -138,7 +138,7 @@ fn quest_ranks_by_bounds_on_the_device_as_a_session_of_the_cpu_does() {
         session.truncate(150).unwrap();
         session.prefill(&tokens[150..], &mut go_on).unwrap();
         session.advance(7).unwrap();
-        session.save(&path).unwrap();
+        session.sequence().save(&path).unwrap();
         let mut elsewhere = Session::restore(session.engine(), &path).unwrap();
         session.advance(11).unwrap();
         elsewhere.advance(11).unwrap();
@@ -195,18 +195,18 @@ fn what_policies_evict_leaves_the_device_as_well() {
     let engine = load(&fixture(MODEL), options);
     let mut session = Session::new(&engine).unwrap();
     session.prefill(&prompt(260), &mut go_on).unwrap();
-    let pages = session.usage().pages;
+    let pages = session.sequence().usage().pages;
     // Pages that lie on the device, though others are in their places now, would be read.
     for token in 0..3 {
-        session.save(&path).unwrap();
+        session.sequence().save(&path).unwrap();
         let mut elsewhere = Session::restore(&engine, &path).unwrap();
         session.advance(token).unwrap();
         elsewhere.advance(token).unwrap();
         assert_eq!(session.logits(), elsewhere.logits(), "token {token}");
     }
-    assert!(session.usage().pages < pages, "nothing was evicted");
+    assert!(session.sequence().usage().pages < pages, "nothing was evicted");
     session.truncate(0).unwrap();
-    assert_eq!(session.device_page_bytes(), 0);
+    assert_eq!(session.sequence().device_usage().page_bytes, 0);
 }
 
 #[test]
@@ -218,10 +218,16 @@ fn forks_take_turns_in_one_budget_and_answer_as_if_they_had_read_alone() {
         let engine = load(&fixture(MODEL), options);
         let mut reader = Session::new(&engine).unwrap();
         reader.prefill(&book, &mut go_on).unwrap();
-        let held = reader.device_page_bytes();
+        let held = reader.sequence().device_usage().page_bytes;
         let mut first = reader.fork().unwrap();
         // What lies there is of both.
-        assert_eq!((reader.device_page_bytes(), first.device_page_bytes()), (held, held));
+        assert_eq!(
+            (
+                reader.sequence().device_usage().page_bytes,
+                first.sequence().device_usage().page_bytes
+            ),
+            (held, held)
+        );
         let mut second = reader.fork().unwrap();
         let mut sessions = [&mut first, &mut second, &mut reader];
         for (session, question) in sessions.iter_mut().zip(&questions) {
@@ -229,15 +235,15 @@ fn forks_take_turns_in_one_budget_and_answer_as_if_they_had_read_alone() {
         }
         let budget = engine.plan().device.as_ref().unwrap().kv_budget_bytes;
         for token in [7, 11] {
-            let before = sessions[0].device_transfers().pages;
+            let before = sessions[0].sequence().device_usage().transferred.pages;
             for session in &mut sessions {
                 session.advance(token).unwrap();
-                let bytes = session.device_page_bytes();
+                let bytes = session.sequence().device_usage().page_bytes;
                 assert!(bytes <= budget, "{bytes} of {budget}");
             }
             // They take turns, and where there is room no page comes for it.
             if is_near {
-                assert_eq!(sessions[0].device_transfers().pages, before);
+                assert_eq!(sessions[0].sequence().device_usage().transferred.pages, before);
             }
         }
         for (session, question) in sessions.iter().zip(&questions) {
@@ -270,7 +276,7 @@ fn a_session_goes_back_on_the_device_and_goes_on_on_the_cpu() {
     assert!(crate::testing::largest_difference(session.logits(), &first) < 1e-3);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("session");
-    session.save(&path).unwrap();
+    session.sequence().save(&path).unwrap();
     let cpu = load(&fixture(MODEL), options(None));
     let mut restored = Session::restore(&cpu, &path).unwrap();
     assert_eq!(restored.tokens(), tokens);
@@ -294,7 +300,7 @@ fn a_device_lost_in_mid_run_is_an_error_and_saved_sessions_stay() {
     let engine = load(&fixture(MODEL), options(Some(lost(150))));
     let mut session = Session::new(&engine).unwrap();
     session.prefill(&tokens[..100], &mut go_on).unwrap();
-    session.save(&path).unwrap();
+    session.sequence().save(&path).unwrap();
     let error = loop {
         if let Err(error) = session.advance(3) {
             break error;
@@ -308,7 +314,7 @@ fn a_device_lost_in_mid_run_is_an_error_and_saved_sessions_stay() {
     let cpu = load(&fixture(MODEL), options(None));
     assert_eq!(Session::restore(&cpu, &path).unwrap().tokens(), &tokens[..100]);
     // What was read lies in main memory: the session can still be saved.
-    session.save(&path).unwrap();
+    session.sequence().save(&path).unwrap();
     assert!(Session::restore(&cpu, &path).unwrap().tokens().len() >= 100);
 }
 

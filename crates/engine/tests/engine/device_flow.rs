@@ -25,9 +25,9 @@ fn logits_and_returned(engine: &Arc<Engine>, tokens: &[u32]) -> (Vec<Vec<f32>>, 
         all.push(session.logits().to_vec());
     }
     for phase in [Phase::Prefill, Phase::Decode] {
-        assert!(session.attention_time(phase).attend_ms > 0.0);
+        assert!(session.sequence().attention_time(phase).attend_ms > 0.0);
     }
-    (all, session.device_transfers().returned_bytes)
+    (all, session.sequence().device_usage().transferred.returned_bytes)
 }
 
 /// An audit looks at what attention returns, so that it comes to main memory, is merged and rotated back there and returns.
@@ -124,12 +124,15 @@ fn logits_and_ahead(engine: &Arc<Engine>, tokens: &[u32]) -> (Vec<Vec<f32>>, [u6
     let mut session = Session::new(engine).unwrap();
     session.prefill(tokens, &mut go_on).unwrap();
     let mut all = vec![session.logits().to_vec()];
-    let of_the_prompt = session.device_transfers().pages_ahead;
+    let of_the_prompt = session.sequence().device_usage().transferred.pages_ahead;
     for token in [7, 11] {
         session.advance(token).unwrap();
         all.push(session.logits().to_vec());
     }
-    (all, [of_the_prompt, session.device_transfers().pages_ahead])
+    (
+        all,
+        [of_the_prompt, session.sequence().device_usage().transferred.pages_ahead],
+    )
 }
 
 #[test]

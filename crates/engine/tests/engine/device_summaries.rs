@@ -87,8 +87,8 @@ fn means_on_the_device_follow_a_session_that_goes_back_forks_and_is_restored() {
         fork.prefill(&tokens[128..], &mut go_on).unwrap();
         assert_eq!(fork.logits(), expected);
         // Nothing of what was read, means included, came to main memory.
-        assert_eq!(session.device_transfers().returned_bytes, 0);
-        session.save(&path).unwrap();
+        assert_eq!(session.sequence().device_usage().transferred.returned_bytes, 0);
+        session.sequence().save(&path).unwrap();
         let mut restored = Session::restore(&engine, &path).unwrap();
         for token in [7, 11, 13] {
             for reader in [&mut session, &mut fork, &mut restored, &mut straight] {

@@ -260,7 +260,7 @@ struct Held {
 impl Held {
     fn of(session: &Session, folder: &Path) -> Self {
         let path = folder.join("session");
-        session.save(&path).unwrap();
+        session.sequence().save(&path).unwrap();
         let bits = |session: &Session| session.logits().iter().map(|logit| logit.to_bits()).collect();
         let mut restored = Session::restore(session.engine(), &path).unwrap();
         let rest = GenerateOptions {
@@ -319,7 +319,7 @@ fn compare_sessions(seed: u64) -> DraftCount {
         }
         let [expected, found] = [0, 1].map(|session| Held::of(&sessions[session], folder.path()));
         assert!(found == expected, "{what}: sessions differ");
-        assert_eq!(sessions[1].pairs(), sessions[0].pairs(), "{what}");
+        assert_eq!(sessions[1].sequence().pairs(), sessions[0].sequence().pairs(), "{what}");
     }
     drafts
 }

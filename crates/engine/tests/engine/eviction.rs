@@ -33,7 +33,7 @@ fn run(engine: &Arc<Engine>, answer: u32) -> (Vec<Vec<f32>>, usize) {
         session.advance(token % 61).unwrap();
         logits.push(session.logits().to_vec());
     }
-    (logits, session.usage().pages)
+    (logits, session.sequence().usage().pages)
 }
 
 #[test]
@@ -83,9 +83,9 @@ fn eviction_gives_the_same_bits_wherever_pages_lie_and_after_a_session_was_saved
         for token in 0..30 {
             session.advance(token).unwrap();
         }
-        session.save(&path).unwrap();
+        session.sequence().save(&path).unwrap();
         let mut restored = Session::restore(&engine, &path).unwrap();
-        assert_eq!(restored.usage().pages, session.usage().pages);
+        assert_eq!(restored.sequence().usage().pages, session.sequence().usage().pages);
         for token in 30..60 {
             restored.advance(token).unwrap();
             assert!(restored.logits() == expected[token as usize + 1], "{decode} {token}");
@@ -107,11 +107,11 @@ fn a_session_goes_on_after_an_eviction_and_goes_back_before_it_by_reading_again(
     for token in 0..5 {
         session.advance(token).unwrap();
     }
-    let held = session.usage().pages;
+    let held = session.sequence().usage().pages;
     // A second prompt reads what is left, and every policy of the prompt works on it.
     session.prefill(&prompt(90), &mut go_on).unwrap();
     assert_eq!(session.tokens().len(), 445);
-    assert!(session.usage().pages < held + 4 * 90usize.div_ceil(32) + 4 * 4);
+    assert!(session.sequence().usage().pages < held + 4 * 90usize.div_ceil(32) + 4 * 4);
     session.advance(1).unwrap();
     // Within what came since, nothing is lost.
     session.truncate(370).unwrap();
@@ -147,7 +147,7 @@ fn policies_of_the_prompt_read_what_an_eviction_has_left() {
             session.prefill(&prompt(150), &mut go_on).unwrap();
             session.advance(7).unwrap();
             assert!(session.logits().iter().all(|logit| logit.is_finite()));
-            session.usage().pages
+            session.sequence().usage().pages
         };
         assert!(run(16) > 0, "{prefill}");
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::testing::{fixture, go_on, hybrid_engine, hybrid_prompt, prompt};
 use riffle_attention::Format;
-use riffle_engine::{Engine, EngineOptions, Session};
+use riffle_engine::{Engine, EngineOptions, Session, adopt_prefix, share_prefix};
 
 fn engine(prefill: &str, decode: &str, format: Format) -> Arc<Engine> {
     let options = EngineOptions {
@@ -66,7 +66,11 @@ fn forks_answer_to_the_bit_as_sessions_that_read_alone() {
                 );
             }
             // The book is there once, and each question has its own pages.
-            assert!(forks[0].usage().shared_bytes > 0 || decode.starts_with("h2o") || decode.starts_with("snapkv"));
+            assert!(
+                forks[0].sequence().usage().shared_bytes > 0
+                    || decode.starts_with("h2o")
+                    || decode.starts_with("snapkv")
+            );
             let mut alone = Session::new(&engine).unwrap();
             alone.prefill(&book, &mut go_on).unwrap();
             assert_eq!(ask(&mut reader, &questions[1]), ask(&mut alone, &questions[1]));
@@ -140,16 +144,16 @@ fn a_session_beside_another_takes_the_beginning_that_it_shares() {
     first.prefill(&prompt(200), &mut go_on).unwrap();
     let tokens = [&prompt(180)[..], &[9, 9, 9, 9]].concat();
     let mut second = first.beside().unwrap();
-    assert_eq!(second.adopt_prefix(&tokens).unwrap(), 0);
-    assert_eq!(first.share_prefix().unwrap(), 192);
-    assert_eq!(second.adopt_prefix(&tokens).unwrap(), 160);
-    assert!(second.usage().shared_bytes > 0);
+    assert_eq!(adopt_prefix(second.sequence_mut(), &tokens).unwrap(), 0);
+    assert_eq!(share_prefix(first.sequence_mut()).unwrap(), 192);
+    assert_eq!(adopt_prefix(second.sequence_mut(), &tokens).unwrap(), 160);
+    assert!(second.sequence().usage().shared_bytes > 0);
     let mut alone = Session::new(&engine).unwrap();
     alone.prefill(&tokens[..160], &mut go_on).unwrap();
     assert_eq!(ask(&mut second, &tokens[160..]), ask(&mut alone, &tokens[160..]));
     // Everything but the last token, where all of it is known.
     let mut third = first.beside().unwrap();
-    assert_eq!(third.adopt_prefix(&prompt(192)).unwrap(), 191);
+    assert_eq!(adopt_prefix(third.sequence_mut(), &prompt(192)).unwrap(), 191);
 }
 
 #[test]

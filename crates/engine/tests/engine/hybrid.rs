@@ -4,7 +4,9 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 use crate::testing::{go_on, hybrid_engine, hybrid_prompt, largest_difference, logits_after};
-use riffle_engine::{Engine, EngineError, EngineOptions, PrefillProgress, Session};
+use riffle_engine::{
+    Engine, EngineError, EngineOptions, PrefillProgress, Session, fill_prefix, prefix_cuts, share_prefix, store_prefix,
+};
 use riffle_kv::PrefixCache;
 
 /// Largest difference between ways to cut a text: logits reach 5.
@@ -55,7 +57,7 @@ fn pages_are_held_for_attention_layers_alone_and_the_plan_counts_the_state() {
     );
     let mut session = Session::new(&engine).unwrap();
     session.prefill(&hybrid_prompt(40), &mut go_on).unwrap();
-    assert_eq!(session.usage().pages, config.kv_heads);
+    assert_eq!(session.sequence().usage().pages, config.kv_heads);
 }
 
 #[test]
@@ -71,7 +73,10 @@ fn a_truncated_session_continues_as_if_the_rest_had_never_been_read() {
         }
         session.prefill(&tokens[210..330], &mut go_on).unwrap();
         session.truncate(kept).unwrap();
-        assert_eq!((session.tokens(), session.usage().tokens), (&tokens[..kept], kept));
+        assert_eq!(
+            (session.tokens(), session.sequence().usage().tokens),
+            (&tokens[..kept], kept)
+        );
         // Other tokens at the same positions, and back once more: no copy of what was forgotten may be used.
         let other: Vec<u32> = tokens[..150].iter().map(|token| 30 - token).collect();
         session.prefill(&other, &mut go_on).unwrap();
@@ -117,7 +122,10 @@ fn an_interrupted_prefill_keeps_whole_batches_and_can_go_on() {
             matches!(stopped, Err(EngineError::Interrupted { tokens, total: 200 }) if tokens == kept),
             "{stopped:?}"
         );
-        assert_eq!((session.tokens(), session.usage().tokens), (&tokens[..kept], kept));
+        assert_eq!(
+            (session.tokens(), session.sequence().usage().tokens),
+            (&tokens[..kept], kept)
+        );
         session.prefill(&tokens[kept..], &mut go_on).unwrap();
         assert_eq!(session.logits(), whole);
     }
@@ -132,7 +140,10 @@ fn a_token_the_model_does_not_know_leaves_the_session_as_it_was() {
     session.advance(tokens[20]).unwrap();
     assert!(session.advance(1_000_000).is_err());
     assert!(session.prefill(&[1, 1_000_000], &mut go_on).is_err());
-    assert_eq!((session.tokens(), session.usage().tokens), (&tokens[..21], 21));
+    assert_eq!(
+        (session.tokens(), session.sequence().usage().tokens),
+        (&tokens[..21], 21)
+    );
     session.prefill(&tokens[21..], &mut go_on).unwrap();
     same(&session, &logits_after(&engine, &tokens));
 }
@@ -145,7 +156,7 @@ fn a_restored_session_goes_on_to_the_bit() {
     let engine = hybrid_engine(EngineOptions::default());
     let mut session = Session::new(&engine).unwrap();
     session.prefill(&tokens[..150], &mut go_on).unwrap();
-    session.save(&path).unwrap();
+    session.sequence().save(&path).unwrap();
     let mut restored = Session::restore(&engine, &path).unwrap();
     for session in [&mut session, &mut restored] {
         session.advance(tokens[150]).unwrap();
@@ -167,20 +178,20 @@ fn a_prefix_cache_keeps_states_with_the_pages() {
     });
     let tokens = hybrid_prompt(300);
     let mut session = Session::new(&engine).unwrap();
-    let cuts = session.prefix_cuts(tokens.len());
+    let cuts = prefix_cuts(session.sequence(), tokens.len());
     assert_eq!(cuts, [64, 192, 256]);
     for end in cuts.into_iter().chain([300]) {
         session
             .prefill(&tokens[session.tokens().len()..end], &mut go_on)
             .unwrap();
-        session.store_prefix(&cache).unwrap();
+        store_prefix(session.sequence(), &cache).unwrap();
     }
     // Cut there, the bits are those of the whole.
     assert_eq!(session.logits(), logits_after(&engine, &tokens));
     for (shared, expected) in [(300, 256), (256, 256), (250, 192), (130, 64), (40, 0)] {
         let other = [&tokens[..shared], &[3, 1, 4, 1, 5]].concat();
         let mut found = Session::new(&engine).unwrap();
-        assert_eq!(found.fill_prefix(&cache, &other).unwrap(), 0);
+        assert_eq!(fill_prefix(found.sequence_mut(), &cache, &other).unwrap(), 0);
         assert_eq!(found.tokens().len(), expected, "{shared} shared");
         found.prefill(&other[expected..], &mut go_on).unwrap();
         assert_eq!(found.logits(), logits_after(&engine, &other), "{shared} shared");
@@ -196,7 +207,7 @@ fn a_prefix_cache_keeps_states_with_the_pages() {
         }
     }
     let mut found = Session::new(&engine).unwrap();
-    assert!(found.fill_prefix(&cache, &tokens).unwrap() > 0);
+    assert!(fill_prefix(found.sequence_mut(), &cache, &tokens).unwrap() > 0);
     assert_eq!(found.tokens().len(), 0);
     found.prefill(&tokens, &mut go_on).unwrap();
     assert_eq!(found.logits(), session.logits());
@@ -206,7 +217,7 @@ fn a_prefix_cache_keeps_states_with_the_pages() {
 fn pages_alone_are_not_shared_in_memory() {
     let mut session = Session::new(&hybrid_engine(EngineOptions::default())).unwrap();
     session.prefill(&hybrid_prompt(100), &mut go_on).unwrap();
-    let refused = session.share_prefix();
+    let refused = share_prefix(session.sequence_mut());
     assert!(matches!(refused, Err(EngineError::PrefixRecurrent)), "{refused:?}");
 }
 
@@ -253,7 +264,7 @@ fn restoring_a_hundred_thousand_tokens_takes_the_time_of_reading_a_file() {
     session.prefill(&hybrid_prompt(100_000), &mut go_on).unwrap();
     let prefill_s = start.elapsed().as_secs_f64();
     engine.fingerprint().unwrap();
-    session.save(&path).unwrap();
+    session.sequence().save(&path).unwrap();
     let start = Instant::now();
     let mut restored = Session::restore(&engine, &path).unwrap();
     let restore_s = start.elapsed().as_secs_f64();

@@ -32,14 +32,14 @@ fn two_phase_chunks_read_themselves_and_their_memory() {
     let read: usize = (0..300usize)
         .map(|query| query % chunk + 1 + if query >= chunk { memory } else { 0 })
         .sum();
-    assert!((session.density() - read as f64 / (300.0 * 301.0 / 2.0)).abs() < 1e-12);
+    assert!((session.sequence().pairs().density() - read as f64 / (300.0 * 301.0 / 2.0)).abs() < 1e-12);
     // The logical batch changes when phases run, not what they read.
     let batches = EngineOptions {
         batch_tokens: 128,
         ..options(spec, "full")
     };
     let batches = session_of(batches, 300, 0);
-    assert!((batches.density() - session.density()).abs() < 1e-12);
+    assert!((batches.sequence().pairs().density() - session.sequence().pairs().density()).abs() < 1e-12);
     assert!(largest_difference(batches.logits(), session.logits()) <= 1e-5);
     // One chunk is full attention.
     let full = session_of(options("full", "full"), 60, 5);
@@ -58,7 +58,7 @@ fn evicting_policies_see_the_masses_and_keep_to_their_budget() {
         let tight = session_of(options("full", spec), 150, 40);
         assert!(largest_difference(tight.logits(), full.logits()) > 1e-3, "{spec}");
         let (prompt_pairs, causal) = (150.0 * 151.0 / 2.0, 190.0 * 191.0 / 2.0);
-        let read = tight.density() * causal - prompt_pairs;
+        let read = tight.sequence().pairs().density() * causal - prompt_pairs;
         assert!(
             read <= 40.0 * f64::from(most) + 1e-6,
             "{spec}: {read} pairs read by 40 tokens"
@@ -105,7 +105,7 @@ fn an_audit_finds_full_attention_whole_and_says_what_others_drop() {
             audit: true,
             ..options(prefill, decode)
         };
-        session_of(options, 300, 6).audit().expect("an audit")
+        session_of(options, 300, 6).sequence().audit().expect("an audit")
     };
     let full = audited("full", "full");
     assert!(
@@ -123,7 +123,7 @@ fn an_audit_finds_full_attention_whole_and_says_what_others_drop() {
     assert!(narrow.mean_output_error > 0.01 && narrow.density < 0.2);
     let wide = audited("streaming:sinks=2,window=100", "streaming:sinks=2,window=100");
     assert!(wide.mean_mass > narrow.mean_mass && wide.mean_output_error < narrow.mean_output_error);
-    assert!(session_of(options("full", "full"), 20, 1).audit().is_none());
+    assert!(session_of(options("full", "full"), 20, 1).sequence().audit().is_none());
 }
 
 #[test]
@@ -141,6 +141,7 @@ fn an_observed_query_keeps_the_exact_mass_of_what_was_read() {
         let mut session = Session::new(&engine).unwrap();
         let (sender, receiver) = std::sync::mpsc::sync_channel(1 << 16);
         session
+            .sequence_mut()
             .observe_audit(move |query| {
                 let read = query
                     .read
@@ -155,7 +156,7 @@ fn an_observed_query_keeps_the_exact_mass_of_what_was_read() {
             })
             .unwrap();
         session.prefill(&prompt(200), &mut go_on).unwrap();
-        let samples = session.audit().unwrap().samples as usize;
+        let samples = session.sequence().audit().unwrap().samples as usize;
         drop(session);
         let seen: Vec<_> = receiver.iter().collect();
         assert_eq!(seen.len(), samples);
@@ -171,7 +172,7 @@ fn an_observed_query_keeps_the_exact_mass_of_what_was_read() {
         }
     }
     let mut unaudited = Session::new(&small_engine(options("full", "full"))).unwrap();
-    assert!(unaudited.observe_audit(|_| ()).is_err());
+    assert!(unaudited.sequence_mut().observe_audit(|_| ()).is_err());
 }
 
 #[test]

@@ -54,7 +54,7 @@ fn an_audit_compares_rounded_attention_with_exact_attention() {
         let engine = engine(attention, |options| options.audit = true);
         let mut session = Session::new(&engine).unwrap();
         session.prefill(&prompt(700), &mut go_on).unwrap();
-        session.audit().expect("an audit").mean_output_error
+        session.sequence().audit().expect("an audit").mean_output_error
     });
     assert!(errors[0] < 1e-6, "{errors:?}");
     assert!(errors[1] > 1e-5 && errors[1] < 3e-3, "{errors:?}");

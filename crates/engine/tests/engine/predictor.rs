@@ -126,7 +126,7 @@ fn a_restored_session_drafts_with_the_layer_again() {
     let options = wish(60, "mtp@2");
     generate(&mut session, &options).unwrap();
     let path = folder.path().join("session");
-    session.save(&path).unwrap();
+    session.sequence().save(&path).unwrap();
     let mut restored = Session::restore(&engine, &path).unwrap();
     let [expected, found] = [&mut session, &mut restored].map(|session| generate(session, &options).unwrap());
     assert_eq!(found.tokens, expected.tokens);

@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use crate::testing::{fixture, go_on, prompt};
 use riffle_attention::Format;
-use riffle_engine::{AttentionPrecision, Engine, EngineOptions, GenerateOptions, Session, StreamWindow};
+use riffle_engine::{
+    AttentionPrecision, Engine, EngineOptions, GenerateOptions, Session, StreamWindow, fill_prefix, prefix_cuts,
+    store_prefix,
+};
 use riffle_kv::PrefixCache;
 
 fn engine(prefill: &str, decode: &str, change: impl FnOnce(&mut EngineOptions)) -> Arc<Engine> {
@@ -26,7 +29,7 @@ fn engine(prefill: &str, decode: &str, change: impl FnOnce(&mut EngineOptions)) 
 fn answer(engine: &Arc<Engine>, cache: Option<&PrefixCache>, tokens: &[u32]) -> (usize, Vec<u32>, Vec<u32>) {
     let mut session = Session::new(engine).unwrap();
     if let Some(cache) = cache {
-        session.fill_prefix(cache, tokens).unwrap();
+        fill_prefix(session.sequence_mut(), cache, tokens).unwrap();
     }
     let found = session.tokens().len();
     session.prefill(&tokens[found..], &mut go_on).unwrap();
@@ -37,7 +40,7 @@ fn answer(engine: &Arc<Engine>, cache: Option<&PrefixCache>, tokens: &[u32]) -> 
     };
     let generation = session.generate(&options, &mut |_| ControlFlow::Continue(())).unwrap();
     if let Some(cache) = cache {
-        session.store_prefix(cache).unwrap();
+        store_prefix(session.sequence(), cache).unwrap();
     }
     (found, logits, generation.tokens)
 }
@@ -110,7 +113,7 @@ fn generated_tokens_are_not_kept_as_prompt() {
         session.advance(token).unwrap();
     }
     session.prefill(&prompt(64), &mut go_on).unwrap();
-    assert_eq!(session.store_prefix(&cache).unwrap().0, 64);
+    assert_eq!(store_prefix(session.sequence(), &cache).unwrap().0, 64);
 }
 
 #[test]
@@ -134,14 +137,14 @@ fn a_window_begins_with_what_is_read_before_it_moves() {
         let tokens = &book[..length];
         let expected = answer(&engine, None, tokens);
         let mut first = Session::new(&engine).unwrap();
-        let cuts = first.prefix_cuts(length);
+        let cuts = prefix_cuts(first.sequence(), length);
         assert_eq!(cuts.is_empty(), !on_the_way);
         for cut in cuts {
             first.prefill(&tokens[..cut], &mut go_on).unwrap();
-            assert_eq!(first.store_prefix(&cache).unwrap().0, cut);
+            assert_eq!(store_prefix(first.sequence(), &cache).unwrap().0, cut);
         }
         first.prefill(&tokens[first.tokens().len()..], &mut go_on).unwrap();
-        let kept = first.store_prefix(&cache).unwrap().0;
+        let kept = store_prefix(first.sequence(), &cache).unwrap().0;
         assert_eq!(
             kept,
             if on_the_way { 0 } else { 128 },

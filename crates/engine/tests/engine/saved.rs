@@ -105,7 +105,7 @@ fn generate(session: &mut Session, options: &GenerateOptions) -> (Vec<u32>, Stri
 
 fn through_file(session: Session, path: &Path) -> Session {
     let engine = Arc::clone(session.engine());
-    session.save(path).unwrap();
+    session.sequence().save(path).unwrap();
     drop(session);
     Session::restore(&engine, path).unwrap()
 }
@@ -113,7 +113,7 @@ fn through_file(session: Session, path: &Path) -> Session {
 /// Everything that shows: tokens, logits to the bit, density.
 fn state(session: &Session) -> (Vec<u32>, Vec<u32>, f64) {
     let logits = session.logits().iter().map(|logit| logit.to_bits()).collect();
-    (session.tokens().to_vec(), logits, session.density())
+    (session.tokens().to_vec(), logits, session.sequence().pairs().density())
 }
 
 #[test]
@@ -171,9 +171,12 @@ fn heads_that_auto_has_moved_stay_where_they_stood() {
         whole.prefill(part, &mut go_on).unwrap();
         session.prefill(part, &mut go_on).unwrap();
         session = through_file(session, &path);
-        assert_eq!((state(&session), session.audit()), (state(&whole), whole.audit()));
+        assert_eq!(
+            (state(&session), session.sequence().audit()),
+            (state(&whole), whole.sequence().audit())
+        );
     }
-    let [read, causal] = [whole.pairs().read, whole.pairs().causal];
+    let [read, causal] = [whole.sequence().pairs().read, whole.sequence().pairs().causal];
     assert!(read < causal, "no head has moved");
     let mut fork = session.fork().unwrap();
     let expected = generate(&mut whole, &sampled(30));
@@ -182,8 +185,14 @@ fn heads_that_auto_has_moved_stay_where_they_stood() {
         session.prefill(&tokens[..512], &mut go_on).unwrap();
     }
     whole.prefill(&tokens[..512], &mut go_on).unwrap();
-    assert_eq!((state(&session), session.audit()), (state(&whole), whole.audit()));
-    assert_eq!((state(&fork), fork.audit()), (state(&whole), whole.audit()));
+    assert_eq!(
+        (state(&session), session.sequence().audit()),
+        (state(&whole), whole.sequence().audit())
+    );
+    assert_eq!(
+        (state(&fork), fork.sequence().audit()),
+        (state(&whole), whole.sequence().audit())
+    );
 }
 
 #[test]
@@ -206,7 +215,7 @@ fn a_new_prompt_begins_its_seed_anew_and_keeps_what_it_shares() {
     assert_eq!(fresh.keep_shared(&longer).unwrap(), longer.len());
     let other = [&tokens[..123], &[7, 8, 9]].concat();
     assert_eq!(
-        (fresh.shared_with(&other), fresh.keep_shared(&other).unwrap()),
+        (fresh.sequence().shared_with(&other), fresh.keep_shared(&other).unwrap()),
         (123, 123)
     );
     assert_eq!(fresh.tokens(), &tokens[..123]);
@@ -218,7 +227,7 @@ fn another_model_or_other_options_are_refused_by_name() {
     let path = folder.path().join("session");
     let mut session = Session::new(&engine(EngineOptions::default())).unwrap();
     session.prefill(&prompt(100), &mut go_on).unwrap();
-    session.save(&path).unwrap();
+    session.sequence().save(&path).unwrap();
     let refused = |engine: &Arc<Engine>| Session::restore(engine, &path).err().expect("refused").to_string();
 
     let message = refused(&engine(EngineOptions {
@@ -272,7 +281,7 @@ fn a_damaged_session_is_refused_and_a_failed_save_keeps_the_earlier_one() {
     let engine = engine(EngineOptions::default());
     let mut session = Session::new(&engine).unwrap();
     session.prefill(&prompt(100), &mut go_on).unwrap();
-    session.save(&path).unwrap();
+    session.sequence().save(&path).unwrap();
     let whole = fs::read(&path).unwrap();
     for at in (0..whole.len()).step_by(whole.len() / 40) {
         let mut damaged = whole.clone();
@@ -284,6 +293,9 @@ fn a_damaged_session_is_refused_and_a_failed_save_keeps_the_earlier_one() {
     }
     fs::write(&path, &whole).unwrap();
     let gone = folder.path().join("gone/session");
-    assert!(matches!(session.save(&gone), Err(EngineError::Kv(KvError::Output(_)))));
+    assert!(matches!(
+        session.sequence().save(&gone),
+        Err(EngineError::Kv(KvError::Output(_)))
+    ));
     assert_eq!(state(&Session::restore(&engine, &path).unwrap()), state(&session));
 }

@@ -44,7 +44,7 @@ fn a_truncated_session_continues_as_if_the_rest_had_never_been_read() {
     let mut session = Session::new(&engine).unwrap();
     session.prefill(&tokens, &mut go_on).unwrap();
     session.truncate(37).unwrap();
-    assert_eq!(session.usage().tokens, 37);
+    assert_eq!(session.sequence().usage().tokens, 37);
     session.prefill(&tokens[37..80], &mut go_on).unwrap();
     let difference = largest_difference(session.logits(), &logits_after(&engine, &tokens[..80]));
     assert!(difference <= 1e-5, "{difference}");
@@ -72,7 +72,7 @@ fn an_interrupted_prefill_keeps_whole_batches_and_can_go_on() {
         "{stopped:?}"
     );
     assert_eq!(session.tokens(), &tokens[..64]);
-    assert_eq!(session.usage().tokens, 64);
+    assert_eq!(session.sequence().usage().tokens, 64);
     session.prefill(&tokens[64..], &mut go_on).unwrap();
     let difference = largest_difference(session.logits(), &logits_after(&engine, &tokens));
     assert!(difference <= 1e-5, "{difference}");
@@ -117,7 +117,7 @@ fn what_does_not_fit_the_context_is_refused_before_anything_is_read() {
         ),
         "{refused:?}"
     );
-    assert_eq!(session.usage().pages, 0);
+    assert_eq!(session.sequence().usage().pages, 0);
     session.prefill(&prompt(100), &mut go_on).unwrap();
     assert!(matches!(
         session.advance(1),
@@ -137,7 +137,7 @@ fn a_token_the_model_does_not_know_leaves_the_session_as_it_was() {
     let before = session.logits().to_vec();
     assert!(session.prefill(&[1, 1_000_000], &mut go_on).is_err());
     assert_eq!(session.tokens(), prompt(20));
-    assert_eq!(session.usage().tokens, 20);
+    assert_eq!(session.sequence().usage().tokens, 20);
     assert_eq!(session.logits(), before);
 }
 
@@ -152,7 +152,10 @@ fn pages_follow_the_tokens_that_are_there() {
     let mut session = Session::new(&engine).unwrap();
     for (tokens, pages) in [(64, 1), (1, 2), (63, 2), (1, 3)] {
         session.prefill(&prompt(tokens), &mut go_on).unwrap();
-        assert_eq!(session.usage().pages, pages * config.layers * config.kv_heads);
+        assert_eq!(
+            session.sequence().usage().pages,
+            pages * config.layers * config.kv_heads
+        );
     }
 }
 
@@ -184,5 +187,5 @@ fn density_counts_the_pairs_that_were_read() {
         .map(|query| (0..=query).filter(|&key| key < 4 || query - key < 16).count())
         .sum();
     let causal = 200 * 201 / 2;
-    assert!((session.density() - read as f64 / causal as f64).abs() < 1e-12);
+    assert!((session.sequence().pairs().density() - read as f64 / causal as f64).abs() < 1e-12);
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::testing::{fixture, go_on, prompt};
 use riffle_attention::Format;
-use riffle_engine::{Engine, EngineOptions, MemoryPlan, Session};
+use riffle_engine::{Engine, EngineOptions, MemoryPlan, Session, fill_prefix, store_prefix};
 use riffle_kv::{DiskTier, KvTiers, PrefixCache};
 use tempfile::TempDir;
 
@@ -90,8 +90,8 @@ fn answers_are_to_the_bit_those_of_a_session_that_keeps_every_page() {
             read(&mut here, 1500) == read(&mut there, 1500),
             "{format:?} {page_tokens}"
         );
-        assert!(here.usage().pages < there.usage().pages * 3 / 4);
-        assert_eq!(here.density(), there.density());
+        assert!(here.sequence().usage().pages < there.sequence().usage().pages * 3 / 4);
+        assert_eq!(here.sequence().pairs().density(), there.sequence().pairs().density());
     }
 }
 
@@ -114,10 +114,10 @@ fn the_plan_counts_windows_and_is_never_exceeded() {
     session.prefill(&prompt(1900), &mut go_on).unwrap();
     for token in 0..100 {
         session.advance(token % 61).unwrap();
-        assert!(session.usage().bytes_by_tier.total() <= engine.plan().kv_bytes);
+        assert!(session.sequence().usage().bytes_by_tier.total() <= engine.plan().kv_bytes);
     }
     // A window, what is kept before it and a page at most; and 2000 tokens.
-    let pages = session.usage().pages;
+    let pages = session.sequence().usage().pages;
     assert!(pages <= 3 * ((WINDOW + 512 + 16).div_ceil(16) + 2000 / 16), "{pages}");
 }
 
@@ -143,8 +143,8 @@ fn windows_in_farther_tiers_give_the_same_bits() {
     let engine = engine(&model, options);
     let mut session = Session::new(&engine).unwrap();
     assert!(read(&mut session, 1200) == expected);
-    assert!(session.usage().bytes_by_tier.disk > 0);
-    assert!(session.usage().bytes_by_tier.total() <= engine.plan().kv_bytes);
+    assert!(session.sequence().usage().bytes_by_tier.disk > 0);
+    assert!(session.sequence().usage().bytes_by_tier.total() <= engine.plan().kv_bytes);
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn saved_sessions_and_forks_carry_their_windows() {
     let engine = engine(&model, options);
     let mut session = Session::new(&engine).unwrap();
     session.prefill(&prompt(1300), &mut go_on).unwrap();
-    session.save(&path).unwrap();
+    session.sequence().save(&path).unwrap();
     let forked = read(&mut session.fork().unwrap(), 600);
     let mut restored = Session::restore(&engine, &path).unwrap();
     let expected = read(&mut session, 600);
@@ -206,11 +206,11 @@ fn a_prefix_cache_keeps_beginnings_whole_where_it_is_planned_for_and_short_ones_
 
     let mut moved = Session::new(&sliding).unwrap();
     moved.prefill(&tokens, &mut go_on).unwrap();
-    assert_eq!(moved.store_prefix(&cache).unwrap().0, 0);
-    assert_eq!(alone.store_prefix(&cache).unwrap().0, 1200);
+    assert_eq!(store_prefix(moved.sequence(), &cache).unwrap().0, 0);
+    assert_eq!(store_prefix(alone.sequence(), &cache).unwrap().0, 1200);
     for (engine, found) in [(&whole, 1199), (&sliding, 560)] {
         let mut session = Session::new(engine).unwrap();
-        session.fill_prefix(&cache, &tokens).unwrap();
+        fill_prefix(session.sequence_mut(), &cache, &tokens).unwrap();
         assert_eq!(session.tokens().len(), found);
         session.prefill(&tokens[found..], &mut go_on).unwrap();
         assert!(bits(&session) == bits(&alone));

@@ -94,7 +94,7 @@ fn run(engine: &Arc<Engine>, length: usize) -> (Vec<Vec<u32>>, u64) {
     for part in [&tokens[..length / 3], &tokens[length / 3..]] {
         session.prefill(part, &mut go_on).unwrap();
         found.push(bits(&session));
-        on_disk = session.usage().bytes_by_tier.disk;
+        on_disk = session.sequence().usage().bytes_by_tier.disk;
     }
     for token in 0..20 {
         session.advance(token).unwrap();
@@ -187,7 +187,7 @@ fn a_sparse_prefill_moves_fewer_bytes_than_a_dense_one() {
             let tokens = engine.tokenizer().unwrap().encode(&text, true).unwrap();
             let mut session = Session::new(&engine).unwrap();
             session.prefill(&tokens[..4096], &mut go_on).unwrap();
-            assert!(session.usage().bytes_by_tier.disk > 0);
+            assert!(session.sequence().usage().bytes_by_tier.disk > 0);
             device.bytes()
         };
         let dense = moved("full");
@@ -230,7 +230,7 @@ fn a_long_context_read_in_parts_gives_the_same_bits() {
             session.advance(token).unwrap();
         }
         let bits: Vec<u32> = session.logits().iter().map(|logit| logit.to_bits()).collect();
-        (bits, session.usage().bytes_by_tier)
+        (bits, session.sequence().usage().bytes_by_tier)
     };
     let (expected, _) = run(options.clone());
     let (found, bytes) = run(far(&options, &model, folder.path(), 8, 0));
@@ -320,6 +320,7 @@ fn audits_and_policies_chosen_by_them_are_the_same_wherever_pages_lie() {
             let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
             let log = Arc::clone(&seen);
             session
+                .sequence_mut()
                 .observe_audit(move |query| {
                     let mass: Vec<u32> = query.mass.iter().map(|mass| mass.to_bits()).collect();
                     log.lock()
@@ -331,7 +332,12 @@ fn audits_and_policies_chosen_by_them_are_the_same_wherever_pages_lie() {
             session.advance(3).unwrap();
             let bits: Vec<u32> = session.logits().iter().map(|logit| logit.to_bits()).collect();
             let seen = std::mem::take(&mut *seen.lock().unwrap());
-            (bits, session.audit(), seen, session.usage().bytes_by_tier.disk)
+            (
+                bits,
+                session.sequence().audit(),
+                seen,
+                session.sequence().usage().bytes_by_tier.disk,
+            )
         };
         let expected = run(options.clone());
         let found = run(far(&options, &model, folder.path(), 3, 0));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use riffle_attention::Format;
 use riffle_engine::{
     CompressMethod, CompressOptions, Engine, EngineError, EngineOptions, Scheduler, SchedulerOptions, Session,
-    StreamWindow, TokenSelection,
+    StreamWindow, TokenSelection, share_prefix,
 };
 use riffle_kv::DiskTier;
 use safetensors::SafeTensors;
@@ -90,9 +90,9 @@ fn logits_are_those_of_transformers_on_the_same_tokens() {
             let causal = |tokens: usize| (tokens * (tokens + 1) / 2) as f64;
             let density = (causal(tokens.len()) + causal(selected)) / (2.0 * causal(tokens.len()));
             assert!(
-                (session.density() - density).abs() < 1e-9,
+                (session.sequence().pairs().density() - density).abs() < 1e-9,
                 "{} {density}",
-                session.density()
+                session.sequence().pairs().density()
             );
         }
     }
@@ -110,7 +110,7 @@ fn all_tokens_selected_is_a_plain_reading_to_the_bit() {
         &tokens,
     );
     assert_eq!(selected.logits(), plain.logits());
-    assert_eq!(selected.usage().pages, plain.usage().pages);
+    assert_eq!(selected.sequence().usage().pages, plain.sequence().usage().pages);
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn upper_layers_hold_pages_of_the_selected_tokens_alone() {
     let tokens = prompt(400);
     let session = read(&small_engine(options(selection())), &tokens);
     // Layer 0 holds 400 tokens in 25 pages, layer 1 120 tokens in 8, each in 3 KV heads.
-    assert_eq!(session.usage().pages, 3 * (25 + 8));
+    assert_eq!(session.sequence().usage().pages, 3 * (25 + 8));
     assert_eq!(session.tokens(), tokens);
 }
 
@@ -129,7 +129,7 @@ fn pages_on_disk_saved_sessions_and_forks_go_on_with_the_same_bits() {
     let mut resident = read(&engine, &tokens);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("session");
-    resident.save(&path).unwrap();
+    resident.sequence().save(&path).unwrap();
     let mut fork = resident.fork().unwrap();
     let mut restored = Session::restore(&engine, &path).unwrap();
     let mut far = options(selection());
@@ -139,7 +139,7 @@ fn pages_on_disk_saved_sessions_and_forks_go_on_with_the_same_bits() {
         budget_bytes: None,
     });
     let mut far = read(&small_engine(far), &tokens);
-    assert!(far.usage().bytes_by_tier.disk > 0);
+    assert!(far.sequence().usage().bytes_by_tier.disk > 0);
     assert_eq!(far.logits(), resident.logits());
     let next = prompt(40);
     let mut answers = Vec::new();
@@ -147,7 +147,7 @@ fn pages_on_disk_saved_sessions_and_forks_go_on_with_the_same_bits() {
         let first = answer(session);
         // A prompt behind the first is read by every layer.
         session.prefill(&next, &mut go_on).unwrap();
-        answers.push((first, session.logits().to_vec(), session.usage().pages));
+        answers.push((first, session.logits().to_vec(), session.sequence().usage().pages));
     }
     for other in &answers[1..] {
         assert_eq!(other, &answers[0]);
@@ -171,7 +171,7 @@ fn an_interrupted_reading_leaves_an_empty_session_that_reads_again() {
             }
         });
         assert!(matches!(stopped, Err(EngineError::Interrupted { .. })), "{stopped:?}");
-        assert_eq!((session.tokens().len(), session.usage().pages), (0, 0));
+        assert_eq!((session.tokens().len(), session.sequence().usage().pages), (0, 0));
         session.prefill(&tokens, &mut go_on).unwrap();
         assert_eq!(session.logits(), whole.logits());
     }
@@ -231,7 +231,7 @@ fn what_needs_every_token_in_every_layer_is_refused_in_one_line() {
     refused(Scheduler::new(&engine, SchedulerOptions::of(engine.options())).map(drop));
     let mut session = Session::new(&engine).unwrap();
     refused(session.prefill_with_logits(&prompt(50), &mut |_, _| ControlFlow::Continue(())));
-    refused(session.share_prefix().map(drop));
+    refused(share_prefix(session.sequence_mut()).map(drop));
     session.prefill(&prompt(50), &mut go_on).unwrap();
     let compress = CompressOptions::new(CompressMethod::KVZIP, 0.5);
     refused(session.compress(&compress, &mut go_on).map(drop));

@@ -179,11 +179,13 @@ fn audited(
     let sums = Arc::new(Mutex::new(Sums::new(shape, options.clone())));
     let mut session = Session::new(engine)?;
     let shared = Arc::clone(&sums);
-    session.observe_audit(move |query| shared.lock().unwrap_or_else(PoisonError::into_inner).add(query))?;
+    session
+        .sequence_mut()
+        .observe_audit(move |query| shared.lock().unwrap_or_else(PoisonError::into_inner).add(query))?;
     session.prefill(tokens, &mut |progress| {
         watch(progress.tokens_done / progress.tokens as f64)
     })?;
-    let report = session.audit().ok_or_else(|| {
+    let report = session.sequence().audit().ok_or_else(|| {
         EvalError::Option("nothing was audited: no layer of this model attends to all of its text".to_owned())
     })?;
     drop(session);

@@ -146,7 +146,10 @@ impl Reader {
                 whole.extend(&prompt.questions[0]);
                 let batch = session.engine().options().batch_tokens;
                 // At least a page's worth is read together with the question, so that what looks at the end sees it.
-                let shared = session.shared_with(&whole).min(whole.len().saturating_sub(256));
+                let shared = session
+                    .sequence()
+                    .shared_with(&whole)
+                    .min(whole.len().saturating_sub(256));
                 let kept = if self.shares { shared / batch * batch } else { 0 };
                 session.truncate(kept)?;
                 read(session, &whole[kept..], kept == 0, &mut reply.cost, watch)?;
@@ -157,7 +160,7 @@ impl Reader {
                 let keeps_nothing_behind = self.learns || self.compress.is_some();
                 let forks = keeps_nothing_behind || self.answers_under.is_some();
                 let behind = session.tokens().len() > document.len();
-                let shared = session.shared_with(document);
+                let shared = session.sequence().shared_with(document);
                 if shared < document.len() || (keeps_nothing_behind && behind) {
                     let batch = session.engine().options().batch_tokens;
                     let kept = match self.shares && self.compress.is_none() {
@@ -207,12 +210,12 @@ impl Reader {
         let batch = session.engine().options().batch_tokens;
         let first_wanted = wanted.first().map_or(0, |range| range.start);
         let kept = match self.shares {
-            true => session.shared_with(tokens).min(first_wanted) / batch * batch,
+            true => session.sequence().shared_with(tokens).min(first_wanted) / batch * batch,
             false => 0,
         };
         session.truncate(kept)?;
         let vocab = session.engine().model().config().vocab_size;
-        let (start, before) = (Instant::now(), session.pairs());
+        let (start, before) = (Instant::now(), session.sequence().pairs());
         let mut found = Vec::new();
         session.prefill_with_logits_at(
             &tokens[kept..],
@@ -228,7 +231,7 @@ impl Reader {
             cost.prompts = 1;
             cost.prompt_s = start.elapsed().as_secs_f64();
         }
-        add_since(&mut cost.prompt_pairs, before, session.pairs());
+        add_since(&mut cost.prompt_pairs, before, session.sequence().pairs());
         Ok((found, cost))
     }
 }
@@ -251,7 +254,7 @@ fn read(
     cost: &mut Cost,
     watch: &mut Watch<'_>,
 ) -> Result<(), EvalError> {
-    let (start, before) = (Instant::now(), session.pairs());
+    let (start, before) = (Instant::now(), session.sequence().pairs());
     session.prefill(tokens, &mut |progress| {
         watch(progress.tokens_done / progress.tokens as f64)
     })?;
@@ -259,20 +262,20 @@ fn read(
         cost.prompts += 1;
         cost.prompt_s += start.elapsed().as_secs_f64();
     }
-    add_since(&mut cost.prompt_pairs, before, session.pairs());
+    add_since(&mut cost.prompt_pairs, before, session.sequence().pairs());
     Ok(())
 }
 
 /// Reads tokens one by one, under the decode policy.
 fn step(session: &mut Session, tokens: &[u32], cost: &mut Cost, watch: &mut Watch<'_>) -> Result<(), EvalError> {
-    let (start, before) = (Instant::now(), session.pairs());
+    let (start, before) = (Instant::now(), session.sequence().pairs());
     for token in tokens {
         session.advance(*token)?;
         go_on(session, watch)?;
     }
     cost.steps += tokens.len();
     cost.steps_s += start.elapsed().as_secs_f64();
-    add_since(&mut cost.step_pairs, before, session.pairs());
+    add_since(&mut cost.step_pairs, before, session.sequence().pairs());
     Ok(())
 }
 
@@ -282,14 +285,14 @@ fn write(session: &mut Session, prompt: &Prompt, cost: &mut Cost, watch: &mut Wa
         stops: prompt.stops.clone(),
         ..GenerateOptions::default()
     };
-    let (start, before, tokens) = (Instant::now(), session.pairs(), session.tokens().len());
+    let (start, before, tokens) = (Instant::now(), session.sequence().pairs(), session.tokens().len());
     let generation = session.generate(&options, &mut |_| watch(1.0))?;
     if generation.stop == StopReason::Interrupted {
         return Err(interrupted(session));
     }
     cost.steps += session.tokens().len() - tokens;
     cost.steps_s += start.elapsed().as_secs_f64();
-    add_since(&mut cost.step_pairs, before, session.pairs());
+    add_since(&mut cost.step_pairs, before, session.sequence().pairs());
     Ok(generation.text.trim().to_owned())
 }
 

@@ -13,7 +13,7 @@ fn saved(engine: &Arc<Engine>, book: &[u32], compress: Option<&CompressOptions>,
     let mut session = Session::new(engine).unwrap();
     session.prefill(&book[..TEXT_TOKENS], &mut go_on).unwrap();
     let compressed = compress.map(|options| session.compress(options, &mut go_on).unwrap());
-    session.save(path).unwrap();
+    session.sequence().save(path).unwrap();
     compressed
 }
 
@@ -37,7 +37,10 @@ fn hold(scheduler: &mut Scheduler, path: &Path) {
 /// The answer of the session in a file that goes on with the rest of a prompt, read at once.
 fn answer_of_file(engine: &Arc<Engine>, path: &Path, request: &Request) -> Generation {
     let mut session = Session::restore(engine, path).unwrap();
-    let shared = session.shared_with(&request.tokens).min(request.tokens.len() - 1);
+    let shared = session
+        .sequence()
+        .shared_with(&request.tokens)
+        .min(request.tokens.len() - 1);
     session.truncate(shared).unwrap();
     assert_eq!(session.tokens().len(), shared);
     session.prefill(&request.tokens[shared..], &mut go_on).unwrap();

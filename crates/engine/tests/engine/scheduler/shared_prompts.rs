@@ -159,7 +159,7 @@ fn a_sequence_from_a_file_serves_requests_from_the_one_pool() {
         let requests = questions(&engine);
         let mut session = Session::new(&engine).unwrap();
         session.prefill(&requests[0].tokens[..640], &mut go_on).unwrap();
-        session.save(&path).unwrap();
+        session.sequence().save(&path).unwrap();
         drop(session);
         let mut scheduler = scheduler(&engine, 2);
         let restored = Sequence::restore(&engine, scheduler.pool(), &path).unwrap();

@@ -1,0 +1,428 @@
+//! How much of the true attention a policy keeps, measured while it runs: exact attention for sampled queries.
+
+use riffle_attention::{AttendOptions, Partial, QueryTile, Selection, Span};
+use riffle_kv::KvCache;
+use serde::{Deserialize, Serialize};
+
+use crate::EngineError;
+use crate::attention::chunk::{Chosen, Chunk};
+use crate::attention::counters::PairCount;
+use crate::attention::reading;
+use crate::attention::tiles::{Heads, Tile};
+
+/// Queries of a chunk that are compared with exact attention.
+const SAMPLED_ROWS: usize = 64;
+
+/// Neighbouring queries that are sampled together, so that they share the reading of keys and values.
+const RUN: usize = 8;
+
+/// Steps of the histogram of kept mass, from nothing to all.
+const STEPS: usize = 1000;
+
+/// What was kept, over all sampled queries of all audited layers.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct AuditReport {
+    /// Sampled (query, head) pairs.
+    pub samples: u64,
+    /// Share of the exact softmax mass that was read, on average.
+    pub mean_mass: f64,
+    /// Share that all but one in a hundred samples exceed.
+    pub first_percentile_mass: f64,
+    /// The head with the lowest mean.
+    pub worst_head: Option<HeadAudit>,
+    /// Mean of ‖output − exact output‖ / ‖exact output‖.
+    pub mean_output_error: f64,
+    /// The largest.
+    pub largest_output_error: f64,
+    /// Share of the causal (query, key) pairs that were read.
+    pub density: f64,
+    /// Every audited query head.
+    pub heads: Vec<HeadAudit>,
+}
+
+/// What one query head kept.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct HeadAudit {
+    /// Its layer.
+    pub layer: usize,
+    /// Its KV head.
+    pub kv_head: usize,
+    /// Its number among the layer's query heads.
+    pub head: usize,
+    /// Sampled queries.
+    pub samples: u64,
+    /// Share of the exact mass that was read, on average.
+    pub mean_mass: f64,
+    /// Share that all but one in a hundred samples exceed.
+    pub first_percentile_mass: f64,
+    /// Mean relative error of the output.
+    pub mean_output_error: f64,
+    /// Share of the causal pairs that its KV head read.
+    pub density: f64,
+}
+
+/// One sampled query of one head beside exact attention, as [`Sequence::observe_audit`](crate::Sequence::observe_audit)
+/// shows it.
+#[derive(Debug, Clone, Copy)]
+pub struct AuditedQuery<'a> {
+    /// Its layer, among those with keys and values.
+    pub layer: usize,
+    /// Its KV head.
+    pub kv_head: usize,
+    /// Its number among the layer's query heads.
+    pub head: usize,
+    /// Its position.
+    pub position: usize,
+    /// Share of the exact softmax mass that was read.
+    pub kept_mass: f64,
+    /// Exact softmax mass of the keys up to its own, `[position + 1]`.
+    pub mass: &'a [f32],
+    /// Keys that were read: ascending and disjoint. Block means are not among them.
+    pub read: &'a [Span],
+}
+
+/// Takes in sampled queries: layer by layer within a logical batch, in each head by position.
+pub(crate) type AuditObserver = Box<dyn FnMut(&AuditedQuery<'_>) + Send + Sync>;
+
+/// Running sums of one query head.
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct HeadSums {
+    samples: u64,
+    mass: f64,
+    error: f64,
+    largest_error: f64,
+    pairs: PairCount,
+    /// Samples by kept mass, `[STEPS + 1]`.
+    histogram: Vec<u32>,
+}
+
+/// The audit of one session.
+pub(crate) struct Audit {
+    heads: Heads,
+    /// Share of its mass that a sample should keep.
+    target: f64,
+    /// `[layers, query heads]`; empty until a layer is audited.
+    sums: Vec<Option<HeadSums>>,
+    observer: Option<AuditObserver>,
+}
+
+/// Log-sum-exp of what the sampled queries of a chunk read.
+pub(crate) struct SampledReads {
+    runs: Vec<Run>,
+}
+
+/// Sampled rows of one KV head: the tile they lie in, the first row in it, and `[rows, group]` log-sum-exp.
+struct Run {
+    tile: usize,
+    first_row: usize,
+    rows: usize,
+    log_sum_exp: Vec<f32>,
+}
+
+/// The sampled queries of a run, and what they read exactly.
+struct Compared<'a> {
+    run: &'a Run,
+    queries: QueryTile<'a>,
+    exact: &'a Partial,
+}
+
+impl Run {
+    /// Its KV head and its queries.
+    fn queries<'a>(&self, tiles: &[Tile<'a>]) -> (usize, QueryTile<'a>) {
+        let tile = &tiles[self.tile];
+        let queries = QueryTile {
+            data: &tile.queries.data[self.first_row * tile.queries.row_stride..],
+            rows: self.rows,
+            start: tile.queries.start + self.first_row,
+            ..tile.queries
+        };
+        (tile.kv_head, queries)
+    }
+}
+
+impl Compared<'_> {
+    /// The share of the true mass that a query has kept: of row `at / group`, head `at % group`.
+    fn kept_mass(&self, at: usize, group: usize) -> f64 {
+        f64::from(self.run.log_sum_exp[at] - self.exact.log_sum_exp(at / group, at % group)).exp()
+    }
+}
+
+impl Audit {
+    pub(crate) fn new(layers: usize, heads: Heads, target: f64) -> Self {
+        Self {
+            heads,
+            target,
+            sums: vec![None; layers * heads.kv_heads * heads.group],
+            observer: None,
+        }
+    }
+
+    pub(crate) fn observe(&mut self, observer: AuditObserver) {
+        self.observer = Some(observer);
+    }
+
+    /// The sums so far, `[layers, query heads]`.
+    pub(crate) fn sums(&self) -> &[Option<HeadSums>] {
+        &self.sums
+    }
+
+    /// Goes on from sums that were taken so far; false for those of other heads.
+    pub(crate) fn resume(&mut self, sums: Vec<Option<HeadSums>>) -> bool {
+        let sound = sums.iter().flatten().all(|sums| sums.histogram.len() == STEPS + 1);
+        let sound = sound && sums.len() == self.sums.len();
+        if sound {
+            self.sums = sums;
+        }
+        sound
+    }
+
+    /// Samples what `partials` have read so far: keys alone, before any summary is added.
+    pub(crate) fn sample(&self, tiles: &[Tile<'_>], partials: &[Partial]) -> SampledReads {
+        let group = self.heads.group;
+        let mut runs = Vec::new();
+        for (number, (tile, partial)) in tiles.iter().zip(partials).enumerate() {
+            let chunk_rows: usize = tiles
+                .iter()
+                .filter(|other| other.kv_head == tile.kv_head)
+                .map(|other| other.queries.rows)
+                .sum();
+            for (first, rows) in sampled_runs(chunk_rows) {
+                // The part of the run that lies in this tile.
+                let from = first.max(tile.first_row);
+                let to = (first + rows).min(tile.first_row + tile.queries.rows);
+                if from >= to {
+                    continue;
+                }
+                let first_row = from - tile.first_row;
+                runs.push(Run {
+                    tile: number,
+                    first_row,
+                    rows: to - from,
+                    log_sum_exp: (first_row..first_row + to - from)
+                        .flat_map(|row| (0..group).map(move |head| partial.log_sum_exp(row, head)))
+                        .collect(),
+                });
+            }
+        }
+        SampledReads { runs }
+    }
+
+    /// Attends exactly for the sampled queries of a chunk, whose pages are read wherever they lie, and takes the comparison
+    /// in. `output` is the chunk's, `[tokens, heads, head_dim]`.
+    /// Returns, by KV head, how many samples there were and how many missed the target.
+    pub(crate) fn compare(
+        &mut self,
+        cache: &mut KvCache,
+        chosen: &Chosen<'_>,
+        sampled_reads: &SampledReads,
+        options: &AttendOptions<'_>,
+        output: &[f32],
+    ) -> Result<Vec<(u64, u64)>, EngineError> {
+        let mut samples = vec![(0, 0); self.heads.kv_heads];
+        let Heads { group, head_dim, .. } = self.heads;
+        let sampled = sampled_reads.runs.iter().map(|run| run.queries(&chosen.chunk.tiles));
+        let sampled: Vec<(usize, QueryTile<'_>)> = sampled.collect();
+        let exact = sampled_reads
+            .runs
+            .iter()
+            .map(|run| Partial::new(run.rows, group, head_dim));
+        let mut exact: Vec<Partial> = exact.collect();
+        reading::attend_everything(cache, &chosen.chunk, &sampled, options, &mut exact)?;
+        for ((run, exact), (kv_head, queries)) in sampled_reads.runs.iter().zip(&exact).zip(sampled) {
+            let compared = Compared { run, queries, exact };
+            self.show(cache, chosen, &compared, options)?;
+            let (seen, missed) = self.take_in(&chosen.chunk, &compared, output)?;
+            samples[kv_head].0 += seen;
+            samples[kv_head].1 += missed;
+        }
+        for (kv_head, count) in chosen.counts.iter().enumerate() {
+            for head in 0..group {
+                let pairs = &mut self.sums_of(chosen.chunk.layer, kv_head * group + head).pairs;
+                pairs.read += count.read;
+                pairs.causal += count.causal;
+            }
+        }
+        Ok(samples)
+    }
+
+    /// Takes the comparison of a run in; returns how many samples there were and how many missed the target.
+    fn take_in(
+        &mut self,
+        chunk: &Chunk<'_>,
+        compared: &Compared<'_>,
+        output: &[f32],
+    ) -> Result<(u64, u64), EngineError> {
+        let Compared { run, exact, .. } = compared;
+        let Heads { group, head_dim, .. } = self.heads;
+        let (tile, width) = (&chunk.tiles[run.tile], self.heads.width());
+        // [rows, group, head_dim]
+        let mut expected = vec![0.0; run.rows * group * head_dim];
+        exact.finish_into(&mut expected, group * head_dim, None)?;
+        let mut missed = 0;
+        for (at, expected) in expected.chunks_exact(head_dim).enumerate() {
+            let (row, head) = (at / group, tile.kv_head * group + at % group);
+            let mass = compared.kept_mass(at, group);
+            let first = (tile.first_row + run.first_row + row) * width + head * head_dim;
+            let error = relative_error(&output[first..first + head_dim], expected);
+            missed += u64::from(mass < self.target);
+            self.sums_of(chunk.layer, head).add(mass.min(1.0), error);
+        }
+        Ok(((run.rows * group) as u64, missed))
+    }
+
+    /// Shows the queries of a run to the observer, where there is one.
+    fn show(
+        &mut self,
+        cache: &mut KvCache,
+        chosen: &Chosen<'_>,
+        compared: &Compared<'_>,
+        options: &AttendOptions<'_>,
+    ) -> Result<(), EngineError> {
+        let Some(observer) = &mut self.observer else {
+            return Ok(());
+        };
+        let Compared { run, queries, exact } = compared;
+        let (group, kv_head) = (self.heads.group, chosen.chunk.tiles[run.tile].kv_head);
+        let masses = reading::mass_of_everything(cache, &chosen.chunk, kv_head, queries, exact, options)?;
+        for (at, mass) in masses.iter().enumerate() {
+            let (row, head) = (at / group, at % group);
+            let position = queries.start + row;
+            let named = chosen.phases().into_iter();
+            let named = named.filter_map(|selections| selections.get(run.tile));
+            let spans = Selection::from_spans(named.flat_map(|selection| selection.reads(position, 1)));
+            observer(&AuditedQuery {
+                layer: chosen.chunk.layer,
+                kv_head,
+                head: kv_head * group + head,
+                position,
+                kept_mass: compared.kept_mass(at, group).min(1.0),
+                mass,
+                read: spans.spans(),
+            });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn report(&self) -> AuditReport {
+        let per_layer = self.heads.kv_heads * self.heads.group;
+        let audited = self
+            .sums
+            .iter()
+            .enumerate()
+            .filter_map(|(at, sums)| Some((at, sums.as_ref()?)));
+        let heads: Vec<HeadAudit> = audited
+            .map(|(at, sums)| HeadAudit {
+                layer: at / per_layer,
+                kv_head: at % per_layer / self.heads.group,
+                head: at % per_layer,
+                samples: sums.samples,
+                mean_mass: sums.mass / sums.samples.max(1) as f64,
+                first_percentile_mass: first_percentile(&sums.histogram),
+                mean_output_error: sums.error / sums.samples.max(1) as f64,
+                density: sums.pairs.read as f64 / sums.pairs.causal.max(1) as f64,
+            })
+            .collect();
+        let mut all = HeadSums::new();
+        for sums in self.sums.iter().flatten() {
+            all.samples += sums.samples;
+            all.mass += sums.mass;
+            all.error += sums.error;
+            all.largest_error = all.largest_error.max(sums.largest_error);
+            all.pairs.read += sums.pairs.read;
+            all.pairs.causal += sums.pairs.causal;
+            all.histogram
+                .iter_mut()
+                .zip(&sums.histogram)
+                .for_each(|(sum, count)| *sum += count);
+        }
+        AuditReport {
+            samples: all.samples,
+            mean_mass: all.mass / all.samples.max(1) as f64,
+            first_percentile_mass: first_percentile(&all.histogram),
+            worst_head: heads.iter().copied().min_by(|a, b| a.mean_mass.total_cmp(&b.mean_mass)),
+            mean_output_error: all.error / all.samples.max(1) as f64,
+            largest_output_error: all.largest_error,
+            density: all.pairs.read as f64 / all.pairs.causal.max(1) as f64,
+            heads,
+        }
+    }
+
+    fn sums_of(&mut self, layer: usize, head: usize) -> &mut HeadSums {
+        let at = layer * self.heads.kv_heads * self.heads.group + head;
+        self.sums[at].get_or_insert_with(HeadSums::new)
+    }
+}
+
+impl HeadSums {
+    fn new() -> Self {
+        Self {
+            samples: 0,
+            mass: 0.0,
+            error: 0.0,
+            largest_error: 0.0,
+            pairs: PairCount::default(),
+            histogram: vec![0; STEPS + 1],
+        }
+    }
+
+    fn add(&mut self, mass: f64, error: f64) {
+        self.samples += 1;
+        self.mass += mass;
+        self.error += error;
+        self.largest_error = self.largest_error.max(error);
+        self.histogram[(mass * STEPS as f64) as usize] += 1;
+    }
+}
+
+/// (first row, rows) of the runs that are sampled of a chunk of `rows`, evenly spread, the last rows among them.
+fn sampled_runs(rows: usize) -> Vec<(usize, usize)> {
+    if rows <= SAMPLED_ROWS {
+        return vec![(0, rows)];
+    }
+    let runs = SAMPLED_ROWS / RUN;
+    (1..=runs).map(|number| (rows * number / runs - RUN, RUN)).collect()
+}
+
+/// The mass that all but one sample in a hundred exceed, rounded down to a step.
+fn first_percentile(histogram: &[u32]) -> f64 {
+    let total: u64 = histogram.iter().map(|count| u64::from(*count)).sum();
+    let mut below = 0;
+    for (step, count) in histogram.iter().enumerate() {
+        below += u64::from(*count);
+        if below * 100 > total {
+            return step as f64 / STEPS as f64;
+        }
+    }
+    1.0
+}
+
+fn relative_error(ours: &[f32], exact: &[f32]) -> f64 {
+    let square = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>();
+    let difference = square(&mut ours.iter().zip(exact).map(|(a, b)| f64::from(a - b)));
+    let size = square(&mut exact.iter().map(|value| f64::from(*value)));
+    if size > 0.0 { (difference / size).sqrt() } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sampled_runs_lie_in_the_chunk_apart_from_each_other_and_hold_its_end() {
+        for rows in [1, 7, 64, 65, 100, 512, 1024] {
+            let runs = sampled_runs(rows);
+            assert!(runs.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
+            assert_eq!(runs.last().map(|(first, count)| first + count), Some(rows));
+            assert_eq!(runs.iter().map(|(_, count)| count).sum::<usize>(), rows.min(64));
+        }
+    }
+
+    #[test]
+    fn the_first_percentile_is_what_all_but_one_in_a_hundred_exceed() {
+        let mut sums = HeadSums::new();
+        (0..200).for_each(|n| sums.add(f64::from(n) / 200.0, 0.0));
+        assert_eq!(first_percentile(&sums.histogram), 0.01);
+        assert_eq!(first_percentile(&HeadSums::new().histogram), 1.0);
+    }
+}

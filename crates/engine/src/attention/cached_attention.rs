@@ -1,0 +1,386 @@
+//! Attention for a model that computes elsewhere: the caller projects queries, keys and values; their pages lie here, and the engine's
+//! own step selects and attends.
+
+use riffle_attention::{AttendOptions, Format, Partial};
+use riffle_kv::{KvCache, KvUsage};
+use riffle_policy::{CostModel, Phase, PolicyRules, PolicySet, PolicyShape};
+
+use crate::attention::audit::{Audit, AuditedQuery};
+use crate::attention::chunk::LayerStep;
+use crate::attention::evicted::Evicted;
+use crate::attention::host::HostReader;
+use crate::attention::layer_rows::{LayerRows, NewKeys};
+use crate::attention::rotation::{Rotation, rotate};
+use crate::attention::round::{RoundRows, attend_round};
+use crate::attention::sliding::SlidingLayer;
+use crate::attention::slots::Slot;
+use crate::attention::state::AttentionState;
+use crate::attention::tiles::Heads;
+use crate::{AttentionPrecision, AuditReport, EngineError, PairCount};
+
+/// How a [`CachedAttention`] attends.
+#[derive(Debug, Clone)]
+pub struct CachedAttentionOptions {
+    /// Query heads of a layer; a multiple of the cache's KV heads.
+    pub heads: usize,
+    /// Policies that choose what prompt tokens read.
+    pub prefill: PolicyRules,
+    /// Policies that choose what generated tokens read.
+    pub decode: PolicyRules,
+    /// Prompt tokens whose attention is computed together.
+    pub chunk_tokens: usize,
+    /// How prompts multiply.
+    pub attention: AttentionPrecision,
+    /// Costs, for the guards of short prompts.
+    pub cost: CostModel,
+    /// Compare sampled queries with exact attention ([`CachedAttention::audit`]).
+    pub audit: bool,
+}
+
+/// What a layer does with its rows.
+#[derive(Debug, Clone, Copy)]
+pub struct LayerCall {
+    /// The layer, among those with keys and values.
+    pub layer: usize,
+    /// [`Phase::Decode`] for generated tokens, [`Phase::Prefill`] for those of a prompt.
+    pub phase: Phase,
+    /// Factor on q·k.
+    pub scale: f32,
+    /// Logits become cap·tanh(logit / cap).
+    pub soft_cap: Option<f32>,
+    /// Tokens that the layer looks back at most, the token itself counted. No policy acts on such a layer. The window of a layer is the
+    /// same in every call.
+    pub window: Option<usize>,
+}
+
+/// Rows that a model has projected, with positions in keys and queries already.
+#[derive(Debug, Clone, Copy)]
+pub struct ProjectedRows<'a> {
+    /// Tokens, at least one.
+    pub tokens: usize,
+    /// `[tokens, heads, head_dim]`
+    pub queries: &'a [f32],
+    /// `[tokens, kv_heads, head_dim]`
+    pub keys: &'a [f32],
+    /// `[tokens, kv_heads, head_dim]`
+    pub values: &'a [f32],
+}
+
+/// Keys and values of one sequence in pages, with the policies that choose what its queries read.
+pub struct CachedAttention {
+    state: AttentionState,
+    heads: Heads,
+    options: CachedAttentionOptions,
+    rotation: Rotation,
+    /// Tokens that each layer has read.
+    tokens: Vec<usize>,
+    partials: Vec<Partial>,
+    /// What the first of two phases has read.
+    own: Vec<Partial>,
+}
+
+impl CachedAttention {
+    /// Attention over an empty cache.
+    ///
+    /// # Errors
+    /// [`EngineError::Option`] for heads that do not fit the cache and chunks without tokens; [`EngineError::Policy`].
+    pub fn new(cache: KvCache, options: CachedAttentionOptions) -> Result<Self, EngineError> {
+        let shape = *cache.shape();
+        if options.heads == 0 || !options.heads.is_multiple_of(shape.kv_heads) {
+            let requirement = format!("it must be a multiple of the {} KV heads", shape.kv_heads);
+            return Err(EngineError::option("query heads", options.heads, requirement));
+        }
+        if options.chunk_tokens == 0 {
+            return Err(EngineError::option("-ub", 0, "it must be at least 1 token"));
+        }
+        let heads = Heads {
+            kv_heads: shape.kv_heads,
+            group: options.heads / shape.kv_heads,
+            head_dim: shape.head_dim,
+        };
+        let of_layers = PolicyShape {
+            layers: shape.layers,
+            kv_heads: heads.kv_heads,
+            group: heads.group,
+            head_dim: heads.head_dim,
+            chunk_tokens: options.chunk_tokens,
+        };
+        let policies = |rules: &PolicyRules, phase| {
+            rules.check_places(&of_layers)?;
+            PolicySet::new(rules, phase, &of_layers, &options.cost)
+        };
+        let (prefill, decode) = (
+            policies(&options.prefill, Phase::Prefill)?,
+            policies(&options.decode, Phase::Decode)?,
+        );
+        let mut state = AttentionState::new(cache, Box::new(HostReader), prefill, decode);
+        state.audit = options.audit.then(|| Audit::new(shape.layers, heads, 0.0));
+        Ok(Self {
+            state,
+            heads,
+            rotation: Rotation {
+                keys: shape.key_format == Format::Q4_0,
+                values: shape.value_format == Format::Q4_0,
+            },
+            tokens: vec![0; shape.layers],
+            partials: Vec::new(),
+            own: Vec::new(),
+            options,
+        })
+    }
+
+    /// Tokens that a layer has read; 0 for one that does not exist.
+    pub fn tokens(&self, layer: usize) -> usize {
+        self.tokens.get(layer).copied().unwrap_or(0)
+    }
+
+    /// What the cache holds.
+    pub fn usage(&self) -> KvUsage {
+        self.state.cache.usage()
+    }
+
+    /// How it attends.
+    pub fn options(&self) -> &CachedAttentionOptions {
+        &self.options
+    }
+
+    /// The cache.
+    pub fn cache(&self) -> &KvCache {
+        &self.state.cache
+    }
+
+    /// Pairs of query and key that were read, of all layers and KV heads.
+    pub fn pairs(&self) -> PairCount {
+        self.state.counters.pairs
+    }
+
+    /// How much of the true attention was kept so far, where [`CachedAttentionOptions::audit`] is on.
+    pub fn audit(&self) -> Option<AuditReport> {
+        self.state.audit.as_ref().map(Audit::report)
+    }
+
+    /// Shows every query that is audited from now on to `observer`, as [`Sequence::observe_audit`](crate::Sequence::observe_audit).
+    ///
+    /// # Errors
+    /// [`EngineError::Option`] where [`CachedAttentionOptions::audit`] is off.
+    pub fn observe_audit(
+        &mut self,
+        observer: impl FnMut(&AuditedQuery<'_>) + Send + Sync + 'static,
+    ) -> Result<(), EngineError> {
+        self.state.observe_audit(Box::new(observer))
+    }
+
+    /// Appends the rows to a layer, lets its policies select, attends, and lets them observe. `output` is
+    /// `[tokens, heads, head_dim]`.
+    ///
+    /// # Errors
+    /// [`EngineError::Kv`] for a layer that does not exist and for slices of other lengths; pages without room. The layer then holds
+    /// what it held, apart from what policies had evicted.
+    pub fn attend(
+        &mut self,
+        call: &LayerCall,
+        rows: &ProjectedRows<'_>,
+        output: &mut [f32],
+    ) -> Result<(), EngineError> {
+        self.check(call, rows, Some(output))?;
+        self.take(call, rows, Some(output))
+    }
+
+    /// Appends keys and values to a layer without attending, such as those that another cache holds. Policies that learn from what is
+    /// attended to learn nothing of them.
+    ///
+    /// # Errors
+    /// As [`attend`](Self::attend).
+    pub fn append(&mut self, layer: usize, keys: &[f32], values: &[f32]) -> Result<(), EngineError> {
+        let call = LayerCall {
+            layer,
+            phase: Phase::Prefill,
+            scale: 1.0,
+            soft_cap: None,
+            window: None,
+        };
+        let rows = ProjectedRows {
+            tokens: keys.len() / (self.heads.kv_heads * self.heads.head_dim),
+            queries: &[],
+            keys,
+            values,
+        };
+        self.check(&call, &rows, None)?;
+        self.take(&call, &rows, None)
+    }
+
+    /// Appends the rows, and attends where there is a place for the output.
+    fn take(
+        &mut self,
+        call: &LayerCall,
+        rows: &ProjectedRows<'_>,
+        output: Option<&mut [f32]>,
+    ) -> Result<(), EngineError> {
+        match call.window {
+            Some(window) => self.slide(call.layer, window)?,
+            None => self.state.evict(call.layer, self.tokens[call.layer])?,
+        }
+        let (mut queries, mut keys, mut values) = (Vec::new(), Vec::new(), Vec::new());
+        let rows = ProjectedRows {
+            queries: rotated(rows.queries, &mut queries, self.rotation.keys, self.heads.head_dim),
+            keys: rotated(rows.keys, &mut keys, self.rotation.keys, self.heads.head_dim),
+            values: rotated(rows.values, &mut values, self.rotation.values, self.heads.head_dim),
+            ..*rows
+        };
+        match self.attend_rows(call, &rows, output) {
+            Ok(()) => {
+                self.tokens[call.layer] += rows.tokens;
+                Ok(())
+            }
+            Err(error) => {
+                self.cut(call.layer, self.tokens[call.layer]);
+                Err(error)
+            }
+        }
+    }
+
+    /// Forgets what follows the first `tokens` tokens, in every layer. False, with nothing changed, where tokens before have left for
+    /// good.
+    pub fn truncate(&mut self, tokens: usize) -> bool {
+        if tokens == 0 {
+            self.state.evicted = Evicted::default();
+        }
+        if !self.state.evicted.reaches(tokens) {
+            return false;
+        }
+        for layer in 0..self.tokens.len() {
+            self.cut(layer, tokens.min(self.tokens[layer]));
+        }
+        true
+    }
+
+    /// Forgets what follows the first `tokens` tokens of a layer.
+    fn cut(&mut self, layer: usize, tokens: usize) {
+        self.tokens[layer] = tokens;
+        self.state.truncate_layer(layer, tokens);
+    }
+
+    fn check(&self, call: &LayerCall, rows: &ProjectedRows<'_>, output: Option<&[f32]>) -> Result<(), EngineError> {
+        let layers = self.tokens.len();
+        if call.layer >= layers {
+            return Err(riffle_kv::KvError::Layer {
+                layer: call.layer,
+                layers,
+            }
+            .into());
+        }
+        let width = self.heads.kv_heads * self.heads.head_dim;
+        let keys = rows.tokens.saturating_mul(width);
+        let queries = rows.tokens.saturating_mul(self.heads.width());
+        let are_right = rows.tokens > 0
+            && [rows.keys.len(), rows.values.len()] == [keys, keys]
+            && output.is_none_or(|output| [rows.queries.len(), output.len()] == [queries, queries]);
+        match are_right {
+            true => Ok(()),
+            false => Err(EngineError::option(
+                "rows of a layer",
+                rows.tokens,
+                format!("queries and output need {queries} elements, keys and values {keys}, of at least 1 token"),
+            )),
+        }
+    }
+
+    fn attend_rows(
+        &mut self,
+        call: &LayerCall,
+        rows: &ProjectedRows<'_>,
+        output: Option<&mut [f32]>,
+    ) -> Result<(), EngineError> {
+        let held = self.tokens[call.layer];
+        let mut failure = None;
+        let follow_from_keys = self.state.layer_traits(call.layer, call.phase).follow_from_keys;
+        let chunk_tokens = match call.phase {
+            Phase::Prefill => self.options.chunk_tokens,
+            Phase::Decode if !follow_from_keys => 1,
+            Phase::Decode => rows.tokens,
+        };
+        let shape = *self.state.cache.shape();
+        let step = LayerStep {
+            phase: call.phase,
+            layers: self.tokens.len(),
+            heads: self.heads,
+            total_tokens: held + rows.tokens,
+            page_tokens: shape.page_tokens,
+            evicted_tokens: self.state.evicted.of_layer(call.layer, shape.kv_heads),
+            window: call.window,
+            rotation: self.rotation,
+            reads_ahead: true,
+            options: AttendOptions::new(call.scale)
+                .with_soft_cap(call.soft_cap)
+                .with_arithmetic(self.options.attention.arithmetic(call.phase)),
+        };
+        self.own.clear();
+        let mut parts = [RoundRows {
+            attention: &mut self.state,
+            step,
+            input: LayerRows {
+                cache_layer: call.layer,
+                slot: Slot(held),
+                first_row: 0,
+                tokens: rows.tokens,
+                queries: rows.queries,
+                new_keys: NewKeys::Host {
+                    keys: rows.keys,
+                    values: rows.values,
+                },
+            },
+            chunk_tokens,
+            rows: 0..0,
+            own: &mut self.own,
+            failure: &mut failure,
+        }];
+        let [part] = &mut parts;
+        let Some(output) = output else {
+            return part.attention.append(&part.step, &part.input, 0..rows.tokens);
+        };
+        attend_part(&mut parts, &mut self.partials, call, output)
+    }
+
+    /// Frees the pages that a layer's window has left behind.
+    fn slide(&mut self, layer: usize, window: usize) -> Result<(), EngineError> {
+        let sliding = SlidingLayer::new(layer, window, self.state.cache.shape().page_tokens);
+        if let Some(left) = self.state.slide_layer(&sliding, self.tokens[layer])? {
+            self.state.evicted.forbid_below(left + window - 1);
+        }
+        Ok(())
+    }
+}
+
+/// The rows as the cache holds them.
+fn rotated<'a>(rows: &'a [f32], room: &'a mut Vec<f32>, is_rotated: bool, head_dim: usize) -> &'a [f32] {
+    if !is_rotated {
+        return rows;
+    }
+    room.extend_from_slice(rows);
+    rotate(room, head_dim);
+    room
+}
+
+/// Attends to the rows of the only part, chunk by chunk, into `output`.
+fn attend_part(
+    parts: &mut [RoundRows<'_>; 1],
+    partials: &mut Vec<Partial>,
+    call: &LayerCall,
+    output: &mut [f32],
+) -> Result<(), EngineError> {
+    let [part] = &mut *parts;
+    let (tokens, chunk_tokens) = (part.input.tokens, part.chunk_tokens);
+    let traits = part.attention.layer_traits(call.layer, call.phase);
+    if call.phase == Phase::Prefill && call.window.is_none() && traits.two_phases {
+        part.attention
+            .attend_own(&part.step, &part.input, chunk_tokens, part.own)?;
+    }
+    for first in (0..tokens).step_by(chunk_tokens) {
+        parts[0].rows = first..(first + chunk_tokens).min(tokens);
+        attend_round(parts, partials, output);
+        if let Some(failure) = parts[0].failure.take() {
+            return Err(failure);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,129 @@
+//! Delta correction of sparse attention to prompts: Delta Attention, Willette et al. 2025, arXiv:2505.11254.
+//!
+//! In each KV head the queries at multiples of `delta` also read everything. The difference between what such a query read
+//! densely and sparsely is added to the outputs of the queries after it, up to the next one, in each query head by itself.
+//! A chunk that begins between two multiples takes its first query as well, so a chunk needs nothing of the chunks before
+//! it: prompts that are cut at multiples of `delta` have the same outputs however they are cut.
+
+use std::ops::Range;
+
+use riffle_attention::{AttendOptions, Partial, QueryTile, Selection};
+use riffle_kv::KvCache;
+use riffle_policy::Policy;
+
+use crate::EngineError;
+use crate::attention::chunk::Chunk;
+use crate::attention::counters::PairCount;
+use crate::attention::reading;
+use crate::attention::tiles::Tile;
+
+/// A query of a chunk that also reads everything, in one KV head.
+pub(crate) struct DenseRow {
+    /// The tile it lies in.
+    tile: usize,
+    /// Its number in the chunk.
+    row: usize,
+    /// Rows of the chunk that its difference corrects, itself among them: those from it on, up to the next such query, that
+    /// do not read everything themselves.
+    corrected: Vec<usize>,
+}
+
+/// The queries of a chunk that read everything to correct others, and how many more pairs they read, by KV head.
+/// `phases` is what its tiles read, in one phase or two.
+pub(crate) fn dense_rows(
+    chunk: &Chunk<'_>,
+    policies: &[Policy],
+    phases: [&[Selection]; 2],
+) -> (Vec<DenseRow>, Vec<PairCount>) {
+    let (mut rows, mut counts) = (Vec::new(), vec![PairCount::default(); policies.len()]);
+    for (kv_head, (policy, context)) in policies.iter().zip(&chunk.contexts).enumerate() {
+        let Some(delta) = policy.delta(context) else { continue };
+        let tiles = chunk.tiles.iter().enumerate();
+        let tiles = tiles.filter(|(_, tile)| tile.kv_head == kv_head);
+        let mut latest: Option<(DenseRow, u64)> = None;
+        let mut close = |latest: Option<(DenseRow, u64)>| {
+            if let Some((row, missing)) = latest.filter(|(_, missing)| *missing > 0) {
+                counts[kv_head].add(PairCount {
+                    read: missing,
+                    causal: 0,
+                });
+                rows.push(row);
+            }
+        };
+        for (number, tile) in tiles {
+            for row in 0..tile.queries.rows {
+                let position = tile.queries.start + row;
+                let read: usize = reading::named(phases, number)
+                    .map(|selection| selection.pair_count(position, 1))
+                    .sum();
+                let missing = (position + 1).saturating_sub(read) as u64;
+                let at = tile.first_row + row;
+                if at == 0 || position.is_multiple_of(delta) {
+                    let dense = DenseRow {
+                        tile: number,
+                        row: at,
+                        corrected: Vec::new(),
+                    };
+                    close(latest.replace((dense, missing)));
+                }
+                if let Some((dense, _)) = latest.as_mut().filter(|_| missing > 0) {
+                    dense.corrected.push(at);
+                }
+            }
+        }
+        close(latest);
+    }
+    (rows, counts)
+}
+
+/// Lets the rows read everything and corrects the outputs after them. `output` is the chunk's, `[tokens, heads, head_dim]`.
+pub(crate) fn correct(
+    cache: &mut KvCache,
+    chunk: &Chunk<'_>,
+    rows: &[DenseRow],
+    options: &AttendOptions<'_>,
+    output: &mut [f32],
+) -> Result<(), EngineError> {
+    let queries = rows.iter().map(|row| row.query(&chunk.tiles));
+    let queries: Vec<(usize, QueryTile<'_>)> = queries.collect();
+    let mut dense: Vec<Partial> = rows
+        .iter()
+        .map(|_| Partial::new(1, chunk.group, chunk.head_dim))
+        .collect();
+    reading::attend_everything(cache, chunk, &queries, options, &mut dense)?;
+    let (of_group, width) = (
+        chunk.group * chunk.head_dim,
+        chunk.contexts.len() * chunk.group * chunk.head_dim,
+    );
+    let mut difference = vec![0.0; of_group];
+    for ((row, dense), (kv_head, _)) in rows.iter().zip(&dense).zip(&queries) {
+        let elements = |row: usize| -> Range<usize> {
+            let first = row * width + kv_head * of_group;
+            first..first + of_group
+        };
+        dense.finish_into(&mut difference, of_group, None)?;
+        for (dense, sparse) in difference.iter_mut().zip(&output[elements(row.row)]) {
+            *dense -= sparse;
+        }
+        for corrected in &row.corrected {
+            let sparse = output[elements(*corrected)].iter_mut();
+            sparse.zip(&difference).for_each(|(sum, difference)| *sum += difference);
+        }
+    }
+    Ok(())
+}
+
+impl DenseRow {
+    /// Its KV head and its query.
+    fn query<'q>(&self, tiles: &[Tile<'q>]) -> (usize, QueryTile<'q>) {
+        let tile = &tiles[self.tile];
+        let row = self.row - tile.first_row;
+        let query = QueryTile {
+            data: &tile.queries.data[row * tile.queries.row_stride..],
+            rows: 1,
+            start: tile.queries.start + row,
+            ..tile.queries
+        };
+        (tile.kv_head, query)
+    }
+}

@@ -1,0 +1,412 @@
+//! Attention on a device: the cache lies in main memory whole, the device keeps the pages it has room for.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use riffle_attention::{PageView, Partial, Span};
+use riffle_device::{
+    AppendedTokens, BatchRows, DeviceQueue, DeviceRows, LayerPages, PageRoom, PagedTile, QueueTimer, RoomOptions,
+    ScannedHead, SequenceId, SummaryKind, TransferCount,
+};
+use riffle_kv::{KvCache, PageVersion};
+use riffle_policy::{Estimate, Estimated, PolicySet, SelectContext};
+
+use crate::EngineError;
+use crate::attention::chunk::{Chosen, Chunk};
+use crate::attention::layer_rows::{LayerRows, NewKeys};
+use crate::attention::reader::{KeyEstimates, ReadCall, Reader};
+use crate::attention::reading::{cut, named, observed, tell, wanted_by, wanted_pages};
+use crate::attention::rotation::Rotation;
+
+/// The room on an engine's device that all its sequences share, while there are any.
+#[derive(Default)]
+pub(crate) struct SharedRoom(Mutex<Weak<Room>>);
+
+type Room = Mutex<Box<dyn PageRoom>>;
+
+/// One sequence in the room on the device, whose pages leave it when this is dropped.
+pub(crate) struct DevicePages {
+    room: Arc<Room>,
+    sequence: SequenceId,
+    queue: Arc<dyn DeviceQueue>,
+    /// Around the latest call whose result stays on the device, until its time is [taken](Self::attended_ms).
+    call: Option<Box<dyn QueueTimer>>,
+}
+
+impl SharedRoom {
+    /// The room of an engine on its device; the first who asks makes it under `options`.
+    fn open(&self, queue: &Arc<dyn DeviceQueue>, options: RoomOptions) -> Result<Arc<Room>, EngineError> {
+        let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(room) = shared.upgrade() {
+            return Ok(room);
+        }
+        let room = Arc::new(Mutex::new(Arc::clone(queue).room(options)?));
+        *shared = Arc::downgrade(&room);
+        Ok(room)
+    }
+}
+
+impl DevicePages {
+    /// A new sequence in the room that the sequences of an engine share.
+    pub(crate) fn shared(
+        room: &SharedRoom,
+        queue: &Arc<dyn DeviceQueue>,
+        options: RoomOptions,
+    ) -> Result<Self, EngineError> {
+        let room = room.open(queue, options)?;
+        let sequence = lock(&room).begin_sequence();
+        Ok(Self::of(&room, sequence, queue))
+    }
+
+    /// A sequence in a room of its own.
+    pub(crate) fn alone(queue: &Arc<dyn DeviceQueue>, options: RoomOptions) -> Result<Self, EngineError> {
+        let room = Arc::new(Mutex::new(Arc::clone(queue).room(options)?));
+        let sequence = lock(&room).begin_sequence();
+        Ok(Self::of(&room, sequence, queue))
+    }
+
+    fn of(room: &Arc<Room>, sequence: SequenceId, queue: &Arc<dyn DeviceQueue>) -> Self {
+        Self {
+            room: Arc::clone(room),
+            sequence,
+            queue: Arc::clone(queue),
+            call: None,
+        }
+    }
+
+    fn layer<'a>(&self, layer: usize, versions: &'a [Vec<PageVersion>]) -> LayerPages<'a> {
+        LayerPages {
+            sequence: self.sequence,
+            layer,
+            versions,
+        }
+    }
+}
+
+impl Drop for DevicePages {
+    fn drop(&mut self) {
+        lock(&self.room).end_sequence(self.sequence);
+    }
+}
+
+/// After a panic within nobody knows what lies there.
+fn lock(room: &Room) -> MutexGuard<'_, Box<dyn PageRoom>> {
+    room.lock().unwrap_or_else(|poisoned| {
+        let mut locked = poisoned.into_inner();
+        locked.clear();
+        room.clear_poison();
+        locked
+    })
+}
+
+impl Reader for DevicePages {
+    fn beside(&self) -> Box<dyn Reader> {
+        let sequence = lock(&self.room).begin_sequence();
+        Box::new(Self::of(&self.room, sequence, &self.queue))
+    }
+
+    fn fork(&mut self) -> Box<dyn Reader> {
+        let sequence = lock(&self.room).fork(self.sequence);
+        Box::new(Self::of(&self.room, sequence, &self.queue))
+    }
+
+    fn append(
+        &mut self,
+        cache: &mut KvCache,
+        input: &LayerRows<'_>,
+        tokens: &Range<usize>,
+        rotation: Rotation,
+    ) -> Result<(), EngineError> {
+        let new = AppendedTokens {
+            sequence: self.sequence,
+            layer: input.cache_layer,
+            rows: device_rows(input),
+            rotated: [rotation.keys, rotation.values],
+        };
+        let mut room = lock(&self.room);
+        cache.append_encoded(input.cache_layer, tokens.len(), |heads| {
+            Ok(room.append(&new, input.batch_rows(tokens), heads)?)
+        })
+    }
+
+    fn attend(
+        &mut self,
+        cache: &mut KvCache,
+        call: &ReadCall<'_>,
+        partials: &mut [Partial],
+    ) -> Result<(), EngineError> {
+        // Keys lie where the kernels read them: scans of policies in main memory are not used again.
+        let Chosen { chunk, selections, .. } = call.chosen;
+        let end = chunk.end();
+        let wanted = wanted_pages(cache, chunk, || {
+            let tiles = chunk.tiles.iter().zip(selections);
+            tiles.map(|(tile, selection)| (tile.kv_head, tile.queries, selection))
+        });
+        let tiles = chunk.tiles.iter().zip(selections).map(|(tile, selection)| PagedTile {
+            kv_head: tile.kv_head,
+            first_row: tile.first_row,
+            rows: tile.queries.rows,
+            start: tile.queries.start,
+            selection,
+        });
+        let tiles: Vec<PagedTile<'_>> = tiles.collect();
+        let timer = match call.chosen.stays_on_device {
+            true => Some(Arc::clone(&self.queue).timer()?),
+            false => None,
+        };
+        let versions = cache.page_versions(chunk.layer);
+        let of = self.layer(chunk.layer, &versions);
+        let mut room = lock(&self.room);
+        let means = same_block(&call.chosen.device_means);
+        if let Some(block) = means {
+            let reads = |kv_head: usize| call.chosen.device_means[kv_head].is_some();
+            extend_summaries(&mut **room, cache, SummaryKind::Means, of, block, reads)?;
+        }
+        let rows = BatchRows::new(device_rows(call.input), chunk.batch_rows.clone());
+        if let Some(timer) = &timer {
+            timer.start()?;
+        }
+        let mut attend = room.begin(of, &tiles, &rows, end, call.options)?;
+        if means.is_some() {
+            attend.include_means();
+        }
+        cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), Some(call.chosen.next), &mut |pages| {
+            Ok(attend.attend(&cut(pages, chunk))?)
+        })?;
+        attend.finish()?;
+        match &timer {
+            Some(timer) => timer.stop()?,
+            None => room.bring_partials(&tiles, &rows, partials)?,
+        }
+        drop(room);
+        self.call = timer;
+        Ok(())
+    }
+
+    /// Takes the mass of keys of 16 bits, as the attention of a device weighs them. Without `partials` the log-sum-exp of what was read
+    /// lies in the rows.
+    fn observe(
+        &mut self,
+        cache: &mut KvCache,
+        policies: &mut PolicySet,
+        call: &ReadCall<'_>,
+        partials: Option<&[Partial]>,
+    ) -> Result<(), EngineError> {
+        let (chunk, selections) = (&call.chosen.chunk, call.chosen.phases());
+        let mut heads = observed(policies, chunk, partials);
+        if heads.is_empty() {
+            return Ok(());
+        }
+        let wanted = wanted_by(cache, chunk, &heads, selections);
+        let query_heads = chunk.group * cache.shape().kv_heads;
+        // [rows, heads]
+        let mut log_sum_exp = vec![0.0; chunk.tokens.len() * query_heads];
+        let mut tiles = Vec::new();
+        for head in &heads {
+            for rows in &head.rows {
+                let first_row = rows.queries.start - chunk.contexts[head.kv_head].chunk_start;
+                for (row, sums) in rows.log_sum_exp.chunks_exact(chunk.group).enumerate() {
+                    let at = (first_row + row) * query_heads + head.kv_head * chunk.group;
+                    log_sum_exp[at..at + chunk.group].copy_from_slice(sums);
+                }
+                tiles.extend(named(selections, rows.place).map(|selection| PagedTile {
+                    kv_head: head.kv_head,
+                    first_row,
+                    rows: rows.queries.rows,
+                    start: rows.queries.start,
+                    selection,
+                }));
+            }
+        }
+        let versions = cache.page_versions(chunk.layer);
+        let of = self.layer(chunk.layer, &versions);
+        let rows = BatchRows::new(device_rows(call.input), chunk.batch_rows.clone());
+        let mut room = lock(&self.room);
+        if partials.is_some() {
+            room.set_log_sum_exp(&rows, &log_sum_exp)?;
+        }
+        let mut pass = room.begin_mass(of, &tiles, &rows, chunk.end(), call.options)?;
+        cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), None, &mut |pages| {
+            Ok(pass.add(&cut(pages, chunk))?)
+        })?;
+        let masses = pass.finish()?;
+        for head in &mut heads {
+            let tokens = head.mass.len();
+            head.mass.copy_from_slice(&masses[head.kv_head][..tokens]);
+        }
+        tell(policies, chunk, &heads);
+        Ok(())
+    }
+
+    fn complete(&mut self, chosen: &Chosen<'_>, input: &LayerRows<'_>, rotation: Rotation) -> Result<(), EngineError> {
+        if rotation.values {
+            device_rows(input).rotate_attended(chosen.chunk.batch_rows.clone())?;
+        }
+        Ok(())
+    }
+
+    /// Brings the pages that lie in main memory, up to the first that does not.
+    fn read_ahead(&mut self, cache: &KvCache, next: usize) -> Result<(), EngineError> {
+        let mut room = lock(&self.room);
+        let reader = cache.read();
+        let versions = reader.page_versions(next);
+        let of = self.layer(next, &versions);
+        let expected = room.expected(of).into_iter();
+        let shown = expected.map_while(|(kv_head, page)| Some((kv_head, reader.near_page(next, kv_head, page)?)));
+        let shown: Vec<(usize, PageView<'_>)> = shown.collect();
+        Ok(room.read_ahead(of, &shown)?)
+    }
+
+    fn truncate(&mut self, tokens: usize) {
+        lock(&self.room).truncate(self.sequence, tokens);
+    }
+
+    fn truncate_head(&mut self, layer: usize, kv_head: usize, tokens: usize) {
+        lock(&self.room).truncate_head(self.sequence, layer, kv_head, tokens);
+    }
+
+    fn may_keep_results(&self) -> bool {
+        true
+    }
+
+    fn estimates(&mut self) -> Option<&mut dyn KeyEstimates> {
+        Some(self)
+    }
+
+    fn attended_ms(&mut self) -> Result<f64, EngineError> {
+        match self.call.take() {
+            Some(timer) => Ok(timer.elapsed_ms()?),
+            None => Ok(0.0),
+        }
+    }
+
+    fn resident_bytes(&self) -> u64 {
+        lock(&self.room).resident_bytes_of(self.sequence)
+    }
+
+    fn transferred(&self) -> TransferCount {
+        lock(&self.room).transferred()
+    }
+}
+
+impl KeyEstimates for DevicePages {
+    fn bound_scores(
+        &mut self,
+        cache: &mut KvCache,
+        input: &LayerRows<'_>,
+        chunk: &Chunk<'_>,
+        block: usize,
+    ) -> Result<Option<Vec<Estimated>>, EngineError> {
+        let versions = cache.page_versions(chunk.layer);
+        let of = self.layer(chunk.layer, &versions);
+        let mut room = lock(&self.room);
+        if !extend_summaries(&mut **room, cache, SummaryKind::Bounds, of, block, |_| true)? {
+            return Ok(None);
+        }
+        let heads = 0..cache.shape().kv_heads;
+        let tokens: Vec<usize> = heads.map(|kv_head| cache.head_tokens(chunk.layer, kv_head)).collect();
+        let queries = BatchRows::new(device_rows(input), chunk.batch_rows.clone());
+        let scores = room.bound_scores(of, &queries, &tokens)?;
+        Ok(Some(scores.into_iter().map(Estimated::Bounds).collect()))
+    }
+
+    fn extend_bounds(&mut self, cache: &mut KvCache, layer: usize, block: usize) -> Result<bool, EngineError> {
+        let versions = cache.page_versions(layer);
+        let of = self.layer(layer, &versions);
+        let mut room = lock(&self.room);
+        extend_summaries(&mut **room, cache, SummaryKind::Bounds, of, block, |_| true)
+    }
+
+    fn estimate(
+        &mut self,
+        keys: &ShownKeys<'_>,
+        input: &LayerRows<'_>,
+        chunk: &Chunk<'_>,
+        asked: &[Option<Estimate>],
+    ) -> Result<Vec<Option<Estimated>>, EngineError> {
+        let mut room = lock(&self.room);
+        let nothing = || asked.iter().map(|_| None).collect();
+        let scans = |asked: &Option<Estimate>| matches!(asked, Some(Estimate::Blocks { .. } | Estimate::Lines { .. }));
+        if !asked.iter().any(scans) {
+            return Ok(nothing());
+        }
+        let queries = BatchRows::new(device_rows(input), chunk.batch_rows.clone());
+        let Some(mut scan) = room.scan_keys(self.layer(chunk.layer, keys.versions), keys.pages, &queries)? else {
+            return Ok(nothing());
+        };
+        let of_head = |(context, asked): (&SelectContext<'_>, &Option<Estimate>)| {
+            let head = ScannedHead {
+                kv_head: context.kv_head,
+                start: context.chunk_start,
+                tokens: context.tokens,
+                scale: context.scale,
+            };
+            Ok(match *asked {
+                Some(Estimate::Blocks { stride, block }) => scan.blocks(&head, stride, block)?.map(Estimated::Blocks),
+                Some(Estimate::Lines { queries }) => scan
+                    .lines(&head, queries)?
+                    .map(|[columns, distances]| Estimated::Lines { columns, distances }),
+                Some(Estimate::Bounds { .. }) | None => None,
+            })
+        };
+        chunk.contexts.iter().zip(asked).map(of_head).collect()
+    }
+
+    fn keeps_means(&mut self, blocks: &[Option<usize>], tokens: usize) -> bool {
+        let room = lock(&self.room);
+        same_block(blocks).is_some_and(|block| room.have_summaries_room(SummaryKind::Means, block, tokens))
+    }
+}
+
+/// The rows of a batch on the device that attends.
+fn device_rows<'a>(input: &LayerRows<'a>) -> &'a dyn DeviceRows {
+    match input.new_keys {
+        NewKeys::Device(rows) => rows,
+        NewKeys::Host { .. } => unreachable!("a sequence of a device gets rows there"),
+    }
+}
+
+/// The keys of a layer as they lie in main memory.
+pub(crate) struct ShownKeys<'a> {
+    /// Up to the end of the chunk that looks at them, by KV head.
+    pub(crate) pages: &'a [Vec<PageView<'a>>],
+    /// Of all pages, by KV head.
+    pub(crate) versions: &'a [Vec<PageVersion>],
+}
+
+/// The tokens in the blocks of all KV heads that read any.
+fn same_block(blocks: &[Option<usize>]) -> Option<usize> {
+    let mut lengths = blocks.iter().flatten().copied();
+    let first = lengths.next()?;
+    lengths.all(|block| block == first).then_some(first)
+}
+
+/// Takes the tokens that the summaries of some KV heads of a layer lack into them; false where there is no room.
+fn extend_summaries(
+    room: &mut dyn PageRoom,
+    cache: &mut KvCache,
+    kind: SummaryKind,
+    of: LayerPages<'_>,
+    block: usize,
+    of_head: impl Fn(usize) -> bool,
+) -> Result<bool, EngineError> {
+    let layer = of.layer;
+    let Some(known) = room.summaries_known(kind, of, block, cache.tokens(layer))? else {
+        return Ok(false);
+    };
+    let page_tokens = cache.shape().page_tokens;
+    let lacking = known.iter().enumerate().map(|(kv_head, known)| {
+        let held = cache.head_tokens(layer, kv_head);
+        match *known < held && of_head(kv_head) {
+            true => vec![Span::new(known / page_tokens, held.div_ceil(page_tokens))],
+            false => Vec::new(),
+        }
+    });
+    let lacking: Vec<Vec<Span>> = lacking.collect();
+    if lacking.iter().any(|pages| !pages.is_empty()) {
+        cache.stream::<EngineError>(layer, Some(&lacking), None, &mut |shown| {
+            Ok(room.extend_summaries(kind, of, shown)?)
+        })?;
+    }
+    Ok(true)
+}

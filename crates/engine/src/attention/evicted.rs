@@ -1,0 +1,107 @@
+//! Tokens that have left the cache, head by head.
+
+use riffle_attention::Span;
+use riffle_kv::{CacheShape, KvError};
+use serde::{Deserialize, Serialize};
+
+use crate::attention::slots::{HeadSlot, Slot};
+
+/// Pages are freed once they are this part of those that stay, so that what moves costs little a token.
+const WORTH: usize = 8;
+
+/// How many tokens have left each (layer, KV head).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Evicted {
+    /// Tokens that have left, `[layers, kv_heads]`; empty while none has.
+    evicted_tokens: Vec<usize>,
+    /// Lengths below this one cannot be gone back to: tokens before it have left.
+    since: usize,
+}
+
+impl Evicted {
+    /// Tokens that have left a (layer, KV head).
+    pub(crate) fn evicted_tokens(&self, layer: usize, kv_heads: usize, kv_head: usize) -> usize {
+        let at = layer * kv_heads + kv_head;
+        self.evicted_tokens.get(at).copied().unwrap_or(0)
+    }
+
+    /// Tokens that have left each KV head of a layer.
+    pub(crate) fn of_layer(&self, layer: usize, kv_heads: usize) -> Vec<usize> {
+        let heads = 0..kv_heads;
+        heads
+            .map(|kv_head| self.evicted_tokens(layer, kv_heads, kv_head))
+            .collect()
+    }
+
+    /// Whether the sequence can go back to its first `tokens` tokens.
+    pub(crate) fn reaches(&self, tokens: usize) -> bool {
+        tokens >= self.since
+    }
+
+    /// Lengths below this one cannot be gone back to.
+    pub(crate) fn since(&self) -> usize {
+        self.since
+    }
+
+    /// From now on the sequence cannot go back to fewer than `tokens` tokens.
+    pub(crate) fn forbid_below(&mut self, tokens: usize) {
+        self.since = self.since.max(tokens);
+    }
+
+    /// Counts tokens that have left a (layer, KV head).
+    pub(crate) fn add(&mut self, shape: &CacheShape, layer: usize, kv_head: usize, tokens: usize) {
+        self.evicted_tokens.resize(shape.layers * shape.kv_heads, 0);
+        self.evicted_tokens[layer * shape.kv_heads + kv_head] += tokens;
+    }
+
+    /// Counts tokens that every head of some layers has never held, of a sequence of `length` tokens.
+    pub(crate) fn add_unread(&mut self, shape: &CacheShape, layers: &[usize], tokens: usize, length: usize) {
+        for layer in layers {
+            for kv_head in 0..shape.kv_heads {
+                self.add(shape, *layer, kv_head, tokens);
+            }
+        }
+        self.since = length;
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.evicted_tokens.is_empty()
+    }
+
+    /// Whether heads that hold `held` tokens, `[layers, kv_heads]`, hold what these left of a sequence of `tokens`.
+    pub(crate) fn leaves(&self, tokens: usize, held: &[usize]) -> bool {
+        let evicted = self.evicted_tokens.iter().copied().chain(std::iter::repeat(0));
+        let sound = self.is_empty() || self.evicted_tokens.len() == held.len();
+        sound
+            && self.since <= tokens
+            && held
+                .iter()
+                .zip(evicted)
+                .all(|(held, evicted)| held.checked_add(evicted) == Some(tokens))
+    }
+}
+
+/// Where the token of a slot stands in a KV head from which `evicted` tokens before it have left.
+pub(crate) fn head_slot(Slot(slot): Slot, evicted: usize) -> HeadSlot {
+    HeadSlot(slot - evicted)
+}
+
+/// Whether so many pages of a head that holds `held` tokens would be empty without the others than `retained` that it pays to free them.
+pub(crate) fn runs_empty(shape: &CacheShape, held: usize, retained: &[Span]) -> bool {
+    let kept: usize = retained.iter().map(Span::len).sum();
+    let left = kept.div_ceil(shape.page_tokens);
+    let empty = held.div_ceil(shape.page_tokens) - left;
+    empty >= (left / WORTH).max(1)
+}
+
+/// Whether an operation on pages was refused for want of room.
+pub(crate) fn lacks_room(error: &KvError) -> bool {
+    matches!(
+        error,
+        KvError::Budget { .. }
+            | KvError::NearBudget { .. }
+            | KvError::DiskBudget { .. }
+            | KvError::Disk { .. }
+            | KvError::Memory { .. }
+    )
+}

@@ -1,0 +1,231 @@
+//! Attention without a model: the engine's own step on queries, keys and values that the caller makes up, for measurements.
+
+use std::sync::Arc;
+
+use riffle_attention::{AttendOptions, Partial};
+use riffle_device::{DeviceQueue, DeviceRows, RoomOptions, TransferCount};
+use riffle_kv::KvCache;
+use riffle_policy::{CostModel, Phase, PolicySet, PolicyShape, PolicySpec};
+
+use crate::attention::chunk::LayerStep;
+use crate::attention::device::DevicePages;
+use crate::attention::host::HostReader;
+use crate::attention::layer_rows::{LayerRows, NewKeys};
+use crate::attention::rotation::Rotation;
+use crate::attention::round::{RoundRows, attend_round};
+use crate::attention::slots::Slot;
+use crate::attention::state::AttentionState;
+use crate::attention::tiles::Heads;
+use crate::{AttentionTime, EngineError, PairCount};
+
+/// A chunk of a prompt, or a generated token, as a layer attends with it.
+pub struct ChunkRows {
+    tokens: usize,
+    // [tokens, heads, head_dim]
+    queries: Vec<f32>,
+    // [tokens, kv_heads, head_dim]
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    on_device: Option<Box<dyn DeviceRows>>,
+}
+
+/// The attention of a sequence, layer by layer, under one policy: each chunk is appended, selected for, attended to and observed as in
+/// a [pass](crate::Runner::pass).
+pub struct LayerAttention {
+    phase: Phase,
+    heads: Heads,
+    /// Tokens of the whole prompt. `None`: the prompt ends with each chunk.
+    prompt_tokens: Option<usize>,
+    state: AttentionState,
+    /// A device that attends, on which the pages have a room of their own.
+    queue: Option<Arc<dyn DeviceQueue>>,
+    /// Whether the pages that the next layer is expected to read are brought to the device behind each chunk.
+    reads_ahead: bool,
+    partials: Vec<Partial>,
+    // [tokens, heads, head_dim]
+    output: Vec<f32>,
+    /// Whether the latest chunk's lies on the device.
+    has_output_on_device: bool,
+}
+
+impl LayerAttention {
+    /// Goes on from what a cache holds, whose keys have `heads` query heads in all. The policy reads contexts of every length as its
+    /// parameters say; `chunk_tokens` is the length of a prompt's chunks.
+    ///
+    /// # Errors
+    /// [`EngineError::Policy`] for a policy that does not choose in the phase, or not for chunks so short.
+    pub fn new(
+        cache: KvCache,
+        heads: usize,
+        policy: &PolicySpec,
+        phase: Phase,
+        chunk_tokens: usize,
+    ) -> Result<Self, EngineError> {
+        let shape = *cache.shape();
+        let heads = Heads {
+            kv_heads: shape.kv_heads,
+            group: heads / shape.kv_heads,
+            head_dim: shape.head_dim,
+        };
+        let of_layers = PolicyShape {
+            layers: shape.layers,
+            kv_heads: heads.kv_heads,
+            group: heads.group,
+            head_dim: heads.head_dim,
+            chunk_tokens,
+        };
+        let unguarded = policy.with("from", "0")?.into();
+        let everything = PolicySpec::full().into();
+        let policies = |of_phase: Phase| {
+            let rules = if of_phase == phase { &unguarded } else { &everything };
+            PolicySet::new(rules, of_phase, &of_layers, &CostModel::default())
+        };
+        let (prefill, decode) = (policies(Phase::Prefill)?, policies(Phase::Decode)?);
+        Ok(Self {
+            phase,
+            heads,
+            prompt_tokens: None,
+            state: AttentionState::new(cache, Box::new(HostReader), prefill, decode),
+            queue: None,
+            reads_ahead: true,
+            partials: Vec::new(),
+            output: Vec::new(),
+            has_output_on_device: false,
+        })
+    }
+
+    /// The same with a device that attends, on which pages lie in a room of their own.
+    ///
+    /// # Errors
+    /// [`EngineError::Device`] for a room that the device refuses.
+    pub fn on_device(mut self, queue: &Arc<dyn DeviceQueue>, room: RoomOptions) -> Result<Self, EngineError> {
+        self.state.reader = Box::new(DevicePages::alone(queue, room)?);
+        self.queue = Some(Arc::clone(queue));
+        Ok(self)
+    }
+
+    /// The same in a prompt of so many tokens: some policies read its last ones densely.
+    pub fn within_prompt(self, tokens: usize) -> Self {
+        Self {
+            prompt_tokens: Some(tokens),
+            ..self
+        }
+    }
+
+    /// The same without bringing pages to the device before they are asked for.
+    pub fn without_reading_ahead(self) -> Self {
+        Self {
+            reads_ahead: false,
+            ..self
+        }
+    }
+
+    /// A chunk of `tokens` tokens, brought to where it is attended to: queries `[tokens, heads, head_dim]`, keys and values
+    /// `[tokens, kv_heads, head_dim]`.
+    ///
+    /// # Errors
+    /// A device that fails.
+    pub fn chunk(
+        &self,
+        tokens: usize,
+        queries: Vec<f32>,
+        keys: Vec<f32>,
+        values: Vec<f32>,
+    ) -> Result<ChunkRows, EngineError> {
+        let upload = |queue: &Arc<dyn DeviceQueue>| {
+            Arc::clone(queue).rows(tokens, self.heads.head_dim, [&queries, &keys, &values])
+        };
+        Ok(ChunkRows {
+            on_device: self.queue.as_ref().map(upload).transpose()?,
+            tokens,
+            queries,
+            keys,
+            values,
+        })
+    }
+
+    /// Appends a chunk to a layer, lets the policy select for it, attends and lets the policy observe. A device may still be at work
+    /// then.
+    ///
+    /// # Errors
+    /// Memory or a device that fails.
+    pub fn attend(&mut self, layer: usize, chunk: &ChunkRows) -> Result<(), EngineError> {
+        let (shape, held) = (*self.state.cache.shape(), self.state.cache.tokens(layer));
+        let mut failure = None;
+        let part = RoundRows {
+            step: LayerStep {
+                phase: self.phase,
+                layers: shape.layers,
+                heads: self.heads,
+                total_tokens: self.prompt_tokens.unwrap_or(held + chunk.tokens),
+                page_tokens: shape.page_tokens,
+                evicted_tokens: vec![0; shape.kv_heads],
+                window: None,
+                rotation: Rotation {
+                    keys: false,
+                    values: false,
+                },
+                reads_ahead: self.reads_ahead,
+                options: AttendOptions::for_head_dim(shape.head_dim).with_arithmetic(self.phase.arithmetic()),
+            },
+            attention: &mut self.state,
+            input: LayerRows {
+                cache_layer: layer,
+                slot: Slot(held),
+                first_row: 0,
+                tokens: chunk.tokens,
+                queries: &chunk.queries,
+                new_keys: match &chunk.on_device {
+                    Some(rows) => NewKeys::Device(&**rows),
+                    None => NewKeys::Host {
+                        keys: &chunk.keys,
+                        values: &chunk.values,
+                    },
+                },
+            },
+            chunk_tokens: chunk.tokens,
+            rows: 0..chunk.tokens,
+            own: &mut Vec::new(),
+            failure: &mut failure,
+        };
+        self.output.resize(chunk.queries.len(), 0.0);
+        let in_memory = attend_round(&mut [part], &mut self.partials, &mut self.output);
+        self.has_output_on_device = chunk.on_device.is_some() && in_memory.is_empty();
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// What came of the latest chunk, `[tokens, heads, head_dim]`.
+    ///
+    /// # Errors
+    /// A device that fails.
+    pub fn output(&self, chunk: &ChunkRows) -> Result<Vec<f32>, EngineError> {
+        match (&self.queue, &chunk.on_device) {
+            (Some(queue), Some(rows)) if self.has_output_on_device => Ok(queue.attended(&**rows, 0..chunk.tokens)?),
+            _ => Ok(self.output.clone()),
+        }
+    }
+
+    /// Forgets what follows the first `tokens` tokens, in all layers.
+    pub fn truncate(&mut self, tokens: usize) {
+        self.state.truncate(tokens);
+    }
+
+    /// Where the time of all chunks so far went; waits for the device.
+    ///
+    /// # Errors
+    /// A device that fails.
+    pub fn time(&mut self) -> Result<AttentionTime, EngineError> {
+        self.state.take_attended_time(self.phase)?;
+        Ok(self.state.counters.time(self.phase))
+    }
+
+    /// The pairs of query position and key that all chunks so far read.
+    pub fn pairs(&self) -> PairCount {
+        self.state.counters.pairs
+    }
+
+    /// What has travelled to the device and back so far.
+    pub fn transferred(&self) -> TransferCount {
+        self.state.reader.transferred()
+    }
+}

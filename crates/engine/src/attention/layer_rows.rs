@@ -1,0 +1,52 @@
+//! Rows of a sequence in one layer, as the model projected them.
+
+use std::ops::Range;
+
+use riffle_device::DeviceRows;
+
+use crate::attention::slots::Slot;
+
+/// Queries, keys and values of one layer for consecutive tokens of a sequence, rotated as its cache holds them.
+#[derive(Clone, Copy)]
+pub(crate) struct LayerRows<'a> {
+    /// The layer's number among those that hold keys and values.
+    pub(crate) cache_layer: usize,
+    /// Slot of the first token in the cache.
+    pub(crate) slot: Slot,
+    /// The row of the batch in which the first token lies.
+    pub(crate) first_row: usize,
+    /// Tokens.
+    pub(crate) tokens: usize,
+    // [tokens, heads, head_dim]
+    pub(crate) queries: &'a [f32],
+    pub(crate) new_keys: NewKeys<'a>,
+}
+
+/// Keys and values that no cache holds yet.
+#[derive(Clone, Copy)]
+pub(crate) enum NewKeys<'a> {
+    /// In main memory, both `[rows, kv_heads, head_dim]`.
+    Host { keys: &'a [f32], values: &'a [f32] },
+    /// On the device, which attends as well and rotates them as it appends them.
+    Device(&'a dyn DeviceRows),
+}
+
+impl<'a> NewKeys<'a> {
+    /// Those of some rows of the batch, of `kv_width` values each; on the device the rows are named where they are used.
+    pub(crate) fn rows(self, rows: &Range<usize>, kv_width: usize) -> Self {
+        match self {
+            Self::Host { keys, values } => Self::Host {
+                keys: &keys[rows.start * kv_width..rows.end * kv_width],
+                values: &values[rows.start * kv_width..rows.end * kv_width],
+            },
+            Self::Device(_) => self,
+        }
+    }
+}
+
+impl LayerRows<'_> {
+    /// The rows of the batch in which tokens `tokens` lie.
+    pub(crate) fn batch_rows(&self, tokens: &Range<usize>) -> Range<usize> {
+        self.first_row + tokens.start..self.first_row + tokens.end
+    }
+}

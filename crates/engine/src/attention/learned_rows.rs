@@ -1,0 +1,87 @@
+//! Copies of what policies have learned after each row of a pass, so that a sequence can go back to any of them.
+//!
+//! A policy that learns from queries cannot forget one. Where drafted tokens are verified, its state is copied after each row. A row behind
+//! which tokens would have been evicted is marked: a sequence that reads one token after the other evicts there, so the rows behind it
+//! are not those that it would have read.
+
+use riffle_kv::KvCache;
+use riffle_policy::{Learned, PolicySet};
+
+use crate::EngineError;
+use crate::attention::evicted::runs_empty;
+
+/// The states of one sequence's decode policies in the latest pass over several generated tokens.
+#[derive(Debug, Default)]
+pub(crate) struct LearnedRows {
+    /// Tokens before the pass, and rows of the pass; `None` where the latest pass had one row, or no policy learns.
+    pass: Option<(usize, usize)>,
+    /// `[rows - 1][layers, kv_heads]`, after each row but the last; empty for layers on which no policy acts.
+    states: Vec<Vec<Learned>>,
+    /// The first row behind which tokens would have been evicted.
+    evicts_behind: Option<usize>,
+}
+
+impl LearnedRows {
+    /// Begins a pass of `rows` rows behind the first `tokens` tokens. Rows are recorded where there are several and a policy learns.
+    pub(crate) fn begin(&mut self, policies: &PolicySet, tokens: usize, rows: usize) {
+        self.pass = (rows > 1 && !policies.follows_from_keys()).then_some((tokens, rows));
+        self.states.clear();
+        self.evicts_behind = None;
+    }
+
+    /// Takes what the policies of a layer know after the first `rows` rows.
+    ///
+    /// # Errors
+    /// [`EngineError::Policy`] where a policy cannot be copied.
+    pub(crate) fn take(
+        &mut self,
+        policies: &mut PolicySet,
+        cache: &KvCache,
+        layer: usize,
+        rows: usize,
+    ) -> Result<(), EngineError> {
+        if self.pass.is_none_or(|(_, of)| rows >= of) {
+            return Ok(());
+        }
+        let shape = cache.shape();
+        let heads = shape.layers * shape.kv_heads;
+        self.states
+            .resize_with(self.states.len().max(rows), || vec![Learned::default(); heads]);
+        for (kv_head, policy) in policies.layer_mut(layer).iter_mut().enumerate() {
+            self.states[rows - 1][layer * shape.kv_heads + kv_head] = policy.learned()?;
+            let held = cache.head_tokens(layer, kv_head);
+            let retained = policy.retained(held);
+            if retained.is_some_and(|retained| runs_empty(shape, held, &retained)) {
+                let first = self.evicts_behind.unwrap_or(rows);
+                self.evicts_behind = Some(first.min(rows));
+            }
+        }
+        Ok(())
+    }
+
+    /// Rows of the latest pass that are those of reading its tokens one by one, if rows were recorded.
+    pub(crate) fn sound_rows(&self) -> Option<usize> {
+        let (_, rows) = self.pass?;
+        Some(self.evicts_behind.unwrap_or(rows))
+    }
+
+    /// Whether the states after the first `kept` tokens behind the first `tokens` are known.
+    pub(crate) fn reaches(&self, tokens: usize, kept: usize) -> bool {
+        let is_recorded =
+            |(before, rows)| before == tokens && (kept == rows || (kept > 0 && kept <= self.states.len()));
+        self.pass.is_some_and(is_recorded)
+    }
+
+    /// Gives the policies what they knew after the first `kept` rows.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take).
+    pub(crate) fn restore(&self, policies: &mut PolicySet, kept: usize) -> Result<(), EngineError> {
+        // After the last row the policies are as they are.
+        let states = self.states.get(kept - 1).map_or(&[][..], Vec::as_slice);
+        for (policy, state) in policies.iter_mut().zip(states) {
+            policy.set_learned(state)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,107 @@
+//! Access to the pages of one sequence, in main memory or on a device.
+
+use std::ops::Range;
+
+use riffle_attention::{AttendOptions, Partial};
+use riffle_device::TransferCount;
+use riffle_kv::KvCache;
+use riffle_policy::{Estimate, Estimated, PolicySet};
+
+use crate::EngineError;
+use crate::attention::chunk::{Chosen, Chunk};
+use crate::attention::device::ShownKeys;
+use crate::attention::layer_rows::LayerRows;
+use crate::attention::rotation::Rotation;
+
+/// A chunk that attends: its rows, the keys it reads, and how it multiplies.
+#[derive(Clone, Copy)]
+pub(crate) struct ReadCall<'a> {
+    pub(crate) input: &'a LayerRows<'a>,
+    pub(crate) chosen: &'a Chosen<'a>,
+    pub(crate) options: &'a AttendOptions<'a>,
+}
+
+/// Appends to the pages of one sequence and attends to them. One implementation reads main memory and farther tiers, the other a device.
+pub(crate) trait Reader: Send + Sync {
+    /// A reader of another sequence, none of whose pages it holds.
+    fn beside(&self) -> Box<dyn Reader>;
+
+    /// A reader of another sequence that goes on from where this one is.
+    fn fork(&mut self) -> Box<dyn Reader>;
+
+    /// Adds keys and values of some rows to the cache.
+    fn append(
+        &mut self,
+        cache: &mut KvCache,
+        input: &LayerRows<'_>,
+        tokens: &Range<usize>,
+        rotation: Rotation,
+    ) -> Result<(), EngineError>;
+
+    /// Attends a chunk to its selections; `partials`, one for each tile, are added to unless the result stays on a device.
+    fn attend(&mut self, cache: &mut KvCache, call: &ReadCall<'_>, partials: &mut [Partial])
+    -> Result<(), EngineError>;
+
+    /// Tells policies the mass that the queries gave which they ask for. `partials` are `None` where the result stays on a device.
+    fn observe(
+        &mut self,
+        cache: &mut KvCache,
+        policies: &mut PolicySet,
+        call: &ReadCall<'_>,
+        partials: Option<&[Partial]>,
+    ) -> Result<(), EngineError>;
+
+    /// Completes a result that stays where it was computed; values are rotated back where the cache holds them rotated.
+    fn complete(&mut self, chosen: &Chosen<'_>, input: &LayerRows<'_>, rotation: Rotation) -> Result<(), EngineError>;
+
+    /// Begins to bring the pages near that the layer `next` is expected to read.
+    fn read_ahead(&mut self, cache: &KvCache, next: usize) -> Result<(), EngineError>;
+
+    /// Forgets the pages behind the first `tokens` tokens.
+    fn truncate(&mut self, tokens: usize);
+
+    /// Forgets the pages behind the first `tokens` tokens of a (layer, KV head).
+    fn truncate_head(&mut self, layer: usize, kv_head: usize, tokens: usize);
+
+    /// Whether a result may stay where it was computed, and come to main memory only when it is asked for.
+    fn may_keep_results(&self) -> bool;
+
+    /// Computes what policies ask of keys; `None` where they look at keys in main memory themselves.
+    fn estimates(&mut self) -> Option<&mut dyn KeyEstimates>;
+
+    /// Milliseconds of a call whose result stayed on a device, once it has run; 0 without one since the last question.
+    fn attended_ms(&mut self) -> Result<f64, EngineError>;
+
+    /// Bytes of the sequence's pages beside those in main memory.
+    fn resident_bytes(&self) -> u64;
+
+    /// Bytes that have travelled between main memory and a device, for all its sequences.
+    fn transferred(&self) -> TransferCount;
+}
+
+/// Looks at keys in place of policies.
+pub(crate) trait KeyEstimates {
+    /// Scores of the blocks of every KV head by their bounds, for all queries of a chunk at once; `None` without room for bounds.
+    fn bound_scores(
+        &mut self,
+        cache: &mut KvCache,
+        input: &LayerRows<'_>,
+        chunk: &Chunk<'_>,
+        block: usize,
+    ) -> Result<Option<Vec<Estimated>>, EngineError>;
+
+    /// Takes the keys of a layer that its bounds of blocks lack into them; false where there is no room.
+    fn extend_bounds(&mut self, cache: &mut KvCache, layer: usize, block: usize) -> Result<bool, EngineError>;
+
+    /// Answers to the questions of policies, by KV head; `None` where the policy looks at the keys itself.
+    fn estimate(
+        &mut self,
+        keys: &ShownKeys<'_>,
+        input: &LayerRows<'_>,
+        chunk: &Chunk<'_>,
+        asked: &[Option<Estimate>],
+    ) -> Result<Vec<Option<Estimated>>, EngineError>;
+
+    /// Whether means of a layer's blocks can be kept, of which each KV head reads some of so many tokens or none.
+    fn keeps_means(&mut self, blocks: &[Option<usize>], tokens: usize) -> bool;
+}

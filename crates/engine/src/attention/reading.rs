@@ -1,0 +1,470 @@
+//! Reads pages of a layer wherever they lie, with the bits of reading them all at once.
+
+use rayon::prelude::*;
+use riffle_attention::{
+    Arithmetic, AttendJob, AttendOptions, BatchStream, KvView, PageView, Partial, QueryTile, Scan, Selection, Span,
+    add_column_mass, attend_scanned,
+};
+use riffle_kv::{KvCache, LayerRead, stream_together};
+use riffle_policy::{ColumnMass, KeyUse, LentScan, Policy, PolicySet, SelectContext};
+
+use crate::EngineError;
+use crate::attention::chunk::Chunk;
+use crate::attention::tiles::{Tile, rows_from};
+
+/// What the tiles of a chunk read, and the key scores that policies computed: where a scan covers a tile, its keys are not
+/// scored again.
+pub(crate) struct Reads<'r> {
+    chunk: &'r Chunk<'r>,
+    /// By tile.
+    selections: &'r [Selection],
+    /// By tile.
+    scans: Vec<Option<&'r Scan>>,
+    /// What scanned tiles read by their keys.
+    nothing: Selection,
+}
+
+impl<'r> Reads<'r> {
+    /// `scans` are by KV head.
+    pub(crate) fn new(chunk: &'r Chunk<'r>, selections: &'r [Selection], scans: &'r [Option<LentScan>]) -> Self {
+        let scan = |tile: &Tile<'_>| {
+            let scan = scans.get(tile.kv_head)?.as_deref();
+            scan.filter(|scan| scan.covers(&tile.queries))
+        };
+        Self {
+            scans: chunk.tiles.iter().map(scan).collect(),
+            chunk,
+            selections,
+            nothing: Selection::none(),
+        }
+    }
+
+    /// The pages that are read, by KV head; `None` for all.
+    fn wanted(&self, cache: &KvCache) -> Option<Vec<Vec<Span>>> {
+        wanted_pages(cache, self.chunk, || {
+            let tiles = self.chunk.tiles.iter().zip(self.selections);
+            tiles.map(|(tile, selection)| (tile.kv_head, tile.queries, selection))
+        })
+    }
+
+    /// What is read of some pages by their keys; nothing for tiles that are scanned.
+    fn jobs<'j>(&'j self, pages: &'j [Vec<PageView<'j>>]) -> impl Iterator<Item = AttendJob<'j>> {
+        let tiles = self.chunk.tiles.iter().zip(self.selections).zip(&self.scans);
+        tiles.map(|((tile, selection), scan)| AttendJob {
+            queries: tile.queries,
+            kv: self.chunk.kv(tile, pages),
+            selection: if scan.is_some() { &self.nothing } else { selection },
+        })
+    }
+
+    /// Adds what scanned tiles read of some pages.
+    fn attend_scanned(&self, pages: &[Vec<PageView<'_>>], partials: &mut [Partial]) -> Result<(), EngineError> {
+        let scanned = partials.par_iter_mut().enumerate();
+        scanned.try_for_each(|(place, partial)| match self.scans[place] {
+            Some(scan) => {
+                let kv = self.chunk.kv(&self.chunk.tiles[place], pages);
+                attend_scanned(scan, &self.selections[place], &kv, partial)
+            }
+            None => Ok(()),
+        })?;
+        Ok(())
+    }
+}
+
+/// Attends each tile of some chunks to its selection: of one sequence, or of several of one pool, where pages that they share are
+/// loaded and read once. A chunk comes with the number of its sequence. `next` is the layer whose pages are loaded ahead;
+/// `partials` are those of all tiles, chunk by chunk.
+pub(crate) fn attend(
+    caches: &mut [&mut KvCache],
+    chunks: &[(usize, Reads<'_>)],
+    next: Option<usize>,
+    options: &AttendOptions<'_>,
+    partials: &mut [Partial],
+) -> Result<(), EngineError> {
+    let Some((_, first)) = chunks.first() else {
+        return Ok(());
+    };
+    let wanted = chunks.iter().map(|(sequence, reads)| reads.wanted(caches[*sequence]));
+    let wanted: Vec<Option<Vec<Vec<Span>>>> = wanted.collect();
+    let reads = chunks.iter().zip(&wanted).map(|((sequence, _), wanted)| LayerRead {
+        sequence: *sequence,
+        wanted: wanted.as_deref(),
+    });
+    let reads: Vec<LayerRead<'_>> = reads.collect();
+    let tiles = chunks.iter().flat_map(|(_, reads)| &reads.chunk.tiles);
+    let mut stream = BatchStream::new(tiles.map(|tile| &tile.queries), options);
+    stream_together::<EngineError>(caches, &reads, first.chunk.layer, next, &mut |pages| {
+        let chunks = chunks.iter().map(|(_, reads)| reads);
+        let shown = pages.iter().zip(chunks.clone());
+        let shown: Vec<_> = shown.map(|(pages, reads)| cut(pages, reads.chunk)).collect();
+        let jobs = chunks.clone().zip(&shown).flat_map(|(reads, pages)| reads.jobs(pages));
+        stream.attend(&jobs.collect::<Vec<_>>(), options, partials)?;
+        let mut rest = &mut *partials;
+        for (reads, pages) in chunks.zip(&shown) {
+            let (here, later) = rest.split_at_mut(reads.chunk.tiles.len());
+            reads.attend_scanned(pages, here)?;
+            rest = later;
+        }
+        Ok(())
+    })?;
+    Ok(stream.finish(partials)?)
+}
+
+/// Attends queries of KV heads of a chunk to everything before them, exactly.
+pub(crate) fn attend_everything(
+    cache: &mut KvCache,
+    chunk: &Chunk<'_>,
+    queries: &[(usize, QueryTile<'_>)],
+    options: &AttendOptions<'_>,
+    partials: &mut [Partial],
+) -> Result<(), EngineError> {
+    let everything = Selection::full(chunk.end());
+    let options = &match options.arithmetic {
+        Arithmetic::Rounded => options.with_arithmetic(Arithmetic::Expanded),
+        _ => *options,
+    };
+    let mut stream = BatchStream::new(queries.iter().map(|(_, queries)| queries), options);
+    cache.stream::<EngineError>(chunk.layer, None, None, &mut |pages| {
+        let pages = cut(pages, chunk);
+        let jobs = queries.iter().map(|(kv_head, queries)| AttendJob {
+            queries: *queries,
+            kv: KvView {
+                head_dim: chunk.head_dim,
+                pages: &pages[*kv_head],
+            },
+            selection: &everything,
+        });
+        Ok(stream.attend(&jobs.collect::<Vec<_>>(), options, partials)?)
+    })?;
+    Ok(stream.finish(partials)?)
+}
+
+/// The exact softmax mass of each row and head of a KV head's queries, `[rows × group]` of `[position + 1]`, from the
+/// partials of [`attend_everything`].
+pub(crate) fn mass_of_everything(
+    cache: &mut KvCache,
+    chunk: &Chunk<'_>,
+    kv_head: usize,
+    queries: &QueryTile<'_>,
+    exact: &Partial,
+    options: &AttendOptions<'_>,
+) -> Result<Vec<Vec<f32>>, EngineError> {
+    let everything = Selection::full(chunk.end());
+    let places = 0..queries.rows * queries.group;
+    let mut masses: Vec<Vec<f32>> = places
+        .map(|at| vec![0.0; queries.start + at / queries.group + 1])
+        .collect();
+    let mut wanted = vec![Vec::new(); cache.shape().kv_heads];
+    wanted[kv_head].push(Span::new(0, usize::MAX));
+    cache.stream::<EngineError>(chunk.layer, Some(&wanted), None, &mut |pages| {
+        let kv = KvView {
+            head_dim: chunk.head_dim,
+            pages: &cut_head(&pages[kv_head], chunk.end()),
+        };
+        masses.par_iter_mut().enumerate().try_for_each(|(at, mass)| {
+            let (row, head) = (at / queries.group, at % queries.group);
+            let one = QueryTile {
+                data: &queries.data[row * queries.row_stride + head * queries.head_dim..],
+                rows: 1,
+                group: 1,
+                start: queries.start + row,
+                ..*queries
+            };
+            let log_sum_exp = [exact.log_sum_exp(row, head)];
+            let job = AttendJob {
+                queries: one,
+                kv,
+                selection: &everything,
+            };
+            Ok(add_column_mass(&job, options, &log_sum_exp, 0, mass)?)
+        })
+    })?;
+    Ok(masses)
+}
+
+/// Tells each KV head's policy where the mass of the queries went that it asks for, under all they read.
+pub(crate) fn observe(
+    cache: &mut KvCache,
+    policies: &mut PolicySet,
+    chunk: &Chunk<'_>,
+    selections: [&[Selection]; 2],
+    partials: &[Partial],
+    options: &AttendOptions<'_>,
+) -> Result<(), EngineError> {
+    let mut heads = observed(policies, chunk, Some(partials));
+    if heads.is_empty() {
+        return Ok(());
+    }
+    let wanted = wanted_by(cache, chunk, &heads, selections);
+    add_masses(cache, chunk, &mut heads, wanted.as_deref(), (selections, options))?;
+    tell(policies, chunk, &heads);
+    Ok(())
+}
+
+/// The mass that all queries of a chunk give each token under full attention, `[tokens]`: summed over rows and heads in their order.
+pub(crate) fn token_mass(
+    cache: &mut KvCache,
+    chunk: &Chunk<'_>,
+    options: &AttendOptions<'_>,
+) -> Result<Vec<f32>, EngineError> {
+    let mut total = vec![0.0; chunk.end()];
+    for mass in exact_masses(cache, chunk, options)? {
+        total.iter_mut().zip(&mass).for_each(|(total, mass)| *total += mass);
+    }
+    Ok(total)
+}
+
+/// The mass that all queries of a chunk give each token under full attention, by KV head: summed over rows and heads of its group.
+pub(crate) fn exact_masses(
+    cache: &mut KvCache,
+    chunk: &Chunk<'_>,
+    options: &AttendOptions<'_>,
+) -> Result<Vec<Vec<f32>>, EngineError> {
+    let queries: Vec<(usize, QueryTile<'_>)> = chunk.tiles.iter().map(|tile| (tile.kv_head, tile.queries)).collect();
+    let partial = |(_, tile): &(usize, QueryTile<'_>)| Partial::new(tile.rows, tile.group, tile.head_dim);
+    let mut partials: Vec<Partial> = queries.iter().map(partial).collect();
+    attend_everything(cache, chunk, &queries, options, &mut partials)?;
+    let everything = vec![Selection::full(chunk.end()); queries.len()];
+    read_masses(cache, chunk, [&[], &everything], &partials, options)
+}
+
+/// The mass that all queries of a chunk gave each token under what they read, which `partials` come from, by KV head: summed over
+/// rows and heads of its group.
+pub(crate) fn read_masses(
+    cache: &mut KvCache,
+    chunk: &Chunk<'_>,
+    selections: [&[Selection]; 2],
+    partials: &[Partial],
+    options: &AttendOptions<'_>,
+) -> Result<Vec<Vec<f32>>, EngineError> {
+    let heads = chunk.contexts.iter().filter_map(|context| {
+        let first = context.tokens - chunk.tokens.len();
+        Observed::new(chunk, context, first, Some(partials))
+    });
+    let mut heads: Vec<Observed<'_>> = heads.collect();
+    let wanted = wanted_by(cache, chunk, &heads, selections);
+    add_masses(cache, chunk, &mut heads, wanted.as_deref(), (selections, options))?;
+    Ok(heads.into_iter().map(|head| head.mass).collect())
+}
+
+/// Adds the mass of observed queries, under what they read, to [`Observed::mass`]. `wanted` are the pages that hold it.
+fn add_masses(
+    cache: &mut KvCache,
+    chunk: &Chunk<'_>,
+    heads: &mut [Observed<'_>],
+    wanted: Option<&[Vec<Span>]>,
+    (selections, options): ([&[Selection]; 2], &AttendOptions<'_>),
+) -> Result<(), EngineError> {
+    cache.stream::<EngineError>(chunk.layer, wanted, None, &mut |pages| {
+        let pages = cut(pages, chunk);
+        heads.par_iter_mut().try_for_each(|head| {
+            let kv = KvView {
+                head_dim: chunk.head_dim,
+                pages: &pages[head.kv_head],
+            };
+            for rows in &head.rows {
+                for selection in named(selections, rows.place) {
+                    let job = AttendJob {
+                        queries: rows.queries,
+                        kv,
+                        selection,
+                    };
+                    add_column_mass(&job, options, &rows.log_sum_exp, 0, &mut head.mass)?;
+                }
+            }
+            Ok(())
+        })
+    })
+}
+
+/// What the policies of a chunk's layer ask for; without `partials` the log-sum-exp of what was read lies elsewhere.
+pub(crate) fn observed<'c>(
+    policies: &mut PolicySet,
+    chunk: &Chunk<'c>,
+    partials: Option<&[Partial]>,
+) -> Vec<Observed<'c>> {
+    let heads = chunk.contexts.iter().zip(policies.layer_mut(chunk.layer));
+    heads
+        .filter_map(|(context, policy)| Observed::new(chunk, context, policy.observes_from(context), partials))
+        .collect()
+}
+
+/// The pages that observed queries read.
+pub(crate) fn wanted_by(
+    cache: &KvCache,
+    chunk: &Chunk<'_>,
+    heads: &[Observed<'_>],
+    selections: [&[Selection]; 2],
+) -> Option<Vec<Vec<Span>>> {
+    wanted_pages(cache, chunk, || {
+        heads.iter().flat_map(move |head| {
+            let rows = head.rows.iter();
+            rows.flat_map(move |rows| {
+                named(selections, rows.place).map(|selection| (head.kv_head, rows.queries, selection))
+            })
+        })
+    })
+}
+
+/// What the tile of a place reads, in each phase.
+pub(crate) fn named(selections: [&[Selection]; 2], place: usize) -> impl Iterator<Item = &Selection> {
+    selections
+        .into_iter()
+        .filter_map(move |selections| selections.get(place))
+}
+
+/// Tells policies what they asked for.
+pub(crate) fn tell(policies: &mut PolicySet, chunk: &Chunk<'_>, heads: &[Observed<'_>]) {
+    let policies = policies.layer_mut(chunk.layer);
+    for head in heads {
+        policies[head.kv_head].observe(&ColumnMass {
+            queries: Span::new(head.from, head.mass.len()),
+            group: chunk.group,
+            mass: &head.mass,
+        });
+    }
+}
+
+/// Lets a policy make its choice with the keys it looks at near.
+pub(crate) fn with_keys<T>(
+    cache: &mut KvCache,
+    policy: &mut Policy,
+    context: &SelectContext<'_>,
+    head_dim: usize,
+    choose: impl FnOnce(&mut Policy, &SelectContext<'_>) -> T,
+) -> Result<T, EngineError> {
+    if policy.traits().keys != KeyUse::Scanned {
+        // It keeps what it needs of each page; pages it has not seen are shown to it one by one.
+        let behind = Span::new(policy.keys_from(context), context.tokens);
+        show(cache, context, behind, |pages| {
+            for page in pages.iter().filter(|page| page.start + page.tokens < context.tokens) {
+                policy.summarize(page, head_dim);
+            }
+            Ok(())
+        })?;
+    }
+    let from = policy.keys_from(context).min(context.tokens);
+    let end = context.tokens;
+    Ok(cache.with_keys(context.layer, context.kv_head, from, |pages| {
+        let pages = cut_head(pages, end);
+        choose(
+            policy,
+            &SelectContext {
+                pages: &pages,
+                ..*context
+            },
+        )
+    })?)
+}
+
+/// Shows the pages of one KV head that hold `tokens`, in order.
+pub(crate) fn show(
+    cache: &mut KvCache,
+    context: &SelectContext<'_>,
+    tokens: Span,
+    mut each: impl FnMut(&[PageView<'_>]) -> Result<(), EngineError>,
+) -> Result<(), EngineError> {
+    if tokens.is_empty() {
+        return Ok(());
+    }
+    let mut wanted = vec![Vec::new(); cache.shape().kv_heads];
+    wanted[context.kv_head].push(pages_of(&tokens, context.page_tokens));
+    cache.stream::<EngineError>(context.layer, Some(&wanted), None, &mut |pages| {
+        each(&cut_head(&pages[context.kv_head], context.tokens))
+    })
+}
+
+/// What one policy asks for of a chunk.
+pub(crate) struct Observed<'c> {
+    pub(crate) kv_head: usize,
+    from: usize,
+    pub(crate) rows: Vec<Rows<'c>>,
+    /// By key.
+    pub(crate) mass: Vec<f32>,
+}
+
+pub(crate) struct Rows<'c> {
+    /// The tile's number.
+    pub(crate) place: usize,
+    pub(crate) queries: QueryTile<'c>,
+    /// `[rows, group]`; empty where it lies elsewhere.
+    pub(crate) log_sum_exp: Vec<f32>,
+}
+
+impl<'c> Observed<'c> {
+    fn new(chunk: &Chunk<'c>, context: &SelectContext<'_>, from: usize, partials: Option<&[Partial]>) -> Option<Self> {
+        if from >= context.tokens {
+            return None;
+        }
+        let rows = |(place, tile): (usize, &Tile<'c>)| {
+            let (queries, first_row) = rows_from(&tile.queries, from)?;
+            let log_sum_exp = partials.map(|partials| {
+                let rows = first_row..tile.queries.rows;
+                let sums = |row| (0..queries.group).map(move |head| partials[place].log_sum_exp(row, head));
+                rows.flat_map(sums).collect()
+            });
+            Some(Rows {
+                place,
+                queries,
+                log_sum_exp: log_sum_exp.unwrap_or_default(),
+            })
+        };
+        let tiles = chunk.tiles.iter().enumerate();
+        Some(Self {
+            kv_head: context.kv_head,
+            from,
+            rows: tiles
+                .filter(|(_, tile)| tile.kv_head == context.kv_head)
+                .filter_map(rows)
+                .collect(),
+            mass: vec![0.0; context.tokens],
+        })
+    }
+}
+
+/// The pages that queries read, by KV head; `None` for all, where none has to be brought near and there are fewer pages than
+/// spans.
+pub(crate) fn wanted_pages<'a, I: Iterator<Item = (usize, QueryTile<'a>, &'a Selection)>>(
+    cache: &KvCache,
+    chunk: &Chunk<'_>,
+    reads: impl FnOnce() -> I,
+) -> Option<Vec<Vec<Span>>> {
+    let shape = cache.shape();
+    let most = match cache.is_near(chunk.layer) {
+        true => chunk.end().div_ceil(shape.page_tokens),
+        false => usize::MAX,
+    };
+    let mut wanted = vec![Vec::new(); shape.kv_heads];
+    let mut named = 0;
+    for (kv_head, queries, selection) in reads() {
+        named += selection.spans().len() + selection.diagonals().len();
+        if named >= most {
+            return None;
+        }
+        let spans = selection.reads(queries.start, queries.rows);
+        wanted[kv_head].extend(spans.iter().map(|span| pages_of(span, shape.page_tokens)));
+    }
+    for spans in &mut wanted {
+        *spans = Selection::from_spans(spans.drain(..)).spans().to_vec();
+    }
+    Some(wanted)
+}
+
+fn pages_of(tokens: &Span, page_tokens: usize) -> Span {
+    Span::new(tokens.start / page_tokens, tokens.end.div_ceil(page_tokens))
+}
+
+/// Pages up to the chunk's end in each KV head; keys of later chunks may be there already.
+pub(crate) fn cut<'p>(pages: &[Vec<PageView<'p>>], chunk: &Chunk<'_>) -> Vec<Vec<PageView<'p>>> {
+    let heads = pages.iter().zip(&chunk.contexts);
+    heads.map(|(pages, context)| cut_head(pages, context.tokens)).collect()
+}
+
+fn cut_head<'p>(pages: &[PageView<'p>], end: usize) -> Vec<PageView<'p>> {
+    let before = pages.iter().take_while(|page| page.start < end);
+    let cut = before.map(|page| PageView {
+        tokens: page.tokens.min(end - page.start),
+        ..*page
+    });
+    cut.collect()
+}

@@ -1,0 +1,219 @@
+//! Rows of one or more sequences that attend in one piece.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use riffle_attention::Partial;
+use riffle_kv::KvCache;
+use riffle_policy::Phase;
+
+use crate::EngineError;
+use crate::attention::chunk::{Chosen, LayerStep};
+use crate::attention::layer_rows::LayerRows;
+use crate::attention::reading;
+use crate::attention::state::AttentionState;
+
+/// The rows of one sequence in a round.
+pub(crate) struct RoundRows<'a> {
+    pub(crate) attention: &'a mut AttentionState,
+    pub(crate) step: LayerStep,
+    /// All rows of the sequence in the pass.
+    pub(crate) input: LayerRows<'a>,
+    /// Rows of a chunk of a prompt.
+    pub(crate) chunk_tokens: usize,
+    /// Those of the round: a chunk of a prompt, or generated rows, each of which selects by itself.
+    pub(crate) rows: Range<usize>,
+    /// What the first of two phases has read, chunk by chunk.
+    pub(crate) own: &'a mut Vec<Partial>,
+    pub(crate) failure: &'a mut Option<EngineError>,
+}
+
+/// A chunk of the rows of one sequence, and the place of its partials.
+struct PlacedChunk<'q> {
+    part: usize,
+    /// The first part whose pages come from the same pool.
+    pool: Option<usize>,
+    chosen: Chosen<'q>,
+    /// Among the partials of the round, or in [`RoundRows::own`] if `goes_on`.
+    partials: Range<usize>,
+    goes_on: bool,
+}
+
+/// Appends, selects, attends and observes. `output` is that of the batch, `[rows, heads, head_dim]`. Returns the rows whose result
+/// lies there though the model computes on a device. What goes wrong for one sequence is noted in its part.
+pub(crate) fn attend_round(
+    parts: &mut [RoundRows<'_>],
+    partials: &mut Vec<Partial>,
+    output: &mut [f32],
+) -> Vec<Range<usize>> {
+    let mut chosen = Vec::new();
+    for (number, part) in parts.iter_mut().enumerate() {
+        match part.choose() {
+            Ok(chunks) => chosen.extend(chunks.into_iter().map(|chunk| (number, chunk))),
+            Err(error) => *part.failure = Some(error),
+        }
+    }
+    let pieces = placed(parts, chosen);
+    let ends = pieces
+        .iter()
+        .filter(|piece| !piece.goes_on)
+        .map(|piece| piece.partials.end);
+    let count = ends.max().unwrap_or(0);
+    partials.resize_with(partials.len().max(count), || Partial::new(0, 0, 0));
+    for together in pieces.chunk_by(|a, b| a.pool == b.pool) {
+        if attend_together(parts, together, partials) {
+            continue;
+        }
+        for piece in together {
+            piece.begin(partials);
+            piece.attend(&mut parts[piece.part], partials);
+        }
+    }
+    let mut in_output = Vec::new();
+    for piece in &pieces {
+        let part = &mut parts[piece.part];
+        if part.failure.is_some() {
+            continue;
+        }
+        match piece.complete(part, partials, output) {
+            Ok(()) if part.attention.reader.may_keep_results() && !piece.chosen.stays_on_device => {
+                in_output.push(piece.chosen.chunk.batch_rows.clone());
+            }
+            Ok(()) => {}
+            Err(error) => *part.failure = Some(error),
+        }
+    }
+    in_output
+}
+
+/// Attends pieces of sequences of one pool in one call, so that pages they share are loaded and read once. Returns whether that was
+/// done; where a page cannot be loaded, it shows whose it is when each attends by itself.
+fn attend_together(parts: &mut [RoundRows<'_>], pieces: &[PlacedChunk<'_>], partials: &mut [Partial]) -> bool {
+    let by_itself = |piece: &PlacedChunk<'_>| parts[piece.part].attention.reader.may_keep_results();
+    if pieces.len() < 2 || pieces.iter().any(|piece| piece.goes_on || by_itself(piece)) {
+        return false;
+    }
+    let began = Instant::now();
+    pieces.iter().for_each(|piece| piece.begin(partials));
+    let (first, last) = (&pieces[0], &pieces[pieces.len() - 1]);
+    let (options, next) = (parts[first.part].step.options, first.chosen.next);
+    let mut numbers: Vec<usize> = pieces.iter().map(|piece| piece.part).collect();
+    numbers.dedup();
+    let caches = parts.iter_mut().enumerate().filter(|(part, _)| numbers.contains(part));
+    let mut caches: Vec<&mut KvCache> = caches.map(|(_, part)| &mut part.attention.cache).collect();
+    let chunks = pieces.iter().map(|piece| {
+        let sequence = numbers.partition_point(|part| *part < piece.part);
+        (sequence, piece.chosen.reads())
+    });
+    let chunks: Vec<_> = chunks.collect();
+    let partials = &mut partials[first.partials.start..last.partials.end];
+    let attended = reading::attend(&mut caches, &chunks, Some(next), &options, partials);
+    for piece in pieces.iter().filter(|_| attended.is_ok()) {
+        let part = &mut parts[piece.part];
+        part.attention.add_attend_time(part.step.phase, began, pieces.len());
+    }
+    attended.is_ok()
+}
+
+/// Gives every chunk its partials; chunks of sequences of one pool lie beside one another.
+fn placed<'q>(parts: &[RoundRows<'_>], mut chosen: Vec<(usize, Chosen<'q>)>) -> Vec<PlacedChunk<'q>> {
+    let first_beside = |part: &RoundRows<'_>| parts.iter().position(|other| other.is_beside(part));
+    let pools: Vec<Option<usize>> = parts.iter().map(first_beside).collect();
+    chosen.sort_by_key(|(part, _)| pools[*part]);
+    let mut next = 0;
+    let mut pieces: Vec<PlacedChunk<'q>> = Vec::with_capacity(chosen.len());
+    for (part, chosen) in chosen {
+        let tiles = chosen.chunk.tiles.len();
+        let goes_on = !parts[part].own.is_empty();
+        let partials = match goes_on {
+            true => {
+                let before = parts[part].own_tiles_before(chosen.chunk.tokens.start);
+                before..before + tiles
+            }
+            false => next..next + tiles,
+        };
+        next = if goes_on { next } else { partials.end };
+        pieces.push(PlacedChunk {
+            part,
+            pool: pools[part],
+            chosen,
+            partials,
+            goes_on,
+        });
+    }
+    pieces
+}
+
+impl<'a> RoundRows<'a> {
+    /// Whether another's pages come from the same pool.
+    fn is_beside(&self, other: &Self) -> bool {
+        self.attention.cache.is_beside(&other.attention.cache)
+    }
+
+    /// Tiles of the chunks before a row.
+    fn own_tiles_before(&self, row: usize) -> usize {
+        let heads = self.step.heads;
+        let chunks = row / self.chunk_tokens;
+        chunks * heads.kv_heads * heads.tiles_of(self.chunk_tokens)
+    }
+
+    /// Appends the rows of the round, unless the first of two phases has, and lets policies select for its chunks in order.
+    fn choose(&mut self) -> Result<Vec<Chosen<'a>>, EngineError> {
+        let Self {
+            attention, step, input, ..
+        } = self;
+        if self.own.is_empty() {
+            attention.append(step, input, self.rows.clone())?;
+        }
+        let rows = self.rows.clone();
+        match step.phase {
+            Phase::Prefill => Ok(vec![attention.select(step, input, rows)?]),
+            Phase::Decode => rows.map(|row| attention.select(step, input, row..row + 1)).collect(),
+        }
+    }
+}
+
+impl PlacedChunk<'_> {
+    /// Empties its partials, unless they go on from what was read.
+    fn begin(&self, partials: &mut [Partial]) {
+        if self.goes_on {
+            return;
+        }
+        for (partial, tile) in partials[self.partials.clone()].iter_mut().zip(&self.chosen.chunk.tiles) {
+            partial.reset(tile.queries.rows, tile.queries.group, tile.queries.head_dim);
+        }
+    }
+
+    fn attend(&self, part: &mut RoundRows<'_>, partials: &mut [Partial]) {
+        if part.failure.is_some() {
+            return;
+        }
+        let began = Instant::now();
+        let partials = match self.goes_on {
+            true => &mut part.own[self.partials.clone()],
+            false => &mut partials[self.partials.clone()],
+        };
+        match part.attention.attend(&part.step, &part.input, &self.chosen, partials) {
+            Ok(()) if self.chosen.stays_on_device => {}
+            Ok(()) => part.attention.add_attend_time(part.step.phase, began, 1),
+            Err(error) => *part.failure = Some(error),
+        }
+    }
+
+    fn complete(
+        &self,
+        part: &mut RoundRows<'_>,
+        partials: &mut [Partial],
+        output: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let width = part.step.heads.width();
+        let first = part.input.first_row * width;
+        let output = &mut output[first..first + part.input.tokens * width];
+        let partials = match self.goes_on {
+            true => &mut part.own[self.partials.clone()],
+            false => &mut partials[self.partials.clone()],
+        };
+        part.attention
+            .complete(&part.step, &part.input, &self.chosen, (partials, output))
+    }
+}

@@ -1,0 +1,368 @@
+//! Everything that attention keeps for one sequence.
+
+use riffle_kv::{KvCache, KvError};
+use riffle_policy::{Phase, PolicySet};
+
+use crate::EngineError;
+use crate::attention::audit::{Audit, AuditObserver};
+use crate::attention::auto::Auto;
+use crate::attention::block_means::BlockMeans;
+use crate::attention::counters::Counters;
+use crate::attention::evicted::{Evicted, lacks_room, runs_empty};
+use crate::attention::learned_rows::LearnedRows;
+use crate::attention::observers::Observers;
+use crate::attention::reader::Reader;
+use crate::attention::rolling::RollingWindow;
+use crate::attention::sliding::{SlidingLayer, SlidingLayers};
+use crate::attention::slots::{Position, Slot};
+
+/// Policies of one sequence.
+pub(crate) struct Policies {
+    /// Choose what prompt tokens read.
+    pub(crate) prefill: PolicySet,
+    /// Choose what generated tokens read.
+    pub(crate) decode: PolicySet,
+    /// Choose for drafts, and learn from what a verification reads.
+    pub(crate) watchers: Option<PolicySet>,
+}
+
+/// What decides how a layer's attention is cut into pieces.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LayerTraits {
+    /// Whether a prompt's chunks attend in two phases.
+    pub(crate) two_phases: bool,
+    /// Whether what is selected for a row does not depend on what rows before it read.
+    pub(crate) follow_from_keys: bool,
+}
+
+/// The attention of one sequence in all layers: its pages, its policies, and all that both have learned. It never knows which policy is
+/// on.
+pub(crate) struct AttentionState {
+    pub(crate) cache: KvCache,
+    pub(super) reader: Box<dyn Reader>,
+    pub(crate) policies: Policies,
+    pub(super) means: BlockMeans,
+    /// Tokens that have left single heads.
+    pub(crate) evicted: Evicted,
+    /// The window of an endless sequence, which tokens have left in all heads.
+    pub(crate) rolling: RollingWindow,
+    /// The layers that hold a window alone.
+    pub(crate) sliding: SlidingLayers,
+    pub(crate) learned_rows: LearnedRows,
+    pub(crate) counters: Counters,
+    pub(crate) audit: Option<Audit>,
+    pub(crate) auto: Option<Auto>,
+    pub(crate) observers: Observers,
+}
+
+impl Policies {
+    /// The policies that choose in a phase.
+    pub(crate) fn of(&self, phase: Phase) -> &PolicySet {
+        match phase {
+            Phase::Prefill => &self.prefill,
+            Phase::Decode => &self.decode,
+        }
+    }
+
+    pub(crate) fn of_mut(&mut self, phase: Phase) -> &mut PolicySet {
+        match phase {
+            Phase::Prefill => &mut self.prefill,
+            Phase::Decode => &mut self.decode,
+        }
+    }
+
+    /// Policies that learn from a phase in which they do not choose.
+    pub(super) fn beside(&self, phase: Phase) -> Option<&PolicySet> {
+        match phase {
+            Phase::Prefill => Some(&self.decode),
+            Phase::Decode => self.watchers.as_ref(),
+        }
+    }
+
+    pub(super) fn beside_mut(&mut self, phase: Phase) -> Option<&mut PolicySet> {
+        match phase {
+            Phase::Prefill => Some(&mut self.decode),
+            Phase::Decode => self.watchers.as_mut(),
+        }
+    }
+
+    /// All policies that learn from a phase, those that choose in it first.
+    pub(super) fn learning_mut(&mut self, phase: Phase) -> impl Iterator<Item = &mut PolicySet> {
+        let (first, second) = match phase {
+            Phase::Prefill => (&mut self.prefill, Some(&mut self.decode)),
+            Phase::Decode => (&mut self.decode, self.watchers.as_mut()),
+        };
+        std::iter::once(first).chain(second)
+    }
+}
+
+impl LayerTraits {
+    /// Of a layer on which no policy acts.
+    pub(crate) const WITHOUT_POLICY: Self = Self {
+        two_phases: false,
+        follow_from_keys: true,
+    };
+}
+
+impl AttentionState {
+    /// Attention over a cache, of which nothing has been read yet.
+    pub(crate) fn new(cache: KvCache, reader: Box<dyn Reader>, prefill: PolicySet, decode: PolicySet) -> Self {
+        Self {
+            cache,
+            reader,
+            policies: Policies {
+                prefill,
+                decode,
+                watchers: None,
+            },
+            means: BlockMeans::default(),
+            evicted: Evicted::default(),
+            rolling: RollingWindow::default(),
+            sliding: SlidingLayers::default(),
+            learned_rows: LearnedRows::default(),
+            counters: Counters::default(),
+            audit: None,
+            auto: None,
+            observers: Observers::default(),
+        }
+    }
+
+    /// A reader of another sequence beside this one, none of whose pages it holds.
+    pub(crate) fn reader_beside(&self) -> Box<dyn Reader> {
+        self.reader.beside()
+    }
+
+    /// A reader of another sequence that goes on from where this one is.
+    pub(crate) fn fork_reader(&mut self) -> Box<dyn Reader> {
+        self.reader.fork()
+    }
+
+    /// The reader of its pages.
+    pub(crate) fn reader(&self) -> &dyn Reader {
+        &*self.reader
+    }
+
+    /// What decides how the attention of a layer of the cache is cut, on which policies act.
+    pub(crate) fn layer_traits(&self, cache_layer: usize, phase: Phase) -> LayerTraits {
+        let policies = self.policies.of(phase).layer(cache_layer);
+        LayerTraits {
+            two_phases: policies.iter().any(|policy| policy.traits().two_phases),
+            follow_from_keys: policies.iter().all(|policy| policy.traits().follows_from_keys),
+        }
+    }
+
+    /// Takes in the time of a call whose result stayed on a device.
+    pub(crate) fn take_attended_time(&mut self, phase: Phase) -> Result<(), EngineError> {
+        self.counters.time_mut(phase).attend_ms += self.reader.attended_ms()?;
+        Ok(())
+    }
+
+    /// Frees the pages of what the decode policies will not read again in a layer of a sequence of `tokens` tokens.
+    ///
+    /// `h2o` and `snapkv` name what they may still read. When enough has left a head that pages run empty, what stays moves together and
+    /// the pages are freed. From then on the head counts places among the tokens it holds, as a shorter sequence would: rotary angles
+    /// are in the keys already, and everything that is held lies before what comes.
+    ///
+    /// # Errors
+    /// A page that cannot be read or written meanwhile: the whole sequence has to be read again.
+    pub(crate) fn evict(&mut self, layer: usize, tokens: usize) -> Result<(), KvError> {
+        let shape = *self.cache.shape();
+        for kv_head in 0..shape.kv_heads {
+            let held = self.cache.head_tokens(layer, kv_head);
+            let Some(retained) = self.policies.decode.layer_mut(layer)[kv_head].retained(held) else {
+                continue;
+            };
+            if !runs_empty(&shape, held, &retained) {
+                continue;
+            }
+            let places: Vec<usize> = retained.iter().flat_map(|span| span.range()).collect();
+            match self.retain([layer, kv_head], &places, tokens) {
+                Ok(()) => self.policies.decode.layer_mut(layer)[kv_head].close_gaps(),
+                // Shared pages are copied before tokens leave them; without room for that they stay.
+                Err(error) if lacks_room(&error) && self.cache.head_tokens(layer, kv_head) == held => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps of a (layer, KV head) the tokens at `places` alone, ascending; every token from `since` on is among them, so that the
+    /// sequence can still go back as far. The prefill policy and the block means begin anew on what is left; the decode policy is
+    /// the caller's to tell.
+    ///
+    /// # Errors
+    /// As [`KvCache::retain`]: where the head holds what it held, nothing has changed.
+    pub(crate) fn retain(
+        &mut self,
+        [layer, kv_head]: [usize; 2],
+        places: &[usize],
+        since: usize,
+    ) -> Result<(), KvError> {
+        let shape = *self.cache.shape();
+        let held = self.cache.head_tokens(layer, kv_head);
+        self.cache.retain(layer, kv_head, places)?;
+        self.reader.truncate_head(layer, kv_head, 0);
+        self.policies.prefill.layer_mut(layer)[kv_head].reset();
+        self.means.forget(layer, kv_head);
+        self.evicted.add(&shape, layer, kv_head, held - places.len());
+        self.evicted.forbid_below(since);
+        Ok(())
+    }
+
+    /// Frees the pages that the windows of all sliding layers have left behind, of a sequence of `tokens` tokens.
+    ///
+    /// # Errors
+    /// Pages that cannot be moved.
+    pub(crate) fn slide(&mut self, tokens: usize) -> Result<(), KvError> {
+        let layers: Vec<SlidingLayer> = self.sliding.iter().copied().collect();
+        for sliding in layers {
+            self.slide_layer(&sliding, tokens)?;
+        }
+        Ok(())
+    }
+
+    /// Frees the pages that a layer's window has left behind, of a sequence of `tokens` tokens. Returns the tokens that have left the
+    /// layer since the beginning, where some left now.
+    ///
+    /// # Errors
+    /// Pages that cannot be moved.
+    pub(super) fn slide_layer(&mut self, sliding: &SlidingLayer, tokens: usize) -> Result<Option<usize>, KvError> {
+        let (shape, layer) = (*self.cache.shape(), sliding.layer);
+        let left = self.evicted.evicted_tokens(layer, shape.kv_heads, 0);
+        let leaving = sliding.leaving(tokens, left);
+        if leaving == 0 {
+            return Ok(None);
+        }
+        self.cache.remove_first_pages(layer, leaving / shape.page_tokens)?;
+        for kv_head in 0..shape.kv_heads {
+            self.evicted.add(&shape, layer, kv_head, leaving);
+            self.reader.truncate_head(layer, kv_head, 0);
+        }
+        Ok(Some(left + leaving))
+    }
+
+    /// Position of a token of the sequence, the next one included.
+    pub(crate) fn position(&self, token: usize) -> Position {
+        self.rolling.position(token)
+    }
+
+    /// Slot of a token that the cache still holds, the next one included.
+    pub(crate) fn slot(&self, token: usize) -> Slot {
+        self.rolling.slot(token)
+    }
+
+    /// Whether the sequence can go back to its first `tokens` tokens: nothing that they need has left since.
+    pub(crate) fn reaches(&self, tokens: usize) -> bool {
+        self.rolling.reaches(tokens) && self.evicted.reaches(tokens)
+    }
+
+    /// Whether the windows of all sliding layers are still there at the first `tokens` tokens.
+    pub(crate) fn windows_reach(&self, tokens: usize) -> bool {
+        let kv_heads = self.cache.shape().kv_heads;
+        let left = |layer: usize| self.evicted.evicted_tokens(layer, kv_heads, 0);
+        let mut layers = self.sliding.iter();
+        layers.all(|sliding| sliding.reaches(tokens, left(sliding.layer)))
+    }
+
+    /// Whether every token that was read is still there in every head that reads the whole sequence.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.rolling.is_whole() && self.evicted.is_empty()
+    }
+
+    /// Forgets what follows the first `tokens` tokens of a sequence that can go back there.
+    pub(crate) fn truncate(&mut self, tokens: usize) {
+        if tokens == 0 {
+            self.rolling = RollingWindow::default();
+        }
+        if self.evicted.is_empty() {
+            let Slot(slot) = self.slot(tokens);
+            self.cache.truncate(slot);
+            self.reader.truncate(slot);
+            self.policies.prefill.truncate(slot);
+            self.policies.decode.truncate(slot);
+            self.means.truncate(|_, _| slot);
+            return;
+        }
+        for layer in 0..self.cache.shape().layers {
+            self.truncate_layer(layer, tokens);
+        }
+        if tokens == 0 {
+            self.evicted = Evicted::default();
+        }
+    }
+
+    /// Forgets what follows the first `tokens` tokens in one layer.
+    pub(crate) fn truncate_layer(&mut self, layer: usize, tokens: usize) {
+        let left = self.evicted.of_layer(layer, self.cache.shape().kv_heads);
+        for (kv_head, left) in left.iter().enumerate() {
+            let held = tokens.saturating_sub(*left);
+            self.cache.truncate_head(layer, kv_head, held);
+            self.reader.truncate_head(layer, kv_head, held);
+            self.policies.prefill.layer_mut(layer)[kv_head].truncate(held);
+            self.policies.decode.layer_mut(layer)[kv_head].truncate(held);
+        }
+        self.means.truncate(|of_layer, kv_head| match of_layer == layer {
+            true => tokens.saturating_sub(left[kv_head]),
+            false => usize::MAX,
+        });
+    }
+
+    /// Forgets the pages on a device whose keys have moved or turned.
+    pub(crate) fn forget_moved_pages(&mut self) {
+        self.reader.truncate(0);
+    }
+
+    /// Stands where another stands whose pages its cache holds.
+    pub(crate) fn copy_placement(&mut self, from: &Self) {
+        self.rolling = from.rolling.clone();
+        self.evicted = from.evicted.clone();
+        self.sliding = from.sliding.clone();
+    }
+
+    /// Goes on from what another has counted and learned of its heads.
+    ///
+    /// # Errors
+    /// [`EngineError::Policy`] for a head whose policy cannot be made.
+    pub(crate) fn copy_statistics(&mut self, from: &Self) -> Result<(), EngineError> {
+        if let (Some(from), Some(to)) = (&from.auto, &mut self.auto) {
+            to.resume(&from.state(), &mut self.policies.prefill)?;
+        }
+        if let (Some(from), Some(to)) = (&from.audit, &mut self.audit) {
+            to.resume(from.sums().to_vec());
+        }
+        self.counters.pairs = from.counters.pairs;
+        Ok(())
+    }
+
+    /// Compares no queries with exact attention, and moves no heads.
+    pub(crate) fn stop_audit(&mut self) {
+        (self.audit, self.auto) = (None, None);
+    }
+
+    /// Shows every query that is audited from now on to `observer`.
+    ///
+    /// # Errors
+    /// [`EngineError::Option`] without an audit.
+    pub(crate) fn observe_audit(&mut self, observer: AuditObserver) -> Result<(), EngineError> {
+        let Some(audit) = &mut self.audit else {
+            let problem = "queries are observed by an audit alone: turn it on";
+            return Err(EngineError::option("--audit", "off", problem));
+        };
+        audit.observe(observer);
+        Ok(())
+    }
+
+    /// Begins a pass of `rows` generated tokens behind the first `tokens` tokens.
+    pub(crate) fn begin_rows(&mut self, tokens: usize, rows: usize) {
+        self.learned_rows.begin(&self.policies.decode, tokens, rows);
+    }
+
+    /// Records what the decode policies of a layer know after the first `rows` rows of a pass.
+    ///
+    /// # Errors
+    /// [`EngineError::Policy`] for a policy that cannot be copied.
+    pub(crate) fn learn_rows(&mut self, layer: usize, rows: usize) -> Result<(), EngineError> {
+        self.learned_rows
+            .take(&mut self.policies.decode, &self.cache, layer, rows)
+    }
+}

@@ -1,0 +1,92 @@
+//! Cuts a chunk's queries into tiles.
+
+use std::ops::Range;
+
+use riffle_attention::QueryTile;
+use riffle_model::ModelConfig;
+
+use crate::attention::layer_rows::LayerRows;
+
+/// Rows of query heads in one tile: enough to share every K and V load, few enough for a selection to be specific.
+const TILE_HEAD_ROWS: usize = 128;
+
+/// The heads of a layer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Heads {
+    pub(crate) kv_heads: usize,
+    /// Query heads per KV head.
+    pub(crate) group: usize,
+    pub(crate) head_dim: usize,
+}
+
+/// Consecutive queries of one KV head's group.
+pub(crate) struct Tile<'a> {
+    pub(crate) kv_head: usize,
+    /// Of the chunk.
+    pub(crate) first_row: usize,
+    pub(crate) queries: QueryTile<'a>,
+}
+
+impl Heads {
+    pub(crate) fn of(config: &ModelConfig) -> Self {
+        Self {
+            kv_heads: config.kv_heads,
+            group: config.heads / config.kv_heads,
+            head_dim: config.head_dim,
+        }
+    }
+
+    /// Elements of all query heads of a token.
+    pub(crate) fn width(&self) -> usize {
+        self.kv_heads * self.group * self.head_dim
+    }
+
+    /// Tiles that the rows of one KV head are cut into.
+    pub(crate) fn tiles_of(&self, rows: usize) -> usize {
+        rows.div_ceil(self.tile_rows())
+    }
+
+    /// The tiles of tokens `tokens` of a batch, KV head by KV head.
+    pub(crate) fn tiles<'q>(&self, input: &LayerRows<'q>, tokens: Range<usize>) -> Vec<Tile<'q>> {
+        let step = self.tile_rows();
+        let tile = |kv_head: usize, first: usize| Tile {
+            kv_head,
+            first_row: first - tokens.start,
+            queries: self.tile(input, first..(first + step).min(tokens.end), kv_head),
+        };
+        (0..self.kv_heads)
+            .flat_map(|kv_head| tokens.clone().step_by(step).map(move |first| (kv_head, first)))
+            .map(|(kv_head, first)| tile(kv_head, first))
+            .collect()
+    }
+
+    /// Tokens `tokens` of a batch as one tile of one KV head.
+    pub(crate) fn tile<'q>(&self, input: &LayerRows<'q>, tokens: Range<usize>, kv_head: usize) -> QueryTile<'q> {
+        QueryTile {
+            data: &input.queries[tokens.start * self.width() + kv_head * self.group * self.head_dim..],
+            rows: tokens.len(),
+            row_stride: self.width(),
+            group: self.group,
+            head_dim: self.head_dim,
+            start: input.slot.after(tokens.start).0,
+        }
+    }
+
+    fn tile_rows(&self) -> usize {
+        (TILE_HEAD_ROWS / self.group).max(1)
+    }
+}
+
+/// The tile's queries from position `from` on, and the row they begin at; `None` where there are none.
+pub(crate) fn rows_from<'q>(tile: &QueryTile<'q>, from: usize) -> Option<(QueryTile<'q>, usize)> {
+    let first_row = from.saturating_sub(tile.start);
+    (first_row < tile.rows).then(|| {
+        let rest = QueryTile {
+            data: &tile.data[first_row * tile.row_stride..],
+            rows: tile.rows - first_row,
+            start: tile.start + first_row,
+            ..*tile
+        };
+        (rest, first_row)
+    })
+}

@@ -1,0 +1,88 @@
+//! Sums of the attention of a sequence's queries, token by token.
+
+use riffle_attention::{AttendOptions, Partial};
+use riffle_kv::KvCache;
+
+use crate::EngineError;
+use crate::attention::chunk::Chosen;
+use crate::attention::observers::QueryObserver;
+use crate::attention::reading;
+
+/// Sums up the attention mass that queries of chosen layers give each token. It only looks: what is read, drawn and kept does not change
+/// by a bit.
+#[derive(Debug, Clone, Default)]
+pub struct AttentionWatch {
+    /// Watched layers of the cache, and the number of each among the model's layers.
+    layers: Vec<(usize, usize)>,
+    heads: Vec<WatchedHead>,
+    queries: usize,
+}
+
+/// The mass that the queries of one KV head's group gave each token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WatchedHead {
+    /// The model's layer.
+    pub layer: usize,
+    /// The KV head.
+    pub kv_head: usize,
+    /// By position; the sum over all tokens is the number of queries times the heads of the group.
+    pub mass: Vec<f32>,
+}
+
+impl AttentionWatch {
+    /// Watches layers of the cache, each with its number among the model's layers.
+    pub(crate) fn new(layers: Vec<(usize, usize)>) -> Self {
+        Self {
+            layers,
+            ..Self::default()
+        }
+    }
+
+    /// By layer and KV head.
+    pub fn heads(&self) -> &[WatchedHead] {
+        &self.heads
+    }
+
+    /// Queries of each head that were seen.
+    pub fn queries(&self) -> usize {
+        self.queries
+    }
+}
+
+impl QueryObserver for AttentionWatch {
+    /// Takes in the queries of a chunk of one layer: their mass under what they read, or, where that stays on a device, under full
+    /// attention.
+    fn observe(
+        &mut self,
+        cache: &mut KvCache,
+        chosen: &Chosen<'_>,
+        partials: Option<&[Partial]>,
+        options: &AttendOptions<'_>,
+    ) -> Result<(), EngineError> {
+        let chunk = &chosen.chunk;
+        let Some(watched) = self.layers.iter().position(|(layer, _)| *layer == chunk.layer) else {
+            return Ok(());
+        };
+        let masses = match partials {
+            Some(partials) => reading::read_masses(cache, chunk, chosen.phases(), partials, options)?,
+            None => reading::exact_masses(cache, chunk, options)?,
+        };
+        if watched == 0 {
+            self.queries += chunk.tokens.len();
+        }
+        let layer = self.layers[watched].1;
+        for (kv_head, mass) in masses.into_iter().enumerate() {
+            let known = self
+                .heads
+                .iter_mut()
+                .find(|head| (head.layer, head.kv_head) == (layer, kv_head));
+            let Some(head) = known else {
+                self.heads.push(WatchedHead { layer, kv_head, mass });
+                continue;
+            };
+            head.mass.resize(head.mass.len().max(mass.len()), 0.0);
+            head.mass.iter_mut().zip(&mass).for_each(|(total, mass)| *total += mass);
+        }
+        Ok(())
+    }
+}

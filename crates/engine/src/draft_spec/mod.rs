@@ -1,0 +1,265 @@
+//! The sources of drafts that `--draft` names.
+
+mod mass;
+
+use std::fmt;
+use std::ops::AddAssign;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use riffle_policy::{Phase, PolicyRules, PolicySpec};
+use serde::Serialize;
+
+use crate::EngineError;
+
+/// Tokens of a draft at most: with the latest token of the answer they fill the rows of a pass of answers.
+pub(crate) const MOST_TOKENS: usize = 15;
+
+const REQUIREMENT: &str = "it must be none, auto, ngram, sparse:POLICY, mtp, model:PATH, or ngram+ before one of the last three, with @N for drafts of N tokens, such as sparse:quest@4";
+
+/// The sources that draft the next tokens of an answer: none, those that pay ([`Self::auto`]), or those that are named. The answer has the
+/// bytes that it has without drafts.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct DraftSpec {
+    /// Whether it was asked for as `auto`.
+    pub(crate) is_auto: bool,
+    /// Whether an answer that cannot be drafted is made without drafts; else it is refused.
+    pub(crate) is_optional: bool,
+    /// The text: the tokens that followed where its latest tokens stood before.
+    pub(crate) has_ngram: bool,
+    /// The model itself, whose attention reads the tokens that this policy names.
+    pub(crate) own: Option<PolicyRules>,
+    /// The layer of the model's files that predicts further tokens.
+    pub(crate) has_predictor: bool,
+    /// A small model with the same tokens.
+    pub(crate) model: Option<PathBuf>,
+    /// Length of every draft; `None` for the length that pays most.
+    pub(crate) tokens: Option<usize>,
+}
+
+impl DraftSpec {
+    /// One token after the other.
+    pub const NONE: Self = Self {
+        is_auto: false,
+        is_optional: false,
+        has_ngram: false,
+        own: None,
+        has_predictor: false,
+        model: None,
+        tokens: None,
+    };
+
+    /// Whether nothing is drafted.
+    pub fn is_none(&self) -> bool {
+        *self == Self::NONE
+    }
+
+    /// N-grams and the model's own sparse attention, each where it pays; in place of the second the layer that predicts further tokens, where
+    /// it is loaded.
+    pub fn auto() -> Self {
+        Self {
+            is_auto: true,
+            is_optional: true,
+            has_ngram: true,
+            own: Some(own_policy()),
+            has_predictor: false,
+            model: None,
+            tokens: None,
+        }
+    }
+
+    /// The file or folder of the small model that drafts, for [`EngineOptions::draft_model`](crate::EngineOptions::draft_model).
+    pub fn model(&self) -> Option<&Path> {
+        self.model.as_deref()
+    }
+
+    /// Whether it takes the layer of the model's files that predicts further tokens, for
+    /// [`EngineOptions::draft_predictor`](crate::EngineOptions::draft_predictor).
+    pub fn uses_predictor(&self) -> bool {
+        self.has_predictor
+    }
+
+    /// The same with the small model's file in place of the name that was given for it.
+    #[must_use]
+    pub fn with_model(self, path: PathBuf) -> Self {
+        Self {
+            model: Some(path),
+            ..self
+        }
+    }
+
+    /// The same where drafts can be made, and none elsewhere, such as under a policy that learns or an audit.
+    #[must_use]
+    pub fn where_possible(self) -> Self {
+        Self {
+            is_optional: true,
+            ..self
+        }
+    }
+
+    /// Checks the policy of the model's own drafts: it chooses for generated tokens, and evicts none.
+    fn check(&self) -> Result<(), EngineError> {
+        let Some(rules) = &self.own else {
+            return Ok(());
+        };
+        rules.check(Phase::Decode, 1)?;
+        match rules.specs().any(|spec| spec.info().traits.evicts) {
+            false => Ok(()),
+            true => Err(EngineError::option(
+                "--draft",
+                self,
+                "a draft may be wrong, and its policy must not evict tokens for it: use streaming, quest or mass",
+            )),
+        }
+    }
+}
+
+/// The policy of the model's own drafts where none is named.
+fn own_policy() -> PolicyRules {
+    // The answer's own tokens and the latest text draft as well as a search among blocks does, and cost less.
+    "streaming:window=512".parse().expect("a policy of the catalogue")
+}
+
+impl FromStr for DraftSpec {
+    type Err = EngineError;
+
+    fn from_str(text: &str) -> Result<Self, EngineError> {
+        let text = text.trim();
+        let refused = || EngineError::option("--draft", format!("{text:?}"), REQUIREMENT);
+        let (sources, tokens) = match text.rsplit_once('@') {
+            // A path may hold an @ of its own.
+            Some((sources, tokens)) if !sources.contains("model:") || tokens.parse::<usize>().is_ok() => {
+                let tokens = tokens.parse().ok().filter(|tokens| (1..=MOST_TOKENS).contains(tokens));
+                (sources, Some(tokens.ok_or_else(refused)?))
+            }
+            _ => (text, None),
+        };
+        let (has_ngram, rest) = match sources {
+            "none" if tokens.is_none() => return Ok(Self::NONE),
+            "auto" if tokens.is_none() => return Ok(Self::auto()),
+            "ngram" => (true, None),
+            _ => match sources.strip_prefix("ngram+") {
+                Some(rest) => (true, Some(rest)),
+                None => (false, Some(sources)),
+            },
+        };
+        let model = rest
+            .and_then(|rest| rest.strip_prefix("model:"))
+            .filter(|path| !path.is_empty());
+        let own = match rest {
+            None => None,
+            Some(_) if model.is_some() => None,
+            Some("mtp") => None,
+            Some("sparse") => Some(own_policy()),
+            Some(rest) => {
+                let policy = rest.strip_prefix("sparse:").ok_or_else(refused)?;
+                Some(PolicySpec::parse_among(policy, &mass::POLICIES)?.into())
+            }
+        };
+        let spec = Self {
+            is_auto: false,
+            is_optional: false,
+            has_ngram,
+            own,
+            has_predictor: rest == Some("mtp"),
+            model: model.map(PathBuf::from),
+            tokens,
+        };
+        spec.check()?;
+        Ok(spec)
+    }
+}
+
+impl fmt::Display for DraftSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ngram = self.has_ngram.then(|| "ngram".to_owned());
+        let own = self.own.as_ref().map(|own| format!("sparse:{own}"));
+        let model = self.model.as_ref().map(|path| format!("model:{}", path.display()));
+        let predictor = self.has_predictor.then(|| "mtp".to_owned());
+        let sources: Vec<String> = ngram.into_iter().chain(own).chain(predictor).chain(model).collect();
+        match (self.is_auto, sources.is_empty()) {
+            (true, _) => f.write_str("auto"),
+            (false, true) => f.write_str("none"),
+            (false, false) => f.write_str(&sources.join("+")),
+        }?;
+        match self.tokens {
+            Some(tokens) => write!(f, "@{tokens}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Drafted tokens of an answer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct DraftCount {
+    /// Tokens that were drafted and verified.
+    pub drafted: usize,
+    /// Drafted tokens that the answer drew.
+    pub accepted: usize,
+    /// Passes over the whole model that verified them.
+    pub passes: usize,
+    /// Pairs of query and key that the drafts read, and the rows of drafted tokens that were not drawn.
+    pub undone_pairs: u64,
+}
+
+impl AddAssign for DraftCount {
+    fn add_assign(&mut self, more: Self) {
+        self.drafted += more.drafted;
+        self.accepted += more.accepted;
+        self.passes += more.passes;
+        self.undone_pairs += more.undone_pairs;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drafts_are_spelled_as_they_print() {
+        for text in [
+            "none",
+            "auto",
+            "ngram",
+            "sparse:quest@1",
+            "ngram@15",
+            "sparse:mass:budget=64",
+            "ngram+sparse:streaming:sinks=4,window=64",
+            "model:some/model.gguf",
+            "ngram+model:a@b/c+d.gguf@7",
+            "mtp",
+            "mtp@3",
+            "ngram+mtp@2",
+        ] {
+            let spec: DraftSpec = text.parse().unwrap();
+            assert_eq!(spec.to_string().parse::<DraftSpec>().unwrap(), spec, "{text}");
+        }
+        assert!(DraftSpec::default().is_none());
+        let [short, long] = ["sparse", "sparse:streaming:window=512"].map(|text| text.parse::<DraftSpec>().unwrap());
+        assert_eq!(short, long);
+    }
+
+    #[test]
+    fn other_words_and_policies_that_learn_are_refused() {
+        for (text, said) in [
+            ("", "it must be"),
+            ("mtp:2", "it must be"),
+            ("mtp+ngram", "it must be"),
+            ("auto@3", "it must be"),
+            ("ngram@0", "it must be"),
+            ("ngram@16", "it must be"),
+            ("ngram@", "it must be"),
+            ("ngram+", "it must be"),
+            ("ngram+quest", "it must be"),
+            ("model:", "it must be"),
+            ("model:small.gguf@99", "it must be"),
+            ("sparse:nothing", "nothing"),
+            ("sparse:h2o", "must not evict"),
+            ("sparse:xattention", "xattention"),
+        ] {
+            let message = text.parse::<DraftSpec>().unwrap_err().to_string();
+            assert!(message.contains(said), "{text}: {message}");
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! The small model that drafts, beside the model whose answers it drafts.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use riffle_kv::PagePool;
+use riffle_model::Tokenizer;
+
+use crate::{Engine, EngineError, EngineOptions};
+
+/// Tokens of a text that it reads in one step.
+pub(crate) const CHUNK_TOKENS: usize = 512;
+
+/// The small model of an engine, and the pages of what it reads.
+pub(crate) struct DraftModel {
+    engine: Arc<Engine>,
+    pool: PagePool,
+}
+
+impl DraftModel {
+    /// Loads the model at `path` beside a larger one, within the memory that the larger one's plan leaves.
+    ///
+    /// # Errors
+    /// As [`Engine::load`]; [`EngineError::Option`] where the tokens of the two are not the same.
+    pub(crate) fn load(path: &Path, large: &Engine) -> Result<Arc<Self>, EngineError> {
+        let options = options_beside(large, &riffle_model::inspect(path)?.config);
+        let engine = Engine::load(path, options).map_err(|error| no_room(path, error))?;
+        if let Some(problem) = other_tokens(engine.tokenizer()?, large.tokenizer()?) {
+            return Err(EngineError::option(
+                "--draft",
+                format!("model:{}", path.display()),
+                problem,
+            ));
+        }
+        let pool = engine.page_pool()?;
+        Ok(Arc::new(Self { engine, pool }))
+    }
+
+    /// The same model for `large`, which runs under other options.
+    ///
+    /// # Errors
+    /// As [`Engine::with_options`].
+    pub(crate) fn beside(&self, large: &Engine) -> Result<Arc<Self>, EngineError> {
+        let options = options_beside(large, self.engine.model().config());
+        let engine = self.engine.with_options(options);
+        let engine = engine.map_err(|error| no_room(self.engine.path(), error))?;
+        let pool = engine.page_pool()?;
+        Ok(Arc::new(Self { engine, pool }))
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// The pages of its sequences.
+    pub(crate) fn pool(&self) -> &PagePool {
+        &self.pool
+    }
+}
+
+/// Says of a small model without room that it is the small one.
+fn no_room(path: &Path, error: EngineError) -> EngineError {
+    match error {
+        EngineError::OutOfMemory { needed, available, .. } => EngineError::option(
+            "--draft",
+            format!("model:{}", path.display()),
+            format!(
+                "it needs {needed} and the large model leaves {available}: lower --ctx, raise --memory, or leave it out"
+            ),
+        ),
+        error => error,
+    }
+}
+
+/// The options of a small model beside an engine whose memory is planned.
+fn options_beside(large: &Engine, config: &riffle_model::ModelConfig) -> EngineOptions {
+    let (options, plan) = (large.options(), large.plan());
+    EngineOptions {
+        context_tokens: Some(plan.context_tokens.min(config.max_position)),
+        activations: options.activations,
+        batch_tokens: CHUNK_TOKENS,
+        chunk_tokens: CHUNK_TOKENS,
+        page_tokens: options.page_tokens,
+        key_format: options.key_format,
+        value_format: options.value_format,
+        sequences: options.sequences,
+        pool_tokens: options.pool_tokens,
+        cost: options.cost,
+        memory_budget_bytes: Some(plan.available_bytes.saturating_sub(plan.total_bytes)),
+        ..EngineOptions::default()
+    }
+}
+
+/// Why the ids of one tokenizer do not mean what those of the other mean, if they do not.
+fn other_tokens(small: &Tokenizer, large: &Tokenizer) -> Option<String> {
+    let both = small.vocab_size().min(large.vocab_size()) as u32;
+    let differs = (0..both).find(|token| small.token_text(*token) != large.token_text(*token));
+    let differs = differs.or((large.vocab_size() > small.vocab_size() + MOST_ADDED).then_some(both));
+    differs.map(|token| {
+        format!("token {token} of this model is not token {token} of the other: a model that drafts needs the same vocabulary")
+    })
+}
+
+/// Added tokens at the end of a vocabulary, such as tools and images, that a small model may lack.
+const MOST_ADDED: usize = 1024;

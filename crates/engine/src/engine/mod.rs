@@ -1,0 +1,433 @@
+//! A loaded model with the options it runs under.
+
+pub(crate) mod draft_model;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use riffle_kv::PagePool;
+use riffle_model::{ChatTemplate, GenerationDefaults, LoadTimes, ModelInfo, ModelOutline, OpenedModel, Tokenizer};
+
+use crate::attention::device::{DevicePages, SharedRoom};
+use crate::attention::host::HostReader;
+use crate::attention::reader::Reader;
+use crate::attention::sliding::SlidingLayers;
+use crate::compute::Compute;
+use crate::error::factor;
+use crate::plan::{Resolved, available_memory_bytes, policy_shape, sliding_layers};
+use crate::predictor::PredictorRoom;
+use crate::{EngineError, EngineOptions, MemoryPlan, StreamWindow};
+use draft_model::DraftModel;
+
+/// A model in memory, its options and its plan. Sessions share it.
+pub struct Engine {
+    path: PathBuf,
+    loaded: Arc<Loaded>,
+    options: EngineOptions,
+    plan: MemoryPlan,
+    resolved: Resolved,
+    fingerprint: OnceLock<u128>,
+    device_room: SharedRoom,
+    /// The small model that drafts, where the options name one.
+    draft_model: Option<Arc<DraftModel>>,
+    /// Room for what sequences keep for the model's layer that predicts further tokens, where that drafts.
+    predictor_room: Option<Arc<PredictorRoom>>,
+}
+
+/// What does not depend on the options but the device.
+struct Loaded {
+    outline: ModelOutline,
+    compute: Compute,
+    tokenizer: Option<Tokenizer>,
+    chat_template: Option<ChatTemplate>,
+    generation: GenerationDefaults,
+    load_times: LoadTimes,
+}
+
+impl Engine {
+    /// Checks options and policies, plans the memory from the file headers alone, and only then loads the model.
+    ///
+    /// # Errors
+    /// [`EngineError::OutOfMemory`] before anything large is allocated; [`EngineError::Model`] for a bad file.
+    pub fn load(path: impl AsRef<Path>, options: EngineOptions) -> Result<Arc<Self>, EngineError> {
+        let path = path.as_ref();
+        options.validate()?;
+        let opened = OpenedModel::open(path, &options.load_options())?;
+        let info = opened.info();
+        check_predictor(&info, &options)?;
+        let options = options.resolved(&info.config);
+        let shape = policy_shape(&info.config, &options);
+        options.prefill.check_places(&shape)?;
+        options.decode.check_places(&shape)?;
+        check_text(&info, &options)?;
+        let plan = plan(&info, &options)?;
+        plan.check()?;
+        let resolved = Resolved::new(&info.config, &options, &plan);
+        let loaded = opened.load()?;
+        let mut engine = Self {
+            resolved,
+            path: path.to_owned(),
+            loaded: Arc::new(Loaded {
+                outline: loaded.model.outline(),
+                compute: Compute::new(loaded.model, options.device.as_deref())?,
+                tokenizer: loaded.tokenizer,
+                chat_template: loaded.chat_template,
+                generation: loaded.generation,
+                load_times: loaded.times,
+            }),
+            options,
+            plan,
+            fingerprint: OnceLock::new(),
+            device_room: SharedRoom::default(),
+            draft_model: None,
+            predictor_room: None,
+        };
+        engine.make_predictor_room();
+        if let Some(path) = &engine.options.draft_model {
+            engine.draft_model = Some(DraftModel::load(path, &engine)?);
+        }
+        Ok(Arc::new(engine))
+    }
+
+    /// The same model under other options, where its weights lie: they are shared, everything else is checked and planned
+    /// anew. Memory that the weights take is not counted twice; caches of sessions that are alive are not known to it.
+    ///
+    /// # Errors
+    /// As [`Engine::load`]; [`EngineError::Option`] for another stretching of positions or other activations, which belong to the
+    /// loaded model.
+    pub fn with_options(&self, options: EngineOptions) -> Result<Arc<Self>, EngineError> {
+        let options = EngineOptions {
+            device: self.options.device.clone(),
+            preferred_device: None,
+            families: self.options.families,
+            ..options
+        };
+        options.validate()?;
+        if options.rope_scaling != self.options.rope_scaling {
+            let scaling = options
+                .rope_scaling
+                .map_or("none".to_owned(), |scaling| scaling.to_string());
+            let problem = "the weights in memory were loaded with another one: load the model again with it";
+            return Err(EngineError::option("--rope-scaling", scaling, problem));
+        }
+        if options.activations != self.options.activations {
+            let problem = "the weights in memory were loaded with the other: load the model again with it";
+            return Err(EngineError::option("--activations", options.activations, problem));
+        }
+        let config = self.model().config();
+        options.check_device(config)?;
+        if options.draft_model.is_some() && options.draft_model != self.options.draft_model {
+            let problem = "the model was loaded beside another one, or none; load it anew";
+            let path = options.draft_model.as_deref().unwrap_or(Path::new(""));
+            return Err(EngineError::option(
+                "--draft",
+                format!("model:{}", path.display()),
+                problem,
+            ));
+        }
+        if options.draft_predictor && config.predictor_bytes == 0 {
+            let problem = "the model was loaded without its layer that predicts further tokens: load it anew with it";
+            return Err(EngineError::option("--draft", "mtp", problem));
+        }
+        let available = options
+            .memory_budget_bytes
+            .unwrap_or_else(|| available_memory_bytes().saturating_add(self.plan.loaded_bytes()));
+        let plan = MemoryPlan::with_weights(config, self.vocabulary(), &options, available)?;
+        plan.check()?;
+        let mut engine = Self {
+            resolved: Resolved::new(config, &options, &plan),
+            path: self.path.clone(),
+            loaded: Arc::clone(&self.loaded),
+            options,
+            plan,
+            fingerprint: self.fingerprint.clone(),
+            device_room: SharedRoom::default(),
+            draft_model: None,
+            predictor_room: None,
+        };
+        engine.make_predictor_room();
+        if let (Some(_), Some(model)) = (&engine.options.draft_model, &self.draft_model) {
+            engine.draft_model = Some(model.beside(&engine)?);
+        }
+        Ok(Arc::new(engine))
+    }
+
+    /// Where the model was loaded from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A hash of the model's settings and weights; reads the weight files when it is first asked for.
+    ///
+    /// # Errors
+    /// [`EngineError::Model`] when the files cannot be read any more.
+    pub fn fingerprint(&self) -> Result<u128, EngineError> {
+        if let Some(fingerprint) = self.fingerprint.get() {
+            return Ok(*fingerprint);
+        }
+        let fingerprint = riffle_model::fingerprint_with(&self.path, &self.options.load_options())?;
+        Ok(*self.fingerprint.get_or_init(|| fingerprint))
+    }
+
+    /// The model's sizes, and how its keys carry positions.
+    pub fn model(&self) -> &ModelOutline {
+        &self.loaded.outline
+    }
+
+    /// A reader of the pages of a new sequence, where its attention is computed.
+    pub(crate) fn reader(&self) -> Result<Box<dyn Reader>, EngineError> {
+        let (Compute::Device(device), Some(room)) = (self.compute(), self.resolved.room) else {
+            return Ok(Box::new(HostReader));
+        };
+        Ok(Box::new(DevicePages::shared(&self.device_room, &device.queue, room)?))
+    }
+
+    /// The layers of the cache that hold a sliding window alone, in sequences under an endless window or none.
+    pub(crate) fn sliding_layers(&self, window: Option<StreamWindow>) -> SlidingLayers {
+        sliding_layers(self.model().config(), &self.options, window)
+    }
+
+    pub(crate) fn draft_model(&self) -> Option<&Arc<DraftModel>> {
+        self.draft_model.as_ref()
+    }
+
+    /// Room for the rows of the layer that predicts further tokens; `None` where it drafts nothing.
+    pub(crate) fn predictor_room(&self) -> Option<&Arc<PredictorRoom>> {
+        self.predictor_room.as_ref()
+    }
+
+    fn make_predictor_room(&mut self) {
+        let has_predictor = self.compute().host().is_some_and(|model| model.predictor.is_some());
+        if self.options.draft_predictor && has_predictor {
+            let context = self.plan.context_tokens;
+            self.predictor_room = Some(PredictorRoom::new(self.model().config(), &self.options, context));
+        }
+    }
+
+    pub(crate) fn compute(&self) -> &Compute {
+        &self.loaded.compute
+    }
+
+    /// The options this engine runs under.
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
+    }
+
+    /// The memory plan the engine keeps to.
+    pub fn plan(&self) -> &MemoryPlan {
+        &self.plan
+    }
+
+    /// What the options come to.
+    pub(crate) fn resolved(&self) -> &Resolved {
+        &self.resolved
+    }
+
+    /// A pool of pages for sequences of this engine, which together keep to the budgets of its plan.
+    ///
+    /// # Errors
+    /// [`EngineError::Kv`] when the folder of the disk tier cannot be written to.
+    pub fn page_pool(&self) -> Result<PagePool, EngineError> {
+        Ok(PagePool::new(self.resolved.cache, self.resolved.tiers.clone())?)
+    }
+
+    /// Refuses `tokens` tokens where the context does not hold them.
+    ///
+    /// # Errors
+    /// [`EngineError::ContextExceeded`] with the options that would make them fit.
+    pub fn check_context(&self, what: &'static str, tokens: usize) -> Result<(), EngineError> {
+        match self.options.window.is_none() && tokens > self.plan.context_tokens {
+            true => Err(self.context_exceeded(what, tokens)),
+            false => Ok(()),
+        }
+    }
+
+    /// Says which options would make `needed` tokens fit.
+    pub(crate) fn context_exceeded(&self, what: &'static str, needed: usize) -> EngineError {
+        let config = self.model().config();
+        let advice = match needed > config.max_position {
+            true => out_of_positions(needed, config.max_position),
+            false => self.longer_context(needed),
+        };
+        EngineError::ContextExceeded {
+            what,
+            needed,
+            context: self.plan.context_tokens,
+            advice,
+        }
+    }
+
+    /// How a context of so many tokens would fit.
+    fn longer_context(&self, needed: usize) -> String {
+        let config = self.model().config();
+        let options = EngineOptions {
+            context_tokens: Some(needed),
+            ..self.options.clone()
+        };
+        let planned = MemoryPlan::with_weights(config, self.vocabulary(), &options, self.plan.available_bytes);
+        match planned {
+            Ok(plan) if plan.fits() => format!("raise --ctx to at least {needed} or shorten the input"),
+            Ok(plan) if plan.options_for_context.is_empty() => "shorten the input".to_owned(),
+            Ok(plan) => {
+                let ways = plan.options_for_context.iter();
+                let ways: Vec<String> = ways.map(|options| format!("--ctx {needed} {options}")).collect();
+                format!("use {}, or shorten the input", ways.join(", or "))
+            }
+            Err(_) => "shorten the input".to_owned(),
+        }
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.loaded.tokenizer.as_ref().map_or(0, Tokenizer::vocab_size)
+    }
+
+    /// The context length that decides how keys are turned, where that depends on it.
+    pub(crate) fn rotary_context(&self) -> usize {
+        match self.options.window {
+            // Its angles go on to the model's last position.
+            Some(_) => self.model().config().max_position,
+            None => self.plan.context_tokens,
+        }
+    }
+
+    /// The layers with keys and values that see the whole sequence: their number in the model and in the cache.
+    pub(crate) fn whole_layers(&self) -> Vec<(usize, usize)> {
+        let model = self.model();
+        let config = model.config();
+        let layers = (0..config.layers).filter(|layer| model.window(*layer).is_none());
+        layers
+            .filter_map(|layer| Some((layer, config.cache_layer(layer)?)))
+            .collect()
+    }
+
+    /// The tokenizer.
+    ///
+    /// # Errors
+    /// [`EngineError::NoTokenizer`] when the model came without one.
+    pub fn tokenizer(&self) -> Result<&Tokenizer, EngineError> {
+        self.loaded
+            .tokenizer
+            .as_ref()
+            .ok_or_else(|| EngineError::NoTokenizer(self.path.display().to_string()))
+    }
+
+    /// The model's chat template, if it has one.
+    pub fn chat_template(&self) -> Option<&ChatTemplate> {
+        self.loaded.chat_template.as_ref()
+    }
+
+    /// Where the time of loading went.
+    pub fn load_times(&self) -> LoadTimes {
+        self.loaded.load_times
+    }
+
+    /// End tokens and sampling the model recommends.
+    pub fn generation_defaults(&self) -> &GenerationDefaults {
+        &self.loaded.generation
+    }
+}
+
+/// Refuses files that hold no layer which predicts further tokens where that is to draft.
+fn check_predictor(info: &ModelInfo, options: &EngineOptions) -> Result<(), EngineError> {
+    let layers = info.config.predicting_layers;
+    let found = match layers {
+        _ if !options.draft_predictor => return Ok(()),
+        1 => return Ok(()),
+        0 => "holds no layer that predicts further tokens".to_owned(),
+        layers => format!("holds {layers} layers that predict further tokens, and one is supported"),
+    };
+    let problem = format!(
+        "{} {found}: use --draft ngram, sparse or model:PATH in place of it, or a file of the model that holds one",
+        info.path.display()
+    );
+    Err(EngineError::option("--draft", "mtp", problem))
+}
+
+/// Refuses a text that cannot fit the context whatever its words, before it is encoded: no token has more bytes than the
+/// longest of the vocabulary.
+fn check_text(info: &ModelInfo, options: &EngineOptions) -> Result<(), EngineError> {
+    let (Some(text), Some(tokenizer), None) = (&options.prompt, &info.tokenizer, options.window) else {
+        return Ok(());
+    };
+    let context = options.context_tokens.unwrap_or(info.config.max_position);
+    let longest = tokenizer.longest_token_bytes.max(1) as u64;
+    let needed = usize::try_from(text.bytes / longest).unwrap_or(usize::MAX);
+    if needed <= context {
+        return Ok(());
+    }
+    let maximum = info.config.max_position;
+    Err(EngineError::ContextExceeded {
+        what: "the prompt, even if all of its tokens were long,",
+        needed,
+        context,
+        advice: match needed > maximum {
+            true => out_of_positions(needed, maximum),
+            false => format!("shorten the input, or raise --ctx up to {maximum}"),
+        },
+    })
+}
+
+fn out_of_positions(needed: usize, maximum: usize) -> String {
+    let factor = factor(needed, maximum);
+    format!(
+        "shorten the input to the {maximum} positions that the model was made for, or stretch them by --rope-scaling yarn:factor={factor} --ctx {needed}"
+    )
+}
+
+/// The memory plan of a model under these options, from its headers and the memory available now.
+///
+/// # Errors
+/// As [`MemoryPlan::new`].
+pub fn plan(info: &ModelInfo, options: &EngineOptions) -> Result<MemoryPlan, EngineError> {
+    let options = &options.resolved(&info.config);
+    options.check_device(&info.config)?;
+    let available = options.memory_budget_bytes.unwrap_or_else(available_memory_bytes);
+    MemoryPlan::new(info, options, available)
+}
+
+/// The most threads that [`with_threads`] starts: four for each core, and at least 64.
+///
+/// Threads beyond the number of cores only wait for one another, and thousands of them take longer to start and to wake
+/// than the work takes. The lower limit lets scripts with a fixed number run on small machines.
+pub fn max_threads() -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    (4 * cores).max(64)
+}
+
+/// Runs `work` on `threads` threads, or on every core for `None`. Work that starts inside the pool is handed out
+/// faster than work that has to enter it, so whole runs belong in here.
+///
+/// # Errors
+/// [`EngineError::Threads`] when the pool cannot be started, [`EngineError::Option`] for zero threads or more than
+/// [`max_threads`].
+pub fn with_threads<T: Send>(threads: Option<usize>, work: impl FnOnce() -> T + Send) -> Result<T, EngineError> {
+    if let Some(threads) = threads.filter(|threads| !(1..=max_threads()).contains(threads)) {
+        let requirement = format!("it must be a whole number from 1 to {}", max_threads());
+        return Err(EngineError::option("--threads", threads, requirement));
+    }
+    // Zero stands for every core in rayon.
+    let threads = threads.unwrap_or(0);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+    let pool = pool.map_err(|error| EngineError::Threads {
+        threads,
+        reason: error.to_string(),
+    })?;
+    Ok(pool.install(work))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_threads_than_a_machine_can_use_are_refused() {
+        for threads in [0, max_threads() + 1, 100_000, usize::MAX] {
+            let error = with_threads(Some(threads), || ()).unwrap_err();
+            assert!(
+                matches!(error, EngineError::Option { name: "--threads", .. }),
+                "{error}"
+            );
+        }
+        assert_eq!(with_threads(Some(3), rayon::current_num_threads).unwrap(), 3);
+    }
+}

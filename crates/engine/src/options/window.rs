@@ -1,0 +1,52 @@
+//! Options of an endless sequence: attention sinks and a window of the latest tokens.
+
+use riffle_policy::PolicyRules;
+
+use crate::{EngineError, EngineOptions};
+
+/// The tokens that an endless sequence keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamWindow {
+    /// Latest tokens that a query reads, itself included.
+    pub window_tokens: usize,
+    /// First tokens of the sequence, which every query reads.
+    pub sink_tokens: usize,
+}
+
+impl StreamWindow {
+    /// Tokens of a sequence that are read before the first page leaves.
+    pub(crate) fn whole_tokens(&self, page_tokens: usize) -> usize {
+        let sink_pages = self.sink_tokens.div_ceil(page_tokens);
+        (self.window_tokens + (sink_pages + 1) * page_tokens).saturating_sub(2)
+    }
+}
+
+impl EngineOptions {
+    /// The options of an endless sequence: its policies, and a context that holds the window, the sinks and a chunk.
+    ///
+    /// # Errors
+    /// [`EngineError::Option`] for a window without tokens.
+    pub fn with_window(mut self, window: StreamWindow) -> Result<Self, EngineError> {
+        let StreamWindow {
+            window_tokens,
+            sink_tokens,
+        } = window;
+        if window_tokens == 0 || window_tokens > 1 << 32 || sink_tokens > 1 << 32 {
+            let requirement = "window and sinks must be at most 4294967296 tokens, the window at least 1";
+            let given = format!("{window_tokens} with --sink-tokens {sink_tokens}");
+            return Err(EngineError::option("--window-size", given, requirement));
+        }
+        let spec = format!("streaming:sinks={sink_tokens},window={window_tokens},from=0");
+        let rules: PolicyRules = spec.parse()?;
+        self.prefill = rules.clone();
+        self.decode = rules;
+        self.auto_target = None;
+        // Pages are freed between batches.
+        self.batch_tokens = self.chunk_tokens;
+        let page = self.page_tokens.max(1);
+        let moving = window_tokens + page + self.batch_tokens;
+        self.context_tokens = Some((sink_tokens.div_ceil(page) + moving.div_ceil(page)) * page);
+        self.window = Some(window);
+        Ok(self)
+    }
+}

@@ -1,0 +1,43 @@
+//! The attention of a sequence in a layer of its model.
+
+use riffle_attention::AttendOptions;
+use riffle_policy::Phase;
+
+use crate::Sequence;
+use crate::attention::chunk::LayerStep;
+use crate::attention::state::LayerTraits;
+use crate::attention::tiles::Heads;
+
+/// The attention of a layer of the model that holds keys, for tokens up to the length `goal`.
+pub(super) fn layer_step(sequence: &Sequence, layer: usize, phase: Phase, goal: usize) -> LayerStep {
+    let engine = sequence.engine();
+    let (model, options) = (engine.model(), engine.options());
+    let config = model.config();
+    let cache_layer = config.cache_layer(layer).unwrap_or(0);
+    LayerStep {
+        phase,
+        layers: config.attention_layers(),
+        heads: Heads::of(config),
+        total_tokens: goal,
+        page_tokens: options.page_tokens,
+        evicted_tokens: sequence.attention().evicted.of_layer(cache_layer, config.kv_heads),
+        window: match (model.window(layer), sequence.options().window) {
+            (Some(own), Some(kept)) => Some(own.min(kept.window_tokens)),
+            (own, _) => own,
+        },
+        rotation: engine.resolved().rotation,
+        reads_ahead: true,
+        options: AttendOptions::new(config.attention_scale)
+            .with_soft_cap(config.soft_cap)
+            .with_arithmetic(options.attention.arithmetic(phase)),
+    }
+}
+
+/// What decides how the attention of a layer of the model is cut.
+pub(super) fn layer_traits(sequence: &Sequence, layer: usize, phase: Phase) -> LayerTraits {
+    let model = sequence.engine().model();
+    match (model.window(layer), model.config().cache_layer(layer)) {
+        (None, Some(cache_layer)) => sequence.attention().layer_traits(cache_layer, phase),
+        _ => LayerTraits::WITHOUT_POLICY,
+    }
+}

@@ -1,0 +1,418 @@
+//! A session: one sequence with a runner of its own.
+
+mod generate;
+
+use std::ops::{ControlFlow, Range};
+use std::path::Path;
+use std::sync::Arc;
+
+use riffle_policy::{Phase, PolicyRules};
+
+use crate::Failure;
+use crate::answer::Drawn;
+use crate::compress::compress_sequence;
+use crate::draft::{AnswerStep, DraftedAnswer, go_on};
+use crate::pass::{PrefillProgress, Runner, Work};
+use crate::sequence::{check_logits, check_room, common_prefix};
+use crate::{CompressOptions, Compressed, Engine, EngineError, Sequence, SequenceOptions};
+
+/// One [`Sequence`] and the [`Runner`] that reads tokens into it: the face of the engine for one text at a time.
+pub struct Session {
+    sequence: Sequence,
+    runner: Runner,
+}
+
+/// Receives the position of the first row and logits `[positions, vocab]`; may ask to stop.
+type TakeLogits<'a> = dyn FnMut(usize, &[f32]) -> ControlFlow<()> + 'a;
+
+impl Session {
+    /// An empty session; pages are allocated as tokens arrive, never beyond the plan.
+    ///
+    /// # Errors
+    /// [`EngineError::Policy`] when a policy does not support the phase it was chosen for.
+    pub fn new(engine: &Arc<Engine>) -> Result<Self, EngineError> {
+        let options = SequenceOptions::of(engine.options());
+        Ok(Self::of(Sequence::new(engine, &engine.page_pool()?, options)?))
+    }
+
+    /// Its sequence: what has been read, and what it holds.
+    pub fn sequence(&self) -> &Sequence {
+        &self.sequence
+    }
+
+    /// Its sequence, for calls that read nothing. What these forget is not read again by the session.
+    pub fn sequence_mut(&mut self) -> &mut Sequence {
+        &mut self.sequence
+    }
+
+    /// Tokens read and written so far.
+    pub fn tokens(&self) -> &[u32] {
+        self.sequence.tokens()
+    }
+
+    /// Logits `[vocab]` after the last token; empty before the first.
+    pub fn logits(&self) -> &[f32] {
+        self.sequence.logits()
+    }
+
+    /// The engine it belongs to.
+    pub fn engine(&self) -> &Arc<Engine> {
+        self.sequence.engine()
+    }
+
+    /// A session of a sequence.
+    pub(crate) fn of(sequence: Sequence) -> Self {
+        Self {
+            runner: Runner::new(sequence.engine()),
+            sequence,
+        }
+    }
+
+    /// A session of a sequence, with a runner that another has used.
+    pub(crate) fn with_runner(sequence: Sequence, runner: &mut Runner) -> Self {
+        let fresh = Runner::new(sequence.engine());
+        Self {
+            runner: std::mem::replace(runner, fresh),
+            sequence,
+        }
+    }
+
+    /// Its sequence; the runner goes back to where it came from.
+    pub(crate) fn give_runner_back(self, runner: &mut Runner) -> Sequence {
+        *runner = self.runner;
+        self.sequence
+    }
+
+    /// The session that [`Sequence::save`] wrote, made by the same model under the same options.
+    ///
+    /// # Errors
+    /// As [`Sequence::restore`].
+    pub fn restore(engine: &Arc<Engine>, path: impl AsRef<Path>) -> Result<Self, EngineError> {
+        Ok(Self::of(Sequence::restore(engine, &engine.page_pool()?, path)?))
+    }
+
+    /// A session that goes on from where this one is: both hold the same pages until one of them writes into a copy, and
+    /// both together keep to the plan's budgets.
+    ///
+    /// ```no_run
+    /// # use riffle_engine::{Engine, EngineOptions, Session};
+    /// # use std::ops::ControlFlow;
+    /// # let engine = Engine::load("model", EngineOptions::default())?;
+    /// # let (book, questions): (Vec<u32>, Vec<Vec<u32>>) = Default::default();
+    /// let mut reader = Session::new(&engine)?;
+    /// reader.prefill(&book, &mut |_| ControlFlow::Continue(()))?;
+    /// for question in questions {
+    ///     let mut answer = reader.fork()?;
+    ///     answer.prefill(&question, &mut |_| ControlFlow::Continue(()))?;
+    /// }
+    /// # Ok::<(), riffle_engine::EngineError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Sequence::fork`].
+    pub fn fork(&mut self) -> Result<Self, EngineError> {
+        let fork = self.sequence.fork()?;
+        Ok(self.hand_scratch_to(fork))
+    }
+
+    /// As [`Session::fork`], with other policies for what is generated from here on: one reading of a text serves several of them.
+    ///
+    /// # Errors
+    /// As [`Sequence::fork_under`].
+    pub fn fork_under(&mut self, decode: PolicyRules) -> Result<Self, EngineError> {
+        let fork = self.sequence.fork_under(decode)?;
+        Ok(self.hand_scratch_to(fork))
+    }
+
+    /// Scratch of a pass is the plan's once: it goes to the session that reads next, as a rule the fork.
+    fn hand_scratch_to(&mut self, sequence: Sequence) -> Self {
+        let fresh = Runner::new(sequence.engine());
+        Self {
+            sequence,
+            runner: std::mem::replace(&mut self.runner, fresh),
+        }
+    }
+
+    /// Takes the scratch of a pass from a session that does not read next: the plan has it once for all sessions of an engine.
+    pub fn take_scratch(&mut self, from: &mut Self) {
+        std::mem::swap(&mut self.runner, &mut from.runner);
+    }
+
+    /// An empty session that may [adopt](crate::adopt_prefix) what this one shares; both together keep to the plan's
+    /// budgets.
+    ///
+    /// # Errors
+    /// As [`Session::new`].
+    pub fn beside(&self) -> Result<Self, EngineError> {
+        Ok(Self::of(self.sequence.beside()?))
+    }
+
+    /// Reads `tokens` after what is already there, layer by layer over each logical batch. An answer that was under way
+    /// has ended: a drawn token that was not read is forgotten, and the next answer's draws begin with its seed.
+    ///
+    /// # Errors
+    /// Nothing is read when the tokens do not fit. On [`EngineError::Interrupted`] and on any failure the session
+    /// holds the logical batches that were complete.
+    pub fn prefill(
+        &mut self,
+        tokens: &[u32],
+        observe: &mut dyn FnMut(PrefillProgress) -> ControlFlow<()>,
+    ) -> Result<(), EngineError> {
+        self.read_prompt(tokens, observe, &[], None)
+    }
+
+    /// Reads `tokens` as [`Session::prefill`] does and hands over the logits of every position:
+    /// `take(first_position, logits [positions, vocab])`, in order.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`].
+    pub fn prefill_with_logits(&mut self, tokens: &[u32], take: &mut TakeLogits<'_>) -> Result<(), EngineError> {
+        let everything = 0..self.tokens().len() + tokens.len();
+        self.read_prompt(tokens, &mut |_| ControlFlow::Continue(()), &[everything], Some(take))
+    }
+
+    /// Reads `tokens` as one prompt and hands over the logits at the `wanted` positions of the sequence alone, ascending
+    /// and apart from each other: `take(first_position, logits [positions, vocab])`.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`].
+    pub fn prefill_with_logits_at(
+        &mut self,
+        tokens: &[u32],
+        wanted: &[Range<usize>],
+        observe: &mut dyn FnMut(PrefillProgress) -> ControlFlow<()>,
+        take: &mut TakeLogits<'_>,
+    ) -> Result<(), EngineError> {
+        self.read_prompt(tokens, observe, wanted, Some(take))
+    }
+
+    /// Reads one generated token.
+    ///
+    /// # Errors
+    /// [`EngineError::ContextExceeded`] when the context is full.
+    pub fn advance(&mut self, token: u32) -> Result<(), EngineError> {
+        check_room(&self.sequence, "the answer", 1)?;
+        let goal = self.tokens().len() + 1;
+        self.read_batch(&[token], Phase::Decode, goal, &mut |_| ControlFlow::Continue(()))?;
+        self.sequence.answer_mut().drawn.pending = None;
+        self.take_last_logits()
+    }
+
+    /// Reads the token that an answer drew last, and what is drafted behind it. `take` is given the tokens that the answer draws, one or
+    /// several, and may end it with any of them.
+    pub(crate) fn go_on(
+        &mut self,
+        answer: &mut DraftedAnswer,
+        logits: &mut Vec<f32>,
+        take: &mut dyn FnMut(Drawn) -> ControlFlow<()>,
+    ) -> Result<(), EngineError> {
+        check_room(&self.sequence, "the answer", 1)?;
+        let Some(token) = self.sequence.pending() else {
+            return Ok(());
+        };
+        let step = AnswerStep {
+            sequence: &mut self.sequence,
+            answer: &mut answer.answer,
+            drafter: answer.drafter.as_mut(),
+            token,
+        };
+        let outcomes = go_on(&mut self.runner, &mut [step], logits, &mut |_, _, drawn| take(drawn))?;
+        self.outcome(outcomes)
+    }
+
+    /// Reads drafted tokens as generated ones and hands over the logits after each, `[tokens, vocab]`: the bits of reading them one
+    /// by one. [`Sequence::checkpoint`] before and [`Session::roll_back`] after undo those that are refused.
+    ///
+    /// # Errors
+    /// [`EngineError::EmptyPrompt`] without tokens, [`EngineError::ContextExceeded`] when they do not fit the context.
+    pub fn verify(&mut self, tokens: &[u32], logits: &mut Vec<f32>) -> Result<(), EngineError> {
+        if tokens.is_empty() {
+            return Err(EngineError::EmptyPrompt);
+        }
+        check_room(&self.sequence, "the draft", tokens.len())?;
+        let goal = self.tokens().len() + tokens.len();
+        self.read_batch(tokens, Phase::Decode, goal, &mut |_| ControlFlow::Continue(()))?;
+        self.sequence.answer_mut().drawn.pending = None;
+        self.runner.logits(0..tokens.len(), logits)?;
+        let vocab_size = logits.len() / tokens.len();
+        self.sequence
+            .answer_mut()
+            .set_logits(&logits[(tokens.len() - 1) * vocab_size..]);
+        check_logits(self.logits(), self.tokens().len())
+    }
+
+    /// [`Sequence::roll_back`], with the kept tokens read again where that is needed, and the logits after them.
+    ///
+    /// # Errors
+    /// As [`Sequence::roll_back`], and of reading.
+    pub fn roll_back(&mut self, checkpoint: &crate::Checkpoint, kept: usize) -> Result<(), EngineError> {
+        let again = self.sequence.roll_back(checkpoint, kept)?;
+        if again.is_empty() {
+            return Ok(());
+        }
+        self.verify(&again, &mut Vec::new())
+    }
+
+    /// Forgets everything after the first `tokens` tokens. What [`Sequence::truncate`] has to forget beyond that is read again.
+    ///
+    /// # Errors
+    /// Of reading again, which the session leaves at the batch that failed; none for models whose layers all see the whole
+    /// sequence.
+    pub fn truncate(&mut self, tokens: usize) -> Result<(), EngineError> {
+        let again = self.sequence.truncate(tokens)?;
+        self.read_again(&again)
+    }
+
+    /// Keeps what the session and `tokens` begin with alike and forgets the rest, so that reading
+    /// `tokens[kept..]` leaves a session of exactly `tokens`. Returns `kept`; where it is all of `tokens`, nothing is
+    /// left to read.
+    ///
+    /// # Errors
+    /// As [`Session::truncate`].
+    pub fn keep_shared(&mut self, tokens: &[u32]) -> Result<usize, EngineError> {
+        let shared = common_prefix(self.tokens(), tokens);
+        let whole = shared == self.tokens().len() && !self.logits().is_empty();
+        if whole {
+            self.sequence.answer_mut().end();
+            return Ok(shared);
+        }
+        // Logits are those of the last token that is read: one is read again where all of them are known.
+        let kept = shared.min(tokens.len().saturating_sub(1));
+        // What has to be read again is left to the caller, who shows how far it is.
+        self.truncate(if self.sequence.attention().windows_reach(kept) {
+            kept
+        } else {
+            0
+        })?;
+        Ok(self.tokens().len())
+    }
+
+    /// [`compress_sequence`], with the session's own scratch. `observe` is told how far the reading of what is measured has come.
+    ///
+    /// # Errors
+    /// As [`compress_sequence`].
+    pub fn compress(
+        &mut self,
+        options: &CompressOptions,
+        observe: &mut dyn FnMut(PrefillProgress) -> ControlFlow<()>,
+    ) -> Result<Compressed, EngineError> {
+        compress_sequence(&mut self.sequence, &mut self.runner, options, observe)
+    }
+
+    fn read_prompt(
+        &mut self,
+        tokens: &[u32],
+        observe: &mut dyn FnMut(PrefillProgress) -> ControlFlow<()>,
+        wanted: &[Range<usize>],
+        mut take: Option<&mut TakeLogits<'_>>,
+    ) -> Result<(), EngineError> {
+        self.sequence.begin_prompt(tokens)?;
+        let selection = self.engine().options().token_selection;
+        if let Some(selection) = selection.filter(|_| self.tokens().is_empty()) {
+            if take.is_some() {
+                return Err(selection.refuse("upper layers have no logits of tokens that they do not read"));
+            }
+            self.runner
+                .read_selected(&mut self.sequence, tokens, &selection, observe)?;
+            return self.take_last_logits();
+        }
+        let goal = self.tokens().len() + tokens.len();
+        let mut done = 0;
+        for batch in tokens.chunks(self.sequence.batch_tokens()) {
+            let mut after_piece = |share: f64| {
+                observe(PrefillProgress {
+                    tokens_done: done as f64 + share * batch.len() as f64,
+                    tokens: tokens.len(),
+                })
+            };
+            self.read_batch(batch, Phase::Prefill, goal, &mut after_piece)?;
+            done += batch.len();
+            if let Some(take) = take.as_deref_mut() {
+                self.hand_over_logits(batch.len(), wanted, take)?;
+            }
+        }
+        self.take_last_logits()
+    }
+
+    /// Takes a logical batch through every layer; after a failure the session holds what it held before.
+    fn read_batch(
+        &mut self,
+        tokens: &[u32],
+        phase: Phase,
+        goal: usize,
+        after_piece: &mut dyn FnMut(f64) -> ControlFlow<()>,
+    ) -> Result<(), EngineError> {
+        let work = Work {
+            sequence: &mut self.sequence,
+            tokens,
+            phase,
+            goal,
+        };
+        let outcomes = self.runner.pass(&mut [work], after_piece)?;
+        self.outcome(outcomes)
+    }
+
+    /// What came of a pass; after a failure the session reads again what it held.
+    fn outcome(&mut self, mut outcomes: Vec<Option<Failure>>) -> Result<(), EngineError> {
+        match outcomes.pop().flatten() {
+            None => Ok(()),
+            Some(failure) => {
+                // The failure is told, not what may fail on the way back: that leaves fewer tokens, all of them whole.
+                drop(self.read_again(&failure.again));
+                Err(failure.error)
+            }
+        }
+    }
+
+    fn read_again(&mut self, tokens: &[u32]) -> Result<(), EngineError> {
+        let goal = self.tokens().len() + tokens.len();
+        for batch in tokens.chunks(self.sequence.batch_tokens()) {
+            let work = Work {
+                sequence: &mut self.sequence,
+                tokens: batch,
+                phase: Phase::Prefill,
+                goal,
+            };
+            let outcomes = self.runner.pass(&mut [work], &mut |_| ControlFlow::Continue(()))?;
+            if let Some(failure) = outcomes.into_iter().flatten().next() {
+                return Err(failure.error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Logits after the last token of the latest batch.
+    fn take_last_logits(&mut self) -> Result<(), EngineError> {
+        let rows = self.runner.rows();
+        let logits = &mut self.sequence.answer_mut().logits;
+        self.runner.logits(rows - 1..rows, logits)?;
+        check_logits(self.logits(), self.tokens().len())
+    }
+
+    /// Logits of those of the last `tokens` tokens that are wanted, a bounded number of rows at a time.
+    fn hand_over_logits(
+        &mut self,
+        tokens: usize,
+        wanted: &[Range<usize>],
+        take: &mut TakeLogits<'_>,
+    ) -> Result<(), EngineError> {
+        const ROWS: usize = 64;
+        let end = self.tokens().len();
+        let first = end - tokens;
+        for range in wanted {
+            let range = range.start.max(first)..range.end.min(end);
+            for start in range.clone().step_by(ROWS) {
+                let rows = ROWS.min(range.end - start);
+                let logits = &mut self.sequence.answer_mut().logits;
+                self.runner.logits(start - first..start - first + rows, logits)?;
+                if take(start, logits).is_break() {
+                    return Err(EngineError::Interrupted {
+                        tokens: end,
+                        total: end,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}

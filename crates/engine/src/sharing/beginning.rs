@@ -1,0 +1,158 @@
+//! Lengths at which sequences go on from one another, and policies that allow it.
+
+use crate::attention::sliding::lcm;
+use crate::origin::Origin;
+use crate::sequence::common_prefix;
+use crate::{EngineError, EngineOptions, Sequence};
+
+/// Tokens after which the state of recurrent layers is kept on the way.
+const STATE_TOKENS: usize = 16 << 10;
+
+/// Tokens that recurrent layers take in together: batches of whole steps give the same bits however they are cut.
+const RECURRENT_STEP: usize = 64;
+
+/// Lengths of a prompt of `tokens` tokens at which it is worth keeping what was read: before a window moves on, and the
+/// state of recurrent layers shortly before the end, where the next question about the same text will part from it,
+/// and now and then on the way. Empty for other models, whose pages say everything at the end.
+pub fn prefix_cuts(sequence: &Sequence, tokens: usize) -> Vec<usize> {
+    let whole = servable_tokens(sequence);
+    if !sequence.recurrence().is_recurrent() {
+        let (page, grid) = (sequence.engine().options().page_tokens, prompt_grid(sequence));
+        let cut = whole / lcm(page, grid) * lcm(page, grid);
+        return Vec::from_iter((cut > sequence.tokens().len() && whole < tokens).then_some(cut));
+    }
+    let step = state_step(sequence);
+    let last = tokens.saturating_sub(1) / step;
+    let near_end = [3, 1, 0].map(|before: usize| last.saturating_sub(before) * step);
+    let on_the_way = (1..).map(|number| (number * STATE_TOKENS).next_multiple_of(step));
+    let on_the_way = on_the_way.take_while(|cut| *cut < near_end[0]);
+    let mut cuts: Vec<usize> = on_the_way
+        .chain(near_end)
+        .filter(|cut| *cut > sequence.tokens().len() && *cut <= whole)
+        .collect();
+    cuts.dedup();
+    cuts
+}
+
+/// The state of recurrent layers is worth keeping at multiples of so many tokens: whole pages, whole chunks, and whole steps of
+/// these layers' own.
+pub(crate) fn state_step(sequence: &Sequence) -> usize {
+    let steps = [
+        sequence.engine().options().page_tokens,
+        prompt_grid(sequence),
+        RECURRENT_STEP,
+    ];
+    steps.into_iter().fold(1, lcm)
+}
+
+/// A prompt may be gone on with from these places: then it is read as if it had been read at once. Under dense attention
+/// that holds anywhere, since no row depends on what is read beside it; other policies choose for whole chunks.
+pub(crate) fn prompt_grid(sequence: &Sequence) -> usize {
+    match sequence.options().prefill.is_dense() {
+        true => 1,
+        false => chunk_grid(sequence.engine().options()),
+    }
+}
+
+/// Beginnings are shared in multiples of so many tokens.
+pub(crate) fn beginning_step(sequence: &Sequence) -> usize {
+    match sequence.recurrence().is_recurrent() {
+        true => state_step(sequence),
+        false => prompt_grid(sequence),
+    }
+}
+
+/// Tokens that a beginning may have.
+pub(crate) fn servable_tokens(sequence: &Sequence) -> usize {
+    let options = sequence.engine().options();
+    let window = sequence
+        .options()
+        .window
+        .map(|window| window.whole_tokens(options.page_tokens));
+    window
+        .or(sequence.attention().sliding.whole_tokens())
+        .unwrap_or(usize::MAX)
+}
+
+/// Whether the recurrent state is the one after whole pages of prompt.
+pub(super) fn keeps_state(sequence: &Sequence) -> bool {
+    let (page, held) = (sequence.engine().options().page_tokens, sequence.tokens().len());
+    let is_at_page = held > 0 && held.is_multiple_of(page);
+    sequence.recurrence().state.tokens() == Some(sequence.prefilled()) && is_at_page
+}
+
+/// Whether what it reads as prompt can serve others.
+pub(crate) fn can_share(sequence: &Sequence) -> bool {
+    sequence.options().window.is_none() && check_prefix(sequence).is_ok()
+}
+
+/// Whether it has read something that can serve others.
+pub(crate) fn serves_others(sequence: &Sequence) -> bool {
+    sequence.prefilled() > 0 && !has_evicted(sequence) && can_share(sequence)
+}
+
+/// Whether tokens have left its pages.
+pub(crate) fn has_evicted(sequence: &Sequence) -> bool {
+    !sequence.attention().evicted.is_empty()
+}
+
+/// Whether it can go back to its first `tokens` tokens and read nothing again.
+pub(crate) fn goes_back_to(sequence: &Sequence, tokens: usize) -> bool {
+    sequence.attention().reaches(tokens)
+        && sequence.attention().windows_reach(tokens)
+        && sequence.recurrence().knows(tokens)
+}
+
+/// The longest beginning of `tokens` that it has read as prompt and that another sequence may go on from, which leaves at least
+/// the last token to be read. None where tokens have been evicted: what is left is not what others would read.
+pub(crate) fn known_beginning(sequence: &Sequence, tokens: &[u32]) -> usize {
+    if has_evicted(sequence) {
+        return 0;
+    }
+    let shared = common_prefix(sequence.tokens(), tokens)
+        .min(sequence.prefilled())
+        .min(tokens.len() - 1);
+    let grid = prompt_grid(sequence);
+    sequence.recurrence().latest_known(shared / grid * grid)
+}
+
+/// Refuses policies that pages of another sequence cannot serve.
+pub(crate) fn check_prefix(sequence: &Sequence) -> Result<(), EngineError> {
+    if let Some(selection) = sequence.engine().options().token_selection {
+        return Err(
+            selection.refuse("the keys that it leaves depend on a prompt's end, so no other prompt can use them")
+        );
+    }
+    let options = sequence.options();
+    let policies = &sequence.attention().policies;
+    let phases = [
+        (&policies.prefill, &options.prefill),
+        (&policies.decode, &options.decode),
+    ];
+    for (policies, rules) in phases {
+        if policies.iter().any(|policy| !policy.traits().follows_from_keys) {
+            return Err(EngineError::PrefixPolicy(rules.to_string()));
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn prefix_identity(sequence: &Sequence) -> Result<Vec<u8>, EngineError> {
+    check_prefix(sequence)?;
+    let options = sequence.engine().options();
+    let mut origin = Origin::of_pages(sequence.engine(), sequence.options())?;
+    if !sequence.options().prefill.is_dense() {
+        // What such a policy chooses depends on the chunk it is asked for.
+        origin.add("-b -ub", format!("{} {}", options.batch_tokens, options.chunk_tokens));
+    }
+    Ok(origin.to_bytes())
+}
+
+/// A prompt is cut into chunks at these places, whatever its length: to go on from there gives the same chunks.
+fn chunk_grid(options: &EngineOptions) -> usize {
+    if options.batch_tokens.is_multiple_of(options.chunk_tokens) {
+        options.chunk_tokens
+    } else {
+        options.batch_tokens
+    }
+}

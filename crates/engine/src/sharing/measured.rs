@@ -1,0 +1,134 @@
+//! A prefix cache on disk, and the times and tokens that it is used for.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use riffle_kv::{KvError, PrefixCache};
+use serde::Serialize;
+
+use super::disk::store_prefix_up_to;
+use crate::{EngineError, Sequence};
+
+/// Bytes a prefix cache's pages take at most unless the caller says.
+pub const DEFAULT_PREFIX_CACHE_BYTES: u64 = 8 << 30;
+
+/// A folder of beginnings.
+#[derive(Debug, Clone)]
+pub struct PrefixCacheOptions {
+    /// The folder; it is made if it is not there.
+    pub folder: PathBuf,
+    /// Bytes its pages take at most.
+    pub budget_bytes: u64,
+}
+
+/// What a prefix cache did in a run.
+#[derive(Debug, Clone, Default, Serialize)]
+#[non_exhaustive]
+pub struct PrefixReport {
+    /// Its folder.
+    pub folder: String,
+    /// Tokens of the prompt that came from it.
+    pub found_tokens: usize,
+    /// Milliseconds that took.
+    pub load_ms: f64,
+    /// Pages of tokens that had changed on disk and were removed; they were read from the prompt again.
+    pub damaged_blocks: usize,
+    /// Tokens of the prompt that it keeps now.
+    pub kept_tokens: usize,
+    /// Milliseconds it took to keep them.
+    pub store_ms: f64,
+    /// Bytes its pages take now.
+    pub bytes: u64,
+    /// Notices for the user: that the cache began anew, or why it keeps nothing.
+    pub notices: Vec<String>,
+}
+
+/// A prefix cache whose use is measured.
+pub(crate) struct MeasuredPrefixCache {
+    cache: PrefixCache,
+    report: PrefixReport,
+    /// True once the folder could not be read or written: it is not asked again.
+    is_lost: bool,
+}
+
+impl MeasuredPrefixCache {
+    pub(crate) fn open(options: &PrefixCacheOptions) -> Result<Self, EngineError> {
+        Ok(Self {
+            cache: PrefixCache::open(&options.folder, options.budget_bytes)?,
+            report: PrefixReport {
+                folder: options.folder.display().to_string(),
+                ..PrefixReport::default()
+            },
+            is_lost: false,
+        })
+    }
+
+    pub(crate) fn cache(&self) -> &PrefixCache {
+        &self.cache
+    }
+
+    pub(crate) fn report(&self) -> &PrefixReport {
+        &self.report
+    }
+
+    /// Measures `load`, which fills a sequence with pages of the cache and returns its own result and the number of
+    /// damaged blocks that it removed.
+    pub(crate) fn load<T>(
+        &mut self,
+        sequence: &mut Sequence,
+        load: impl FnOnce(&mut Sequence, &PrefixCache) -> Result<(T, usize), EngineError>,
+    ) -> Result<T, EngineError> {
+        // The weights are hashed once an engine, which is no part of loading.
+        sequence.engine().fingerprint()?;
+        let (began, held_tokens) = (Instant::now(), sequence.tokens().len());
+        let loaded = load(sequence, &self.cache);
+        self.report.notices.extend(self.cache.take_notice());
+        let (loaded, damaged_blocks) = loaded?;
+        self.report.found_tokens += sequence.tokens().len().saturating_sub(held_tokens);
+        self.report.damaged_blocks += damaged_blocks;
+        self.report.load_ms += began.elapsed().as_secs_f64() * 1e3;
+        Ok(loaded)
+    }
+
+    /// [`store`](Self::store) of everything. Where it fails the run goes on, and the report says why nothing is kept.
+    pub(crate) fn store_if_possible(&mut self, sequence: &Sequence) {
+        if !self.is_lost
+            && let Err(error) = self.store(sequence, usize::MAX)
+        {
+            self.is_lost = true;
+            self.report
+                .notices
+                .push(format!("what was read could not be kept: {error}"));
+        }
+    }
+
+    /// Goes on without the folder after an error of [`load`](Self::load); the report says why.
+    ///
+    /// # Errors
+    /// An error that has nothing to do with the folder is returned.
+    pub(crate) fn lose(&mut self, error: EngineError) -> Result<(), EngineError> {
+        match error {
+            EngineError::Kv(error @ (KvError::File { .. } | KvError::Index { .. } | KvError::Busy { .. })) => {
+                self.is_lost = true;
+                self.report
+                    .notices
+                    .push(format!("what was read is neither looked up nor kept: {error}"));
+                Ok(())
+            }
+            error => Err(error),
+        }
+    }
+
+    /// Measures [`store_prefix_up_to`]. Returns the tokens that the cache keeps of these.
+    pub(crate) fn store(&mut self, sequence: &Sequence, most_tokens: usize) -> Result<usize, EngineError> {
+        let began = Instant::now();
+        let stored = store_prefix_up_to(sequence, &self.cache, most_tokens);
+        self.report.notices.extend(self.cache.take_notice());
+        let (kept_tokens, bytes) = stored?;
+        // A window keeps less at the end than on the way.
+        self.report.kept_tokens = self.report.kept_tokens.max(kept_tokens);
+        self.report.bytes = bytes;
+        self.report.store_ms += began.elapsed().as_secs_f64() * 1e3;
+        Ok(kept_tokens)
+    }
+}

@@ -1,0 +1,69 @@
+//! Beginnings in memory: sequences of one pool hold the same pages.
+
+use super::beginning::{can_share, check_prefix, has_evicted, prompt_grid};
+use crate::sequence::fork::fork_pages;
+use crate::{EngineError, Sequence, SequenceOptions};
+
+/// A sequence under `options` that goes on from the first `tokens` tokens of this one, which it read as prompt; nothing has been
+/// counted of it yet. `None` where `options` would have made other pages, or this sequence cannot go back so far.
+///
+/// # Errors
+/// As [`Sequence::fork`].
+pub(crate) fn fork_beginning(
+    sequence: &mut Sequence,
+    tokens: usize,
+    options: &SequenceOptions,
+) -> Result<Option<Sequence>, EngineError> {
+    if !can_share(sequence) || !sequence.options().makes_the_same_pages(options) {
+        return Ok(None);
+    }
+    let mut fork = fork_pages(sequence, options.clone())?;
+    let again = fork.truncate(tokens)?;
+    Ok((again.is_empty() && fork.tokens().len() == tokens).then_some(fork))
+}
+
+/// Shares the whole pages of what was read as prompt with sequences [beside](Sequence::beside) this one that read the same
+/// text: pages are found by the hash of all tokens up to their end. Returns how many tokens are shared now: none where tokens have
+/// been evicted.
+///
+/// # Errors
+/// [`EngineError::PrefixPolicy`] when a policy needs to have seen the queries; [`EngineError::PrefixRecurrent`].
+pub fn share_prefix(sequence: &mut Sequence) -> Result<usize, EngineError> {
+    check_sharing(sequence)?;
+    // Pages that tokens have left do not hold what their tokens say.
+    if has_evicted(sequence) {
+        return Ok(0);
+    }
+    let identity = sequence.options().pages_identity();
+    let read = sequence.tokens()[..sequence.prefilled()].to_vec();
+    Ok(sequence.attention_mut().cache.share(&identity, &read))
+}
+
+/// Fills an empty sequence with a beginning of `tokens` that a sequence beside it shares, at most all but the last
+/// token. Returns its tokens; reading the rest gives what [`fill_prefix`] promises.
+///
+/// # Errors
+/// As [`share_prefix`].
+pub fn adopt_prefix(sequence: &mut Sequence, tokens: &[u32]) -> Result<usize, EngineError> {
+    check_sharing(sequence)?;
+    sequence.forget_all();
+    let (grid, identity) = (prompt_grid(sequence), sequence.options().pages_identity());
+    let found = sequence.attention_mut().cache.adopt(&identity, tokens);
+    let kept = found.min(tokens.len().saturating_sub(1)) / grid * grid;
+    sequence.hold_prompt(0, kept, tokens);
+    Ok(kept)
+}
+
+fn check_sharing(sequence: &Sequence) -> Result<(), EngineError> {
+    if sequence.recurrence().is_recurrent() {
+        return Err(EngineError::PrefixRecurrent);
+    }
+    if sequence.options().window.is_some() {
+        return Err(EngineError::option(
+            "--window-size",
+            "given",
+            "pages are shared between sequences, and a window moves the tokens in its pages: leave it out",
+        ));
+    }
+    check_prefix(sequence)
+}

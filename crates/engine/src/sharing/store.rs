@@ -1,0 +1,496 @@
+//! Beginnings in a store that other processes and machines share: fetched into a sequence, published from it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use riffle_kv::{BlockStore, FetchRequest, SharedBlocks, SharedCounts, SharedFetch, SharedOptions};
+use riffle_model::RecurrentState;
+use serde::Serialize;
+
+use crate::attention::sliding::lcm;
+use crate::sharing::beginning::{keeps_state, prefix_identity, prompt_grid, servable_tokens};
+use crate::{EngineError, Sequence};
+
+/// Bytes of pages that are taken from a fetch, or copied to be published, in a step.
+pub(crate) const STEP_BYTES: usize = 32 << 20;
+
+/// Where beginnings are shared with other processes and machines.
+#[derive(Debug, Clone)]
+pub struct SharedStoreOptions {
+    /// The store.
+    pub store: Arc<dyn BlockStore>,
+    /// How it is used.
+    pub use_as: SharedOptions,
+    /// Take pages also of machines that round otherwise, and offer pages to them: with other instructions, another device, or
+    /// another version. Answers are as good, and not the same to the bit.
+    pub any_machine: bool,
+}
+
+/// What a shared store did in a run.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct SharedReport {
+    /// Its address.
+    pub address: String,
+    /// Tokens of the prompt that came from it.
+    pub found_tokens: usize,
+    /// Milliseconds from asking for them until they were there.
+    pub load_ms: f64,
+    /// Bytes that came.
+    pub fetched_bytes: u64,
+    /// Blocks that were damaged: they were not used.
+    pub bad_blocks: u64,
+    /// Operations that failed.
+    pub failures: u64,
+    /// Bytes that were written.
+    pub published_bytes: u64,
+    /// Bytes of pages that these were before they were packed.
+    pub published_raw_bytes: u64,
+    /// Blocks that were not written because the store failed.
+    pub dropped_blocks: u64,
+    /// Lines for whoever runs this: that the store failed, that it works again.
+    pub notices: Vec<String>,
+    /// Milliseconds that the run waited at its end until everything was written.
+    pub flush_ms: f64,
+}
+
+/// A shared store in use.
+pub(crate) struct SharedPrefixes {
+    blocks: SharedBlocks,
+    any_machine: bool,
+    report: SharedReport,
+}
+
+/// A beginning on its way into a sequence.
+pub(crate) struct SharedSearch {
+    fetch: SharedFetch,
+    began: Instant,
+    /// Tokens that the sequence held, in whole pages; it is cut to them when the first block arrives.
+    held: usize,
+    is_cut: bool,
+    /// Tokens that the sequence may hold at most.
+    most: usize,
+    /// Whether nothing more will come.
+    is_over: bool,
+    early: Option<Early>,
+}
+
+/// A beginning that is taken as read though its last layers are still on their way.
+struct Early {
+    /// Tokens of it.
+    tokens: usize,
+    /// Leading layers that are whole, cut to these tokens.
+    layers: usize,
+}
+
+/// How far a fetch is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fetched {
+    Some,
+    NotYet,
+    Over,
+}
+
+impl SharedPrefixes {
+    pub(crate) fn open(options: &SharedStoreOptions) -> Result<Self, EngineError> {
+        let blocks = SharedBlocks::open(Arc::clone(&options.store), options.use_as.clone())?;
+        Ok(Self {
+            report: SharedReport {
+                address: blocks.address().to_owned(),
+                ..SharedReport::default()
+            },
+            blocks,
+            any_machine: options.any_machine,
+        })
+    }
+
+    /// The report at the end of a run, with what went wrong.
+    pub(crate) fn into_report(self) -> SharedReport {
+        SharedReport {
+            notices: self.take_notices(),
+            ..self.report()
+        }
+    }
+
+    pub(crate) fn report(&self) -> SharedReport {
+        let counts = self.counts();
+        SharedReport {
+            fetched_bytes: counts.fetched_bytes,
+            bad_blocks: counts.bad_blocks,
+            failures: counts.failures,
+            published_bytes: counts.published_bytes,
+            published_raw_bytes: counts.published_raw_bytes,
+            dropped_blocks: counts.dropped,
+            notices: Vec::new(),
+            ..self.report.clone()
+        }
+    }
+
+    pub(crate) fn counts(&self) -> SharedCounts {
+        self.blocks.counts()
+    }
+
+    pub(crate) fn take_notices(&self) -> Vec<String> {
+        self.blocks.take_notices()
+    }
+
+    pub(crate) fn can_publish(&self, sequence: &Sequence) -> bool {
+        self.blocks.can_publish(sequence.pool().shape())
+    }
+
+    /// Waits until what was published has been written, at most `time`.
+    pub(crate) fn flush(&mut self, time: Duration) -> bool {
+        let began = Instant::now();
+        let all = self.blocks.flush(time);
+        self.report.flush_ms += began.elapsed().as_secs_f64() * 1e3;
+        all
+    }
+
+    /// Fills a sequence with what the store has of `tokens`, and waits for it.
+    pub(crate) fn fill(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Result<(), EngineError> {
+        let mut search = begin_fetch(sequence, self, tokens)?;
+        loop {
+            match advance_fetch(sequence, self, &mut search, tokens)? {
+                Fetched::Some => {}
+                Fetched::NotYet => search.wait(Duration::from_millis(200)),
+                Fetched::Over => return Ok(()),
+            }
+        }
+    }
+
+    /// Publishes what a sequence has read of a prompt, waiting where too much waits to be written, at most `time`.
+    pub(crate) fn publish_all(&mut self, sequence: &Sequence, time: Duration) -> Result<(), EngineError> {
+        let until = Instant::now() + time;
+        let mut offered = 0;
+        loop {
+            let before = offered;
+            offered = publish(sequence, self, offered)?;
+            let left = until.saturating_duration_since(Instant::now());
+            if offered + sequence.engine().options().page_tokens > sequence.prefilled() {
+                self.flush(left);
+                return Ok(());
+            }
+            if offered == before && (left.is_zero() || !self.flush(left)) {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl SharedSearch {
+    /// Waits until something can be taken, at most `time`.
+    pub(crate) fn wait(&self, time: Duration) {
+        self.fetch.wait(time);
+    }
+
+    /// Whether nothing more will come to a pass that reads on already.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// Whether a step would find something to do.
+    pub(crate) fn has_arrived(&self) -> bool {
+        !self.is_over && self.fetch.has_arrived()
+    }
+}
+
+/// Begins to fetch what a shared store has of `tokens` beyond those that the sequence holds, which are the first of them. Waits for
+/// nothing.
+pub(crate) fn begin_fetch(
+    sequence: &Sequence,
+    shared: &SharedPrefixes,
+    tokens: &[u32],
+) -> Result<SharedSearch, EngineError> {
+    let identity = shared_identity(sequence, shared.any_machine)?;
+    let (page, grid) = (sequence.engine().options().page_tokens, prompt_grid(sequence));
+    let most = tokens.len().saturating_sub(1).min(servable_tokens(sequence)) / grid * grid;
+    let step = lcm(page, grid);
+    let held = sequence.tokens().len() / step * step;
+    // A state goes with whole pages; without one the last page may be used in part.
+    let looked_at = match sequence.recurrence().is_recurrent() {
+        true => most,
+        false => most
+            .next_multiple_of(page)
+            .min(tokens.len())
+            .min(servable_tokens(sequence)),
+    };
+    let fetch = shared.blocks.fetch(&FetchRequest {
+        shape: *sequence.attention().cache.shape(),
+        identity: &identity,
+        tokens: &tokens[..looked_at.max(held).min(tokens.len())],
+        held_tokens: held,
+        wants_note: sequence.recurrence().is_recurrent(),
+    });
+    Ok(SharedSearch {
+        fetch,
+        began: Instant::now(),
+        held,
+        is_cut: false,
+        most,
+        is_over: false,
+        early: None,
+    })
+}
+
+/// Takes in what has arrived, in a bounded step. When it is over the sequence holds what it held, or whole chunks more of `tokens`.
+///
+/// # Errors
+/// Those of an append; the fetch has ended then, and the sequence holds whole pages of what it held.
+pub(crate) fn advance_fetch(
+    sequence: &mut Sequence,
+    shared: &mut SharedPrefixes,
+    search: &mut SharedSearch,
+    tokens: &[u32],
+) -> Result<Fetched, EngineError> {
+    if !search.fetch.has_arrived() {
+        return Ok(Fetched::NotYet);
+    }
+    if !search.is_cut && search.fetch.has_block() {
+        search.is_cut = true;
+        sequence.hold_prompt(search.held, search.held, &[]);
+    }
+    match search.fetch.fill(&mut sequence.attention_mut().cache, STEP_BYTES) {
+        Ok(false) => Ok(Fetched::Some),
+        Ok(true) => {
+            let before = sequence.tokens().len();
+            end_fetch(sequence, search, tokens)?;
+            shared.report.found_tokens += sequence.tokens().len().saturating_sub(before);
+            shared.report.load_ms += search.began.elapsed().as_secs_f64() * 1e3;
+            Ok(Fetched::Over)
+        }
+        Err(error) => {
+            drop_fetch(sequence, search);
+            Err(error.into())
+        }
+    }
+}
+
+fn end_fetch(sequence: &mut Sequence, search: &mut SharedSearch, tokens: &[u32]) -> Result<(), EngineError> {
+    if !search.is_cut {
+        return Ok(());
+    }
+    let whole = search.fetch.whole_tokens(&sequence.attention().cache);
+    if sequence.recurrence().is_recurrent() {
+        let Some((noted, note)) = search.fetch.take_note().filter(|(noted, _)| *noted <= whole) else {
+            sequence.forget_all();
+            return Ok(());
+        };
+        return match RecurrentState::from_bytes(sequence.engine().model().config(), &note) {
+            Ok(state) if state.tokens() == Some(noted) => {
+                sequence.hold_prompt(search.held, noted, tokens);
+                sequence.recurrence_mut().resume(state)
+            }
+            _ => {
+                sequence.forget_all();
+                Ok(())
+            }
+        };
+    }
+    let grid = prompt_grid(sequence);
+    sequence.hold_prompt(search.held, whole.min(search.most) / grid * grid, tokens);
+    Ok(())
+}
+
+/// Takes a beginning as read once its first layers are whole, so that a pass can begin while the others arrive:
+/// [`has_layer`](Self::has_layer) says how far it may go. False where it is too early, or something looks at all layers before a pass.
+pub(crate) fn begin_early(sequence: &mut Sequence, search: &mut SharedSearch, tokens: &[u32]) -> bool {
+    let looks_at_all = sequence.recurrence().is_recurrent()
+        || sequence.attention().reader().may_keep_results()
+        || sequence.options().window.is_some();
+    let expected = search.fetch.expected_tokens().unwrap_or(0);
+    let kept = expected.min(search.most) / prompt_grid(sequence) * prompt_grid(sequence);
+    if looks_at_all
+        || !search.is_cut
+        || kept <= search.held
+        || search.fetch.ready_layers(&sequence.attention().cache) == 0
+    {
+        return false;
+    }
+    sequence.hold_early(&tokens[search.held..kept]);
+    search.early = Some(Early {
+        tokens: kept,
+        layers: 0,
+    });
+    true
+}
+
+/// Takes in more of a beginning that a pass reads on from already.
+pub(crate) fn advance_early(sequence: &mut Sequence, search: &mut SharedSearch) {
+    // Pages that have no room are missed where the pass needs them.
+    search.is_over = search
+        .fetch
+        .fill(&mut sequence.attention_mut().cache, STEP_BYTES)
+        .unwrap_or(true);
+}
+
+/// Whether a pass may attend in a layer of the cache; `None` where the layer will never be whole.
+pub(crate) fn has_layer(sequence: &mut Sequence, search: &mut SharedSearch, layer: usize) -> Option<bool> {
+    let expected = search.fetch.expected_tokens().unwrap_or(0);
+    let Some(early) = &mut search.early else {
+        return Some(true);
+    };
+    while early.layers <= layer {
+        if sequence.attention().cache.tokens(early.layers) < expected {
+            return (!search.is_over).then_some(false);
+        }
+        let cache = &mut sequence.attention_mut().cache;
+        for kv_head in 0..cache.shape().kv_heads {
+            cache.truncate_head(early.layers, kv_head, early.tokens);
+        }
+        early.layers += 1;
+    }
+    Some(true)
+}
+
+/// Ends a fetch that a pass has read on from: after a pass through all layers it is complete.
+pub(crate) fn complete_early(shared: &mut SharedPrefixes, search: &SharedSearch) {
+    if let Some(early) = &search.early {
+        shared.report.found_tokens += early.tokens - search.held;
+        shared.report.load_ms += search.began.elapsed().as_secs_f64() * 1e3;
+    }
+}
+
+/// Goes back to what has arrived whole, where a pass was given up because a layer did not. The sequence holds no more than it was
+/// taken to have read.
+pub(crate) fn give_up_early(sequence: &mut Sequence, search: &SharedSearch) {
+    let whole = search
+        .fetch
+        .whole_tokens(&sequence.attention().cache)
+        .min(sequence.tokens().len());
+    sequence.hold_prompt(
+        whole / prompt_grid(sequence) * prompt_grid(sequence),
+        whole / prompt_grid(sequence) * prompt_grid(sequence),
+        &[],
+    );
+}
+
+/// Leaves what a fetch that is given up has brought.
+pub(crate) fn drop_fetch(sequence: &mut Sequence, search: &SharedSearch) {
+    if search.is_cut {
+        match sequence.recurrence().is_recurrent() {
+            true => drop(sequence.forget_all()),
+            false => sequence.hold_prompt(search.held, search.held, &[]),
+        }
+    }
+}
+
+/// Copies pages of what was read as prompt, from the token `from` on, and the state of recurrent layers where it is known, so that
+/// they are written to a shared store behind: a bounded step. Returns the tokens that need not be offered again.
+pub(crate) fn publish(sequence: &Sequence, shared: &SharedPrefixes, from: usize) -> Result<usize, EngineError> {
+    let is_whole = sequence.attention().is_whole();
+    if !is_whole {
+        return Ok(sequence.prefilled());
+    }
+    let identity = shared_identity(sequence, shared.any_machine)?;
+    let read = &sequence.tokens()[..sequence.prefilled()];
+    let offered = shared
+        .blocks
+        .publish(&sequence.attention().cache, &identity, read, from, STEP_BYTES)?;
+    if sequence.recurrence().is_recurrent() && offered == sequence.prefilled() && keeps_state(sequence) {
+        let note = sequence.recurrence().state.to_bytes();
+        if !shared
+            .blocks
+            .publish_note(sequence.attention().cache.shape(), &identity, read, note)
+        {
+            return Ok(offered - sequence.engine().options().page_tokens);
+        }
+    }
+    Ok(offered)
+}
+
+fn shared_identity(sequence: &Sequence, any_machine: bool) -> Result<Vec<u8>, EngineError> {
+    let mut identity = prefix_identity(sequence)?;
+    if !any_machine {
+        identity.extend_from_slice(machine(sequence.engine()).as_bytes());
+    }
+    Ok(identity)
+}
+
+/// What decides over the last bits of keys and values beside the model and its options: attention sums in the order of its vectors,
+/// and angles come from the system's mathematics.
+fn machine(engine: &crate::Engine) -> String {
+    let device = match &engine.options().device {
+        Some(_) => "cuda",
+        None => "cpu",
+    };
+    let system = match cfg!(target_env = "musl") {
+        true => "musl",
+        false => std::env::consts::OS,
+    };
+    format!(
+        "machine\t{} {} {system} {device} {}\n",
+        std::env::consts::ARCH,
+        riffle_attention::instruction_set(),
+        env!("CARGO_PKG_VERSION"),
+    )
+}
+
+#[cfg(test)]
+#[path = "../../../kv/tests/testing/fake_store.rs"]
+mod fake_store;
+
+#[cfg(test)]
+mod tests {
+    use std::ops::ControlFlow;
+    use std::path::Path;
+
+    use super::*;
+    use crate::{Engine, EngineOptions, Session, prefix_cuts};
+
+    fn prefill(session: &mut Session, tokens: &[u32]) {
+        session.prefill(tokens, &mut |_| ControlFlow::Continue(())).unwrap();
+    }
+
+    #[test]
+    fn logits_after_adopted_pages_are_those_of_reading_everything_to_the_bit() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
+        for (model, prefill_policy, any_machine) in [
+            ("model", "full", false),
+            ("model", "full", true),
+            ("model", "streaming", false),
+            ("model-hybrid", "full", false),
+        ] {
+            let options = EngineOptions {
+                context_tokens: Some(1024),
+                batch_tokens: 128,
+                chunk_tokens: 64,
+                page_tokens: 32,
+                prefill: prefill_policy.parse().unwrap(),
+                ..EngineOptions::default()
+            };
+            let engine = Engine::load(fixtures.join(model), options).unwrap();
+            let store = fake_store::FakeStore::default();
+            let open = || {
+                SharedPrefixes::open(&SharedStoreOptions {
+                    store: Arc::new(store.clone()),
+                    use_as: SharedOptions::default(),
+                    any_machine,
+                })
+                .unwrap()
+            };
+            let tokens: Vec<u32> = (0..600).map(|at| at * 7 % 200).collect();
+            let (mut shared, mut reader) = (open(), Session::new(&engine).unwrap());
+            for end in prefix_cuts(reader.sequence(), 600).into_iter().chain([600]) {
+                let held = reader.tokens().len();
+                prefill(&mut reader, &tokens[held..end]);
+                shared.publish_all(reader.sequence(), Duration::from_secs(20)).unwrap();
+            }
+            for count in [600, 599, 577, 576, 513, 512, 300] {
+                let other = [&tokens[..count], &[3, 1, 4]].concat();
+                let mut expected = Session::new(&engine).unwrap();
+                prefill(&mut expected, &other);
+                let mut found = Session::new(&engine).unwrap();
+                let mut shared = open();
+                shared.fill(found.sequence_mut(), &other).unwrap();
+                let adopted = found.tokens().len();
+                // States are kept near the end of what was read.
+                let is_some = adopted > 0 || count < 512;
+                assert!(
+                    is_some && adopted <= count,
+                    "{model} {prefill_policy}: {adopted} of {count}"
+                );
+                prefill(&mut found, &other[adopted..]);
+                assert_eq!(found.logits(), expected.logits(), "{model} {prefill_policy} {count}");
+            }
+        }
+    }
+}
