@@ -176,13 +176,13 @@ impl PySession {
 
     #[getter]
     fn density(&self) -> Result<f64, Failure> {
-        self.look(|session| session.density())
+        self.look(|session| session.sequence().pairs().density())
     }
 
     /// What its pages take, as JSON.
     fn usage(&self) -> Result<String, Failure> {
         self.look(|session| {
-            let usage = session.usage();
+            let usage = session.sequence().usage();
             json!({
                 "tokens": usage.tokens,
                 "pages": usage.pages,
@@ -196,7 +196,7 @@ impl PySession {
 
     /// What the policies kept, as JSON; `None` without an audit.
     fn audit(&self) -> Result<Option<String>, Failure> {
-        let report = self.look(|session| session.audit())?;
+        let report = self.look(|session| session.sequence().audit())?;
         let report = report.map(|report| serde_json::to_string(&report));
         report
             .transpose()
@@ -346,7 +346,7 @@ impl PySession {
 
     /// Writes the session to a file; returns its bytes.
     fn save(&self, py: Python<'_>, path: PathBuf) -> Result<u64, Failure> {
-        self.work(py, None, |session, _| Ok(session.save(path)?.len()))
+        self.work(py, None, |session, _| Ok(session.sequence().save(path)?.len()))
     }
 
     /// Evicts the pairs that later questions need least; what was kept, as JSON.

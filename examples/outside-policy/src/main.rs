@@ -36,10 +36,10 @@ fn in_the_engine(model: &str, text: &str) -> Result<(), Box<dyn Error>> {
     let tokens = engine.tokenizer()?.encode(text, true)?;
     let mut session = Session::new(&engine)?;
     session.prefill(&tokens[..2048], &mut |_| ControlFlow::Continue(()))?;
-    let audit = session.audit().ok_or("the engine was asked for an audit")?;
+    let audit = session.sequence().audit().ok_or("the engine was asked for an audit")?;
     println!(
         "{:.1}% of the pairs read, {:.1}% of the attention kept",
-        100.0 * session.density(),
+        100.0 * session.sequence().pairs().density(),
         100.0 * audit.mean_mass
     );
     Ok(())

@@ -405,12 +405,14 @@ impl Sequence {
         (&mut self.text.tokens, self.answer.drafts.predictor.as_mut())
     }
 
-    /// Holds the first `kept` of a prompt's tokens, whose pages the cache has; it held the first `held` before.
+    /// Holds the first `kept` of a prompt's tokens, whose pages the cache has; it held the first `held` before. `prompt` may be empty
+    /// where `kept` is not beyond them.
     pub(crate) fn hold_prompt(&mut self, held: usize, kept: usize, prompt: &[u32]) {
         self.attention.cache.truncate(kept);
-        let held = held.min(kept);
-        self.text.tokens.truncate(held);
-        self.text.tokens.extend_from_slice(&prompt[held..kept]);
+        self.text.tokens.truncate(held.min(kept));
+        if kept > held {
+            self.text.tokens.extend_from_slice(&prompt[held..kept]);
+        }
         self.text.prefilled = kept;
     }
 
