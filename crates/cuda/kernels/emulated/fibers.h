@@ -69,7 +69,17 @@ struct Machine {
     const char *fault = nullptr;
 };
 
-static thread_local Machine machine;
+// The machine of this CPU thread, behind a pointer that needs no constructor: every use of a `thread_local` that has one asks for it.
+static thread_local Machine *machine_here = nullptr;
+
+[[gnu::noinline]] static Machine &make_machine() {
+    static thread_local Machine own;
+    machine_here = &own;
+    return own;
+}
+
+inline Machine &this_machine() { return machine_here ? *machine_here : make_machine(); }
+#define machine this_machine()
 
 // What more there is to a block than its threads, for kernels that use it.
 struct Hooks {
