@@ -52,7 +52,7 @@ pub fn use_model(path: &Path) -> Result<(), ModelError> {
     ])?;
     let mut states = [0; 2].map(|_| RecurrentState::new(config));
     let (layers, vocab_size) = (config.layers, config.vocab_size);
-    let mut forward = HostForward::new(&Arc::new(model), batch.rows(), batch.rows());
+    let mut forward = HostForward::new(&Arc::new(model), batch.rows());
     forward.embed(&batch)?;
     for layer in 0..layers {
         // Attention whose result is zero.

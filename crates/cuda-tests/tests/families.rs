@@ -115,9 +115,8 @@ fn every_family_gives_the_logits_of_the_cpu() {
         // Few rows: more are rounded to 16 bits where weights are.
         let tokens: Vec<u32> = (0..7).map(|i| (i * 7 + 1) % config.vocab_size as u32).collect();
         let device = Arc::new(DeviceModel::upload(&gpu, device).unwrap());
-        let context = config.max_position;
-        let expected = logits(&mut HostForward::new(&Arc::new(host), 7, context), &config, &tokens);
-        let mut forward = DeviceForward::new(&device, &stream, 7, context).unwrap();
+        let expected = logits(&mut HostForward::new(&Arc::new(host), 7), &config, &tokens);
+        let mut forward = DeviceForward::new(&device, &stream, 7).unwrap();
         let found = logits(&mut forward, &config, &tokens);
         let largest = expected.iter().fold(0.0f32, |largest, logit| largest.max(logit.abs()));
         let pairs = found.iter().zip(&expected);
@@ -147,7 +146,7 @@ fn two_sequences_in_one_batch_have_the_bits_of_each_alone() {
         let texts = [text(0), text(1)];
         // Each sequence alone has memory of its own, so that states that take turns are compared with such that do not.
         let [mut forward, mut of_first, mut of_second] =
-            [0; 3].map(|_| DeviceForward::new(&model, &stream, 7, config.max_position).unwrap());
+            [0; 3].map(|_| DeviceForward::new(&model, &stream, 7).unwrap());
         let [mut alone, mut joined] = [0; 2].map(|_| [0; 2].map(|_| RecurrentState::new(config)));
         // Few rows: products of more than eight are rounded otherwise. In the second pass states of either go on.
         for [first, second] in [[0..5, 0..1], [5..6, 1..4]] {
@@ -178,7 +177,7 @@ fn layers_that_are_cut_by_rows_give_the_bits_of_whole_ones() {
     let config = &host.config;
     let model = Arc::new(DeviceModel::upload(&gpu, load(&path).unwrap().model).unwrap());
     let text: Vec<u32> = (0..1026).map(|at| at * 7 % 31).collect();
-    let mut forward = DeviceForward::new(&model, &stream, 1030, 1030).unwrap();
+    let mut forward = DeviceForward::new(&model, &stream, 1030).unwrap();
     let segments = [&text[..], &text[..1], &text[5..8]].map(|tokens| SegmentTokens::prompt(tokens, 0));
     let batch = Batch::new(segments).unwrap();
     let mut whole = [0; 3].map(|_| RecurrentState::new(config));
@@ -200,7 +199,7 @@ fn up_to_eight_rows_verified_at_once_have_the_bits_of_single_steps() {
         let model = Arc::new(DeviceModel::upload(&gpu, load(&path).unwrap().model).unwrap());
         let config = load(&path).unwrap().model.config;
         let text: Vec<u32> = (0..8).map(|at| (at * 7 + 1) % 31).collect();
-        let mut forward = DeviceForward::new(&model, &stream, 8, config.max_position).unwrap();
+        let mut forward = DeviceForward::new(&model, &stream, 8).unwrap();
         let mut read = |segments: &[SegmentTokens<'_>], states: &mut [&mut RecurrentState]| {
             let batch = Batch::new(segments.iter().copied()).unwrap();
             read_in_blocks(&mut forward, &config, &batch, states, usize::MAX, attend_nothing_else)

@@ -127,12 +127,8 @@ impl QueueTimer for StreamTimer {
 }
 
 impl riffle_device::DeviceModel for QueuedModel {
-    fn forward(
-        &self,
-        batch_tokens: usize,
-        context_tokens: usize,
-    ) -> Result<Box<dyn riffle_device::DeviceForward>, DeviceError> {
-        let forward = DeviceForward::new(&self.model, &self.stream, batch_tokens, context_tokens)?;
+    fn forward(&self, batch_tokens: usize) -> Result<Box<dyn riffle_device::DeviceForward>, DeviceError> {
+        let forward = DeviceForward::new(&self.model, &self.stream, batch_tokens)?;
         Ok(Box::new(forward))
     }
 }

@@ -116,9 +116,9 @@ pub trait QueueTimer: Send + Sync {
 
 /// A model whose weights lie on a device.
 pub trait DeviceModel: Send + Sync {
-    /// Memory for batches of up to `batch_tokens` tokens in a context of up to `context_tokens`.
+    /// Memory for batches of up to `batch_tokens` tokens.
     ///
     /// # Errors
     /// Too little memory, a device that fails.
-    fn forward(&self, batch_tokens: usize, context_tokens: usize) -> Result<Box<dyn DeviceForward>, DeviceError>;
+    fn forward(&self, batch_tokens: usize) -> Result<Box<dyn DeviceForward>, DeviceError>;
 }

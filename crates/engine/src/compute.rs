@@ -57,14 +57,14 @@ impl Compute {
         }
     }
 
-    /// Memory for batches of up to `batch_tokens` tokens in a context of up to `context_tokens`.
-    pub(crate) fn forward(&self, batch_tokens: usize, context_tokens: usize) -> Result<ModelForward, EngineError> {
+    /// Memory for batches of up to `batch_tokens` tokens.
+    pub(crate) fn forward(&self, batch_tokens: usize) -> Result<ModelForward, EngineError> {
         Ok(match self {
             Self::Host(model) => {
-                let forward = HostForward::new(model, batch_tokens, context_tokens);
+                let forward = HostForward::new(model, batch_tokens);
                 ModelForward::Host(Box::new(forward))
             }
-            Self::Device(device) => ModelForward::Device(device.model.forward(batch_tokens, context_tokens)?),
+            Self::Device(device) => ModelForward::Device(device.model.forward(batch_tokens)?),
         })
     }
 }

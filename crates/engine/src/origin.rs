@@ -50,11 +50,6 @@ impl Origin {
             .window
             .map_or("none".to_owned(), |window| window.window_tokens.to_string());
         origin.add("--window-size", window);
-        if let Some(length) = engine.model().rotation_changes_at() {
-            let long = engine.rotary_context() > length;
-            let side = if long { "more than" } else { "at most" };
-            origin.add("--ctx", format!("{side} {length} tokens"));
-        }
         Ok(origin)
     }
 

@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let rows = if rows.is_empty() { vec![1, 2, 4, 8, 16] } else { rows };
     println!("{} threads, median of {PASSES} passes", rayon::current_num_threads());
     for rows in rows {
-        let mut forward = HostForward::new(&model, rows, 1024);
+        let mut forward = HostForward::new(&model, rows);
         let mut states = vec![RecurrentState::new(&model.config); rows];
         let mut logits = vec![0.0; rows * model.config.vocab_size];
         let mut times_ms = Vec::with_capacity(PASSES);
@@ -45,11 +45,7 @@ fn pass(
 ) -> Result<(), Box<dyn Error>> {
     let rows = states.len();
     let tokens: Vec<[u32; 1]> = (0..rows).map(|row| [(31 * row + position) as u32]).collect();
-    let segments = tokens.iter().map(|tokens| SegmentTokens {
-        tokens,
-        position,
-        one_by_one: true,
-    });
+    let segments = tokens.iter().map(|tokens| SegmentTokens::generated(tokens, position));
     forward.embed(&Batch::new(segments)?)?;
     for layer in 0..layers {
         forward.project(layer, 0..rows)?;

@@ -23,6 +23,9 @@ pub struct SegmentTokens<'a> {
     pub position: usize,
     /// Recurrent layers read them one after the other, as tokens that are generated, and not in chunks.
     pub one_by_one: bool,
+    /// Tokens of the whole sequence, for models whose heads turn otherwise in long sequences than in short ones (LongRoPE). Every token
+    /// of a sequence has to be read with a length on the same side of that boundary.
+    pub length: usize,
 }
 
 /// Consecutive tokens of one sequence in a [`Batch`].
@@ -34,6 +37,8 @@ pub struct Segment {
     pub position: usize,
     /// [`SegmentTokens::one_by_one`].
     pub one_by_one: bool,
+    /// [`SegmentTokens::length`].
+    pub length: usize,
 }
 
 /// Where work that remembers earlier rows may be cut without a change of its result. Segments that are read one by one may be
@@ -66,6 +71,7 @@ impl<'a> SegmentTokens<'a> {
             tokens,
             position,
             one_by_one: false,
+            length: position.saturating_add(tokens.len()),
         }
     }
 
@@ -76,7 +82,13 @@ impl<'a> SegmentTokens<'a> {
             tokens,
             position,
             one_by_one: true,
+            length: position.saturating_add(tokens.len()),
         }
+    }
+
+    /// The same of a sequence that will have `length` tokens.
+    pub fn in_length(self, length: usize) -> SegmentTokens<'a> {
+        SegmentTokens { length, ..self }
     }
 }
 
@@ -95,6 +107,7 @@ impl Batch {
             tokens,
             position,
             one_by_one,
+            length,
         } in parts
         {
             let (segment, first) = (batch.segments.len(), batch.tokens.len());
@@ -109,6 +122,7 @@ impl Batch {
                 rows: first..batch.tokens.len(),
                 position,
                 one_by_one,
+                length,
             });
         }
         match batch.segments.is_empty() {

@@ -100,15 +100,13 @@ pub struct HostForward {
 }
 
 impl HostForward {
-    /// Memory for batches of up to `batch_tokens` tokens in a context of up to `context_tokens`.
-    ///
-    /// Models with LongRoPE turn heads otherwise in long contexts than in short ones, and a sequence must stay with one way.
-    pub fn new(model: &Arc<Decoder>, batch_tokens: usize, context_tokens: usize) -> HostForward {
+    /// Memory for batches of up to `batch_tokens` tokens.
+    pub fn new(model: &Arc<Decoder>, batch_tokens: usize) -> HostForward {
         HostForward {
             batch: None,
             progress: LayerProgress::default(),
             hidden: Vec::new(),
-            workspace: Workspace::new(&model.config, batch_tokens, context_tokens),
+            workspace: Workspace::new(&model.config, batch_tokens),
             model: Arc::clone(model),
         }
     }

@@ -18,7 +18,7 @@
 //! // Two sequences: one begins with three tokens, the other has read 17 tokens and reads the one it generated.
 //! let batch = Batch::new([SegmentTokens::prompt(&[1, 2, 3], 0), SegmentTokens::generated(&[4], 17)])?;
 //! let mut states = [0; 2].map(|_| RecurrentState::new(&model.config));
-//! let mut forward = HostForward::new(&model, batch.rows(), 1024);
+//! let mut forward = HostForward::new(&model, batch.rows());
 //! forward.embed(&batch)?;
 //! for layer in 0..model.config.layers {
 //!     forward.project(layer, 0..batch.rows())?;

@@ -33,20 +33,20 @@ impl ModelOutline {
         *self.config.windows.get(layer)?
     }
 
-    /// The context length beyond which keys turn otherwise than below (LongRoPE): keys of the two kinds do not go
-    /// together. `None` for models whose keys do not depend on the context's length.
+    /// The length of a sequence beyond which its keys turn otherwise than below (LongRoPE): keys of the two kinds do not go
+    /// together. `None` for models whose keys do not depend on the length.
     pub fn rotation_changes_at(&self) -> Option<usize> {
         self.rotations.iter().flatten().find_map(|rotary| rotary.changes_at())
     }
 
     /// Turns keys of a layer, `[tokens, kv_heads, head_dim]`, that stand at positions from `from` on as if they stood at
-    /// positions from `to` on, in a context of `context_tokens`. As exact as the turn by a position is itself.
-    pub fn move_keys(&self, layer: usize, keys: &mut [f32], from: usize, to: usize, context_tokens: usize) {
+    /// positions from `to` on, in a sequence of `length` tokens. As exact as the turn by a position is itself.
+    pub fn move_keys(&self, layer: usize, keys: &mut [f32], from: usize, to: usize, length: usize) {
         let rotary = self.rotations.get(layer).and_then(Option::as_ref);
         if let Some(rotary) = rotary.filter(|_| from != to) {
             let width = self.config.kv_width();
             for_rows(keys, width, |row, keys| {
-                rotary.move_heads(keys, self.config.head_dim, from + row, to + row, context_tokens);
+                rotary.move_heads(keys, self.config.head_dim, from + row, to + row, length);
             });
         }
     }

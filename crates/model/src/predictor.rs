@@ -46,14 +46,14 @@ impl Predictor {
 }
 
 impl PredictorForward {
-    /// Memory for up to `rows` rows at a time, in a context of up to `context_tokens`; `None` for a model without a predictor.
-    pub fn new(model: &Arc<Decoder>, rows: usize, context_tokens: usize) -> Option<PredictorForward> {
+    /// Memory for up to `rows` rows at a time; `None` for a model without a predictor.
+    pub fn new(model: &Arc<Decoder>, rows: usize) -> Option<PredictorForward> {
         model.predictor.as_ref()?;
         Some(PredictorForward {
             batch: None,
             hidden: Vec::new(),
             joined: Vec::new(),
-            workspace: Workspace::new(&model.config, rows, context_tokens),
+            workspace: Workspace::new(&model.config, rows),
             model: Arc::clone(model),
         })
     }

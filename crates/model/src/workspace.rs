@@ -20,7 +20,6 @@ pub(crate) const CUT_GRID: CutGrid = CutGrid::Positions(Columns::COUNT);
 /// Queries, keys, values and attention results are as long as the batch; everything else is as long as a row block.
 pub(crate) struct Workspace {
     batch_tokens: usize,
-    pub(crate) context_tokens: usize,
     sizes: Sizes,
     // [tokens, heads, head_dim]
     pub(crate) queries: Vec<f32>,
@@ -71,13 +70,12 @@ impl Sizes {
 }
 
 impl Workspace {
-    /// Scratch for batches of up to `batch_tokens` tokens in a context of up to `context_tokens`.
-    pub(crate) fn new(config: &ModelConfig, batch_tokens: usize, context_tokens: usize) -> Workspace {
+    /// Scratch for batches of up to `batch_tokens` tokens.
+    pub(crate) fn new(config: &ModelConfig, batch_tokens: usize) -> Workspace {
         let sizes = Sizes::of(config);
         let rows = batch_tokens.clamp(1, ROW_BLOCK);
         Workspace {
             batch_tokens,
-            context_tokens,
             sizes,
             queries: vec![0.0; batch_tokens * sizes.query_width],
             keys: vec![0.0; batch_tokens * sizes.kv_width],

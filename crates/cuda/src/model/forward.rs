@@ -39,7 +39,6 @@ pub struct DeviceForward {
     model: Arc<DeviceModel>,
     stream: Arc<Stream>,
     batch_tokens: usize,
-    context_tokens: usize,
     batch: Option<Batch>,
     /// The blocks of rows that linear work is done in.
     blocks: Vec<Range<usize>>,
@@ -55,7 +54,7 @@ pub struct DeviceForward {
 }
 
 impl DeviceForward {
-    /// Memory for batches of up to `batch_tokens` tokens in a context of up to `context_tokens`; work is queued on
+    /// Memory for batches of up to `batch_tokens` tokens; work is queued on
     /// `stream`.
     ///
     /// # Errors
@@ -64,7 +63,6 @@ impl DeviceForward {
         model: &Arc<DeviceModel>,
         stream: &Arc<Stream>,
         batch_tokens: usize,
-        context_tokens: usize,
     ) -> Result<DeviceForward, CudaError> {
         let sizes = Sizes::new(&model.config, batch_tokens);
         let scratch = model.scratch_bytes(sizes.block.max(LOGIT_ROWS));
@@ -77,7 +75,6 @@ impl DeviceForward {
             stream: Arc::clone(stream),
             model: Arc::clone(model),
             batch_tokens,
-            context_tokens,
             batch: None,
             blocks: Vec::new(),
             progress: LayerProgress::default(),
@@ -221,7 +218,7 @@ impl DeviceForward {
         let rows = batch.rows();
         let dim = attention.rotary.dim();
         let mut angles = vec![0.0; rows * dim];
-        attention.rotary.batch_angles(self.context_tokens, batch, &mut angles);
+        attention.rotary.batch_angles(batch, &mut angles);
         // The copy that reads the buffer may still be queued.
         self.stream.synchronize()?;
         let host = &mut self.host.turns[table];

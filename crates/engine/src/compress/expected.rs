@@ -14,6 +14,7 @@ use crate::attention::observers::Observers;
 use crate::attention::tiles::Heads;
 use crate::compress::moments::{Moments, QueryDistribution};
 use crate::compress::{HeadScores, check_room_beside, dense_options};
+use crate::sequence::fork::beside_to_measure;
 use crate::{EngineError, Sequence};
 
 /// The latest tokens of the text. The distribution of their queries estimates that of later queries.
@@ -72,14 +73,11 @@ impl Sample {
         let Some(sample) = self.ahead.take() else {
             return Ok(None);
         };
-        let (engine, attention) = (sequence.engine(), sequence.attention());
-        let (cache, reader) = (attention.cache.pool().cache(), attention.reader_beside());
-        let mut scratch = Sequence::over(engine, cache, reader, dense_options())?;
+        let mut scratch = beside_to_measure(sequence, dense_options())?;
+        let moments = Moments::new(&scratch, self.sink_tokens);
         let attention = scratch.attention_mut();
         attention.stop_audit();
-        attention
-            .observers
-            .add(Moments::new(engine, engine.whole_layers(), self.sink_tokens));
+        attention.observers.add(moments);
         Ok(Some((scratch, sample)))
     }
 

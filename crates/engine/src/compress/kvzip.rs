@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::attention::observers::Observers;
 use crate::compress::reconstruction::Reconstruction;
 use crate::compress::{HeadScores, RepeatPrompt, check_room_beside, dense_options};
-use crate::sequence::fork::fork_text;
+use crate::sequence::fork::fork_to_measure;
 use crate::{EngineError, Sequence};
 
 /// The chunks of a text that are still to be repeated, and the largest attention weight that each pair of the sequence has received
@@ -88,7 +88,7 @@ impl Repeats {
 
 /// A fork under which every query reads everything, whatever the policies of the sequence.
 fn dense_fork(sequence: &mut Sequence) -> Result<Sequence, EngineError> {
-    let mut fork = fork_text(sequence, dense_options())?;
+    let mut fork = fork_to_measure(sequence, dense_options())?;
     fork.attention_mut().stop_audit();
     Ok(fork)
 }

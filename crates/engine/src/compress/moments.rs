@@ -9,12 +9,14 @@ use riffle_kv::KvCache;
 use crate::attention::chunk::{Chosen, Chunk};
 use crate::attention::observers::QueryObserver;
 use crate::attention::tiles::Heads;
-use crate::{Engine, EngineError};
+use crate::{Engine, EngineError, Sequence};
 
 /// Sums over the queries of a scratch sequence that began empty.
 pub(crate) struct Moments {
     engine: Arc<Engine>,
     heads: Heads,
+    /// A length on the side of the boundary on which heads turn ([`riffle_model::SegmentTokens::length`]).
+    rotary_length: usize,
     /// First tokens, whose queries are outliers and are left out.
     sink_tokens: usize,
     /// Layers by their number in the model and in the cache.
@@ -55,7 +57,9 @@ impl QueryObserver for Moments {
 }
 
 impl Moments {
-    pub(super) fn new(engine: &Arc<Engine>, layers: Vec<(usize, usize)>, sink_tokens: usize) -> Self {
+    /// Moments of the queries of a sequence, without those of its first `sink_tokens` tokens.
+    pub(super) fn new(sequence: &Sequence, sink_tokens: usize) -> Self {
+        let (engine, layers) = (sequence.engine(), sequence.engine().whole_layers());
         let heads = Heads::of(engine.model().config());
         let empty = HeadSums {
             count: 0,
@@ -66,6 +70,7 @@ impl Moments {
             sums: vec![empty; layers.len() * heads.kv_heads * heads.group],
             engine: Arc::clone(engine),
             heads,
+            rotary_length: sequence.rotary_length(),
             sink_tokens,
             layers,
         }
@@ -92,7 +97,7 @@ impl Moments {
         let Heads { head_dim, .. } = self.heads;
         let (width, kv_width) = (self.heads.width(), self.heads.kv_heads * head_dim);
         let is_rotated = self.engine.resolved().rotation.keys;
-        let (model, context) = (self.engine.model(), self.engine.rotary_context());
+        let (model, length) = (self.engine.model(), self.rotary_length);
         // A tile of the first KV head begins where its rows begin: the other heads lie behind.
         let tiles = chunk.tiles.iter().filter(|tile| tile.kv_head == 0);
         let rows = tiles.flat_map(|tile| {
@@ -111,7 +116,7 @@ impl Moments {
                 rotate_heads(query, head_dim);
             }
             for heads in query.chunks_exact_mut(kv_width) {
-                model.move_keys(layer, heads, position, 0, context);
+                model.move_keys(layer, heads, position, 0, length);
             }
         });
         queries
@@ -132,7 +137,6 @@ impl Moments {
     /// The mean over `count` positions from `first` on of what turns a head to its position, `[head_dim, head_dim]`.
     fn mean_turn(&self, layer: usize, first: usize, count: usize) -> Vec<f64> {
         let (head_dim, kv_heads) = (self.heads.head_dim, self.heads.kv_heads);
-        let context = self.engine.rotary_context();
         let mut turn = vec![0.0; head_dim * head_dim];
         // Unit vectors, as many at a time as a token has KV heads.
         for columns in (0..head_dim).collect::<Vec<_>>().chunks(kv_heads) {
@@ -141,7 +145,9 @@ impl Moments {
                 for (place, column) in columns.iter().enumerate() {
                     units[place * head_dim + column] = 1.0;
                 }
-                self.engine.model().move_keys(layer, &mut units, 0, position, context);
+                self.engine
+                    .model()
+                    .move_keys(layer, &mut units, 0, position, self.rotary_length);
                 for (column, unit) in columns.iter().zip(units.chunks_exact(head_dim)) {
                     for (row, value) in unit.iter().enumerate() {
                         turn[row * head_dim + column] += f64::from(*value) / count as f64;

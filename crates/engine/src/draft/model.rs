@@ -105,7 +105,8 @@ fn read_and_draft(
 fn read_chunk(small: &mut Runner, reader: &mut Sequence, tokens: &[u32]) -> Result<(), EngineError> {
     let goal = reader.tokens().len() + tokens.len();
     let tokens = &tokens[..tokens.len().min(CHUNK_TOKENS)];
-    reader.begin_prompt(tokens)?;
+    let again = reader.begin_prompt(tokens)?;
+    debug_assert!(again.is_empty(), "it turns as the whole text needs");
     let mut work = [Work {
         sequence: reader,
         tokens,
@@ -191,6 +192,7 @@ impl Part<'_, '_> {
     /// the latest token of the answer.
     fn unread(&self, reader: &mut Sequence) -> Vec<u32> {
         let held = self.step.sequence.tokens();
+        reader.turn_for(held.len() + 1);
         let common = common_prefix(reader.tokens(), held);
         // Tokens that recurrent layers forget beyond that are read again with the others.
         if reader.truncate(common).is_err() {

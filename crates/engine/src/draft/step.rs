@@ -192,6 +192,11 @@ impl<'s, 'a> Part<'s, 'a> {
             .min(sequence.tokens_left())
             .saturating_sub(1)
             .min(MOST_TOKENS);
+        // Drafted rows turn as the row before them.
+        let most = (0..=most)
+            .rev()
+            .find(|drafted| !sequence.turns_otherwise(sequence.tokens().len() + 1 + drafted))
+            .unwrap_or(0);
         let Some(drafter) = drafter.as_deref_mut().filter(|_| most > 0) else {
             return (Source::Own, 0);
         };

@@ -281,13 +281,10 @@ impl Engine {
         self.loaded.tokenizer.as_ref().map_or(0, Tokenizer::vocab_size)
     }
 
-    /// The context length that decides how keys are turned, where that depends on it.
-    pub(crate) fn rotary_context(&self) -> usize {
-        match self.options.window {
-            // Its angles go on to the model's last position.
-            Some(_) => self.model().config().max_position,
-            None => self.plan.context_tokens,
-        }
+    /// Whether the keys of a sequence of so many tokens turn as those of long sequences do (LongRoPE); false for models that know no
+    /// difference.
+    pub(crate) fn turns_long(&self, tokens: usize) -> bool {
+        self.model().rotation_changes_at().is_some_and(|length| tokens > length)
     }
 
     /// The layers with keys and values that see the whole sequence: their number in the model and in the cache.

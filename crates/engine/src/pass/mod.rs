@@ -150,7 +150,7 @@ impl Runner {
         let model = self.engine.compute().host()?;
         self.predictor.take().or_else(|| {
             let rows = PredictorRoom::rows_together(self.engine.options());
-            PredictorForward::new(model, rows, self.engine.rotary_context()).map(Box::new)
+            PredictorForward::new(model, rows).map(Box::new)
         })
     }
 
@@ -165,7 +165,7 @@ impl Runner {
             // The old buffers are freed before larger ones are allocated, so that the plan counts them once.
             shorter => {
                 drop(shorter);
-                self.engine.compute().forward(tokens, self.engine.rotary_context())?
+                self.engine.compute().forward(tokens)?
             }
         };
         Ok(self.forward.insert(forward))

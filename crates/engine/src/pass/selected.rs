@@ -30,7 +30,10 @@ impl SelectedRows<'_> {
     /// The batch of these rows: each run of neighbouring tokens is a segment.
     pub(crate) fn batch(&self) -> Result<Batch, EngineError> {
         let runs = self.positions.chunk_by(|a, b| a + 1 == *b);
-        let segments = runs.map(|run| SegmentTokens::prompt(&self.prompt[run[0]..run[0] + run.len()], run[0]));
+        let segments = runs.map(|run| {
+            let tokens = &self.prompt[run[0]..run[0] + run.len()];
+            SegmentTokens::prompt(tokens, run[0]).in_length(self.prompt.len())
+        });
         Ok(Batch::new(segments)?)
     }
 }

@@ -73,6 +73,8 @@ pub struct RunReport {
     pub prompt_tokens: usize,
     /// How many of them were not read again.
     pub reused_tokens: usize,
+    /// Tokens that were read again because the text grew beyond the length at which the model turns heads otherwise (LongRoPE).
+    pub turned_tokens: usize,
     /// Tokens generated.
     pub generated_tokens: usize,
     /// How many of them were drafted before.
@@ -331,6 +333,7 @@ impl Finished {
             stop: self.generation.stop,
             prompt_tokens: self.prompt_tokens,
             reused_tokens: self.reused_tokens,
+            turned_tokens: sequence.turned_tokens(),
             generated_tokens: self.generation.tokens.len(),
             drafts: self.generation.drafts,
             load: engine.load_times(),

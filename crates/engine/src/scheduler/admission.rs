@@ -114,7 +114,12 @@ impl Scheduler {
                     false => Lookup::Done,
                 };
                 clock.admitted = Instant::now();
-                (sequence, Stage::Reading { reused_tokens, lookup })
+                let stage = Stage::Reading {
+                    reused_tokens,
+                    lookup,
+                    resumed: None,
+                };
+                (sequence, stage)
             }
         };
         let started = Running {
@@ -125,6 +130,7 @@ impl Scheduler {
             clock,
             turn: 0,
             offered: Offered::default(),
+            resumed_tokens: 0,
             is_cancelled: false,
         };
         loop {
@@ -157,6 +163,7 @@ impl Scheduler {
             return self.fork_session(path, &request.tokens, &options);
         }
         let mut sequence = Sequence::new(&self.engine, &self.pool, options)?;
+        sequence.turn_for(request.tokens.len());
         if !can_share(&sequence) || request.prompt_probabilities.is_some() {
             return Ok(sequence);
         }

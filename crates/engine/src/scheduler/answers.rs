@@ -8,7 +8,7 @@ use crate::answer::{Answer, Drawn};
 use crate::draft::{AnswerStep, DraftedAnswer, go_on};
 use crate::scheduler::step::Tell;
 use crate::scheduler::{
-    Event, Lookup, RequestId, RequestReport, RequestTimes, Running, Scheduler, Stage, WrittenToken,
+    Event, Lookup, RequestId, RequestReport, RequestTimes, Resumed, Running, Scheduler, Stage, WrittenToken,
 };
 use crate::sequence::check_logits;
 use crate::{EngineError, StopReason};
@@ -221,11 +221,62 @@ fn tell_drawn(id: RequestId, answer: &mut Answer, drawn: Drawn, tell: &mut Tell<
 }
 
 impl Running {
+    /// Reads the text of an answer again that has grown to the length at which its model turns heads otherwise: as a prompt, in pieces
+    /// beside other answers.
+    pub(super) fn read_turned_again(&mut self) {
+        let length = self.sequence.tokens().len() + 1;
+        if !self.sequence.turns_otherwise(length) || !matches!(self.stage, Stage::Answering { .. }) {
+            return;
+        }
+        let reading = Stage::Reading {
+            reused_tokens: 0,
+            lookup: Lookup::Done,
+            resumed: None,
+        };
+        if let Stage::Answering {
+            reused_tokens,
+            answer,
+            token,
+        } = std::mem::replace(&mut self.stage, reading)
+            && let Stage::Reading { resumed, .. } = &mut self.stage
+        {
+            *resumed = Some(Box::new(Resumed {
+                reused_tokens,
+                answer,
+                token,
+            }));
+        }
+        let text = self.sequence.turn_for(length);
+        let answered = text.len() - self.request.tokens.len();
+        self.resumed_tokens += answered;
+        // The request holds as many tokens at most as before.
+        self.request.generate.max_tokens = self.request.generate.max_tokens.saturating_sub(answered);
+        self.request.prompt_probabilities = None;
+        self.request.tokens = text;
+    }
+
+    /// Goes on with an answer whose text has been read again; false where a prompt was read.
+    pub(super) fn resume(&mut self) -> bool {
+        let Stage::Reading { resumed, .. } = &mut self.stage else {
+            return false;
+        };
+        let Some(resumed) = resumed.take() else {
+            return false;
+        };
+        self.stage = Stage::Answering {
+            reused_tokens: resumed.reused_tokens,
+            answer: resumed.answer,
+            token: resumed.token,
+        };
+        true
+    }
+
     /// Takes the answer out, if there is one; the request has to end or to get it back.
     pub(super) fn take_answer(&mut self) -> Option<(usize, Box<DraftedAnswer>)> {
         let ending = Stage::Reading {
             reused_tokens: 0,
             lookup: Lookup::Done,
+            resumed: None,
         };
         match std::mem::replace(&mut self.stage, ending) {
             Stage::Answering {
@@ -247,8 +298,9 @@ impl Running {
         let clock = self.clock;
         Box::new(RequestReport {
             generation: answer.end(stop),
-            prompt_tokens: self.request.tokens.len(),
+            prompt_tokens: self.request.tokens.len() - self.resumed_tokens,
             reused_tokens,
+            turned_tokens: self.sequence.turned_tokens(),
             times: RequestTimes {
                 waited_s: (clock.admitted - clock.submitted).as_secs_f64(),
                 read_s: (clock.begun - clock.admitted).as_secs_f64(),

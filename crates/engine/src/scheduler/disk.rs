@@ -65,7 +65,10 @@ impl Scheduler {
     /// Takes one step of filling a prompt's beginning in from disk. False where no request has one ahead of it.
     pub(super) fn look_up_on_disk(&mut self, tell: &mut Tell<'_>) -> Result<bool, EngineError> {
         for running in &mut self.running {
-            let Stage::Reading { reused_tokens, lookup } = &mut running.stage else {
+            let Stage::Reading {
+                reused_tokens, lookup, ..
+            } = &mut running.stage
+            else {
                 continue;
             };
             if !matches!(lookup, Lookup::Ahead | Lookup::Filling(_)) {

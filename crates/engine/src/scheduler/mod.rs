@@ -139,6 +139,8 @@ struct Running {
     /// The latest pass of answers that it was part of.
     turn: u64,
     offered: Offered,
+    /// Tokens of the answer that its text ends with, since it was read again.
+    resumed_tokens: usize,
     /// Its owner has gone; it leaves when the pass it is part of ends.
     is_cancelled: bool,
 }
@@ -151,6 +153,8 @@ enum Stage {
         reused_tokens: usize,
         /// What is looked up on disk before.
         lookup: Lookup,
+        /// The answer that goes on behind it, where its text is read again.
+        resumed: Option<Box<Resumed>>,
     },
     /// Writes the answer; its next token has been drawn.
     Answering {
@@ -158,6 +162,13 @@ enum Stage {
         answer: Box<DraftedAnswer>,
         token: u32,
     },
+}
+
+/// An answer that waits until its text has been read again.
+struct Resumed {
+    reused_tokens: usize,
+    answer: Box<DraftedAnswer>,
+    token: u32,
 }
 
 /// When what happened to a request.

@@ -77,6 +77,7 @@ impl Scheduler {
             let Stage::Reading {
                 reused_tokens,
                 lookup: Lookup::Done | Lookup::Arriving(_),
+                ..
             } = running.stage
             else {
                 continue;
@@ -93,11 +94,15 @@ impl Scheduler {
             if rows > 0 && rows + count > most {
                 continue;
             }
-            if known == reused_tokens
-                && let Err(error) = sequence.begin_prompt(&prompt[known..])
-            {
-                refused.push((place, End::Failed(error)));
-                continue;
+            if known == reused_tokens {
+                match sequence.begin_prompt(&prompt[known..]) {
+                    // Heads turn as the whole prompt needs since its request began.
+                    Ok(again) => debug_assert!(again.is_empty()),
+                    Err(error) => {
+                        refused.push((place, End::Failed(error)));
+                        continue;
+                    }
+                }
             }
             parts.push(Part {
                 id: running.id,
@@ -142,6 +147,7 @@ impl Scheduler {
             match outcome {
                 _ if running.is_cancelled => ended.push((place, End::Cancelled)),
                 Some(failure) => ended.push((place, End::Failed(failure.error))),
+                None if is_read && running.resume() => {}
                 None if is_read => {
                     places.push(place);
                     rows.push(row - 1);
@@ -228,8 +234,10 @@ impl Scheduler {
                 tokens_done: running.sequence.tokens().len() as f64 + share * tokens.len() as f64,
                 tokens: running.request.tokens.len(),
             };
-            let reused_tokens = match running.stage {
-                Stage::Reading { reused_tokens, .. } => reused_tokens,
+            let reused_tokens = match &running.stage {
+                // An answer is under way.
+                Stage::Reading { resumed: Some(_), .. } => continue,
+                Stage::Reading { reused_tokens, .. } => *reused_tokens,
                 Stage::Answering { .. } => 0,
             };
             tell(Event::Reading(*id, progress, reused_tokens));

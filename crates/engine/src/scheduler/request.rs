@@ -74,6 +74,8 @@ pub struct RequestReport {
     pub prompt_tokens: usize,
     /// How many of them had been read before, by others or by another process.
     pub reused_tokens: usize,
+    /// Tokens that were read again because the text grew beyond the length at which the model turns heads otherwise (LongRoPE).
+    pub turned_tokens: usize,
     /// Where its time went.
     pub times: RequestTimes,
 }
@@ -113,13 +115,6 @@ impl Request {
             return engine.check_context("the prompt and the answer", self.most_tokens());
         };
         let (config, engine_options) = (engine.model().config(), engine.options());
-        if engine.model().rotation_changes_at().is_some() && engine_options.window.is_none() {
-            return Err(EngineError::option(
-                "--window-size",
-                window.window_tokens,
-                "this model encodes positions of long contexts in another way, so one request cannot have a window of its own: start with --window-size for all",
-            ));
-        }
         let most = window.whole_tokens(engine_options.page_tokens) + engine_options.chunk_tokens;
         match most <= engine.plan().context_tokens.min(config.max_position) {
             true => Ok(()),

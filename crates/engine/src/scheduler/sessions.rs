@@ -255,7 +255,10 @@ impl Scheduler {
         let held = FileState::of(path).and_then(|file| self.idle.session_mut(&file));
         let held = held.ok_or_else(not_held)?;
         let shared = held.session_beginning(tokens);
-        fork_beginning(held, shared, options)?.ok_or_else(not_held)
+        let mut fork = fork_beginning(held, shared, options)?.ok_or_else(not_held)?;
+        // The prompt holds the whole text, so nothing is lost.
+        fork.turn_for(tokens.len());
+        Ok(fork)
     }
 
     /// Drops idle sequences until there is room for so much; false where the others take it all.

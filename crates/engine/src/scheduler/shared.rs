@@ -81,7 +81,10 @@ impl Scheduler {
     pub(super) fn fetch(&mut self, tell: &mut Tell<'_>) -> Result<bool, EngineError> {
         let looks_on_disk = self.disk.is_some();
         for running in &mut self.running {
-            let Stage::Reading { reused_tokens, lookup } = &mut running.stage else {
+            let Stage::Reading {
+                reused_tokens, lookup, ..
+            } = &mut running.stage
+            else {
                 continue;
             };
             if matches!(lookup, Lookup::Ahead | Lookup::Filling(_)) && !looks_on_disk {
@@ -177,7 +180,10 @@ impl Scheduler {
         self.prompts.abandon(pass, &mut work_of(&mut self.running, &parts));
         for running in &mut self.running {
             let is_part = parts.iter().any(|part| part.id == running.id);
-            let Stage::Reading { reused_tokens, lookup } = &mut running.stage else {
+            let Stage::Reading {
+                reused_tokens, lookup, ..
+            } = &mut running.stage
+            else {
                 continue;
             };
             if let (true, Lookup::Arriving(search)) = (is_part, &lookup) {

@@ -70,6 +70,7 @@ impl Scheduler {
     /// Failures that are of no single request, such as a lost device. Requests stay as they were before the piece.
     pub fn step(&mut self, tell: &mut Tell<'_>) -> Result<bool, EngineError> {
         self.admit(tell)?;
+        self.running.iter_mut().for_each(Running::read_turned_again);
         let standing = self.standing();
         self.tell_notices(tell);
         let began = Instant::now();

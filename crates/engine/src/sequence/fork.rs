@@ -19,8 +19,24 @@ pub(crate) fn fork_pages(sequence: &mut Sequence, options: SequenceOptions) -> R
     Ok(fork)
 }
 
+/// An empty sequence beside another that turns heads as that does, whatever it reads.
+pub(crate) fn beside_to_measure(sequence: &Sequence, options: SequenceOptions) -> Result<Sequence, EngineError> {
+    let (cache, reader) = (sequence.pool().cache(), sequence.attention.reader_beside());
+    let mut beside = Sequence::over(&sequence.setting.engine, cache, reader, options)?;
+    beside.text.turn = sequence.text.turn;
+    beside.text.turn.is_fixed = true;
+    Ok(beside)
+}
+
+/// A fork that reads on with heads turned as they are, however long it grows; its policies know nothing of the tokens it holds.
+pub(crate) fn fork_to_measure(sequence: &mut Sequence, options: SequenceOptions) -> Result<Sequence, EngineError> {
+    let mut fork = fork_text(sequence, options)?;
+    fork.text.turn.is_fixed = true;
+    Ok(fork)
+}
+
 /// A fork that holds the same tokens and pages; its policies know nothing of them.
-pub(crate) fn fork_text(sequence: &mut Sequence, options: SequenceOptions) -> Result<Sequence, EngineError> {
+fn fork_text(sequence: &mut Sequence, options: SequenceOptions) -> Result<Sequence, EngineError> {
     let reader = sequence.attention.fork_reader();
     let mut fork = Sequence::over(
         &sequence.setting.engine,

@@ -58,6 +58,18 @@ struct Text {
     tokens: Vec<u32>,
     /// Leading tokens that were read as prompt, none of them generated here.
     prefilled: usize,
+    turn: Turn,
+}
+
+/// The way in which the heads of a sequence turn, where that depends on its length (LongRoPE).
+#[derive(Debug, Clone, Copy, Default)]
+struct Turn {
+    /// As in sequences beyond the length at which the model's rotation changes.
+    is_long: bool,
+    /// It stays so whatever the length.
+    is_fixed: bool,
+    /// Tokens that were read again because the sequence grew beyond that length.
+    again_tokens: usize,
 }
 
 /// The answer of a sequence, as far as it goes with the sequence.
@@ -160,7 +172,15 @@ impl Sequence {
         Ok(Self {
             attention,
             recurrence: Recurrence::new(config),
-            text: Text::default(),
+            text: Text {
+                turn: Turn {
+                    // The angles of an endless window go on to the model's last position.
+                    is_long: options.window.is_some() && engine.turns_long(config.max_position),
+                    is_fixed: options.window.is_some(),
+                    again_tokens: 0,
+                },
+                ..Text::default()
+            },
             answer: AnswerUnderWay {
                 drafts: DraftState {
                     reader: None,
@@ -370,19 +390,56 @@ impl Sequence {
         Ok(self.attention.cache.park()?)
     }
 
-    /// Gets ready for `tokens` to be read as a prompt, in one pass or several. An answer that was under way has ended.
+    /// Gets ready for `tokens` to be read as a prompt, in one pass or several. An answer that was under way has ended. Returns the tokens
+    /// that have to be read before them: all that the sequence held, where its model turns heads otherwise in a sequence of the new
+    /// length (LongRoPE); none else.
     ///
     /// # Errors
     /// [`EngineError::EmptyPrompt`], [`EngineError::ContextExceeded`]; nothing has changed then. [`EngineError::Kv`] where a page
     /// that evicted tokens leave could not be read or written; the sequence is empty then.
-    pub fn begin_prompt(&mut self, tokens: &[u32]) -> Result<(), EngineError> {
+    #[must_use = "these tokens have to be read first"]
+    pub fn begin_prompt(&mut self, tokens: &[u32]) -> Result<Vec<u32>, EngineError> {
         if tokens.is_empty() {
             return Err(EngineError::EmptyPrompt);
         }
         check_room(self, "the prompt", tokens.len())?;
         self.answer.end();
+        let again = self.turn_for(self.text.tokens.len() + tokens.len());
         self.evict().map_err(|failure| failure.error)?;
-        self.recurrence.keep_before_prompt()
+        self.recurrence.keep_before_prompt()?;
+        Ok(again)
+    }
+
+    /// Turns heads as in a sequence of `length` tokens from now on. Returns the tokens that have to be read again, all of them: keys
+    /// that are turned in two ways do not go together.
+    pub(crate) fn turn_for(&mut self, length: usize) -> Vec<u32> {
+        if !self.turns_otherwise(length) {
+            return Vec::new();
+        }
+        let again = self.forget_all();
+        let turn = &mut self.text.turn;
+        turn.is_long = !turn.is_long;
+        turn.again_tokens += again.len();
+        again
+    }
+
+    /// Whether heads turn otherwise in a sequence of `length` tokens.
+    pub(crate) fn turns_otherwise(&self, length: usize) -> bool {
+        let turn = self.text.turn;
+        !turn.is_fixed && turn.is_long != self.setting.engine.turns_long(length)
+    }
+
+    /// A length on the side of the boundary on which its heads turn.
+    pub(crate) fn rotary_length(&self) -> usize {
+        match self.text.turn.is_long {
+            true => usize::MAX,
+            false => 0,
+        }
+    }
+
+    /// Tokens that were read again because the sequence grew beyond the length at which its model turns heads otherwise.
+    pub fn turned_tokens(&self) -> usize {
+        self.text.turn.again_tokens
     }
 
     /// Takes in tokens that a pass has read.
@@ -450,7 +507,8 @@ impl Sequence {
         if let Some(rows) = &mut self.answer.drafts.predictor {
             rows.forget();
         }
-        std::mem::take(&mut self.text).tokens
+        self.text.prefilled = 0;
+        std::mem::take(&mut self.text.tokens)
     }
 
     /// Tokens for which the context has room.

@@ -15,11 +15,11 @@ use crate::attention::evicted::Evicted;
 use crate::attention::rolling::RollingWindow;
 use crate::origin::Origin;
 use crate::sampler::SamplerState;
-use crate::sequence::{LatestDraw, Text};
+use crate::sequence::LatestDraw;
 use crate::{Engine, EngineError, PairCount, Sequence, SequenceOptions};
 
 /// Changes with the record below.
-const VERSION: &str = "6";
+const VERSION: &str = "7";
 
 /// What a sequence holds beside its pages.
 #[derive(Serialize, Deserialize)]
@@ -37,6 +37,8 @@ struct Record {
     decode: Vec<Vec<u8>>,
     rolling: RollingWindow,
     evicted: Evicted,
+    /// Whether heads are turned as in long sequences.
+    turns_long: bool,
     /// Of the layers that hold no keys and values.
     recurrent: Vec<u8>,
     /// Where `--auto` has moved heads.
@@ -68,6 +70,7 @@ impl Sequence {
             decode: states(&attention.policies.decode),
             rolling: attention.rolling.clone(),
             evicted: attention.evicted.clone(),
+            turns_long: text.turn.is_long,
             recurrent: self.recurrence.state.to_bytes(),
             auto: attention.auto.as_ref().map(Auto::state),
             audit: attention.audit.as_ref().map(|audit| audit.sums().to_vec()),
@@ -157,10 +160,9 @@ fn take_record(sequence: &mut Sequence, record: Record) -> Result<bool, EngineEr
     attention.rolling = record.rolling;
     attention.evicted = record.evicted;
     attention.counters.pairs = record.pairs;
-    sequence.text = Text {
-        tokens: record.tokens,
-        prefilled: record.prefilled,
-    };
+    sequence.text.turn.is_long = record.turns_long;
+    sequence.text.tokens = record.tokens;
+    sequence.text.prefilled = record.prefilled;
     sequence.answer.drawn = LatestDraw {
         pending: record.pending,
         sampler: record.sampler,

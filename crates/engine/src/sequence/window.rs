@@ -138,7 +138,7 @@ fn write_turned(
 ) -> Result<(), EngineError> {
     engine
         .model()
-        .move_keys(layer, &mut keys, from, to, engine.rotary_context());
+        .move_keys(layer, &mut keys, from, to, engine.model().config().max_position);
     if engine.resolved().rotation.keys {
         rotate(&mut keys, attention.cache.shape().head_dim);
     }

@@ -167,7 +167,7 @@ impl Session {
     /// # Errors
     /// As [`Session::prefill`].
     pub fn prefill_with_logits(&mut self, tokens: &[u32], take: &mut TakeLogits<'_>) -> Result<(), EngineError> {
-        let everything = 0..self.tokens().len() + tokens.len();
+        let everything = self.tokens().len()..self.tokens().len() + tokens.len();
         self.read_prompt(tokens, &mut |_| ControlFlow::Continue(()), &[everything], Some(take))
     }
 
@@ -192,6 +192,7 @@ impl Session {
     /// [`EngineError::ContextExceeded`] when the context is full.
     pub fn advance(&mut self, token: u32) -> Result<(), EngineError> {
         check_room(&self.sequence, "the answer", 1)?;
+        self.turn_for(self.tokens().len() + 1)?;
         let goal = self.tokens().len() + 1;
         self.read_batch(&[token], Phase::Decode, goal, &mut |_| ControlFlow::Continue(()))?;
         self.sequence.answer_mut().drawn.pending = None;
@@ -210,6 +211,7 @@ impl Session {
         let Some(token) = self.sequence.pending() else {
             return Ok(());
         };
+        self.turn_for(self.tokens().len() + 1)?;
         let step = AnswerStep {
             sequence: &mut self.sequence,
             answer: &mut answer.answer,
@@ -230,6 +232,7 @@ impl Session {
             return Err(EngineError::EmptyPrompt);
         }
         check_room(&self.sequence, "the draft", tokens.len())?;
+        self.turn_for(self.tokens().len() + tokens.len())?;
         let goal = self.tokens().len() + tokens.len();
         self.read_batch(tokens, Phase::Decode, goal, &mut |_| ControlFlow::Continue(()))?;
         self.sequence.answer_mut().drawn.pending = None;
@@ -306,7 +309,11 @@ impl Session {
         wanted: &[Range<usize>],
         mut take: Option<&mut TakeLogits<'_>>,
     ) -> Result<(), EngineError> {
-        self.sequence.begin_prompt(tokens)?;
+        let mut again = self.sequence.begin_prompt(tokens)?;
+        if !again.is_empty() {
+            again.extend_from_slice(tokens);
+            return self.read_prompt(&again, observe, wanted, take);
+        }
         let selection = self.engine().options().token_selection;
         if let Some(selection) = selection.filter(|_| self.tokens().is_empty()) {
             if take.is_some() {
@@ -362,6 +369,12 @@ impl Session {
                 Err(failure.error)
             }
         }
+    }
+
+    /// Reads everything again where the model turns heads otherwise in a sequence of `length` tokens.
+    fn turn_for(&mut self, length: usize) -> Result<(), EngineError> {
+        let again = self.sequence.turn_for(length);
+        self.read_again(&again)
     }
 
     fn read_again(&mut self, tokens: &[u32]) -> Result<(), EngineError> {

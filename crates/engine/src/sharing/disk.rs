@@ -36,6 +36,7 @@ pub(crate) struct PrefixSearch {
 pub fn fill_prefix(sequence: &mut Sequence, cache: &PrefixCache, tokens: &[u32]) -> Result<usize, EngineError> {
     prefix_identity(sequence)?;
     sequence.forget_all();
+    sequence.turn_for(tokens.len());
     let mut search = find_prefix(sequence, cache, tokens)?;
     while fill_next(sequence, cache, tokens, &mut search, usize::MAX)? {}
     Ok(search.damaged_blocks)

@@ -34,7 +34,7 @@ pub fn share_prefix(sequence: &mut Sequence) -> Result<usize, EngineError> {
     if has_evicted(sequence) {
         return Ok(0);
     }
-    let identity = sequence.options().pages_identity();
+    let identity = pages_identity(sequence);
     let read = sequence.tokens()[..sequence.prefilled()].to_vec();
     Ok(sequence.attention_mut().cache.share(&identity, &read))
 }
@@ -47,7 +47,8 @@ pub fn share_prefix(sequence: &mut Sequence) -> Result<usize, EngineError> {
 pub fn adopt_prefix(sequence: &mut Sequence, tokens: &[u32]) -> Result<usize, EngineError> {
     check_sharing(sequence)?;
     sequence.forget_all();
-    let (grid, identity) = (prompt_grid(sequence), sequence.options().pages_identity());
+    sequence.turn_for(tokens.len());
+    let (grid, identity) = (prompt_grid(sequence), pages_identity(sequence));
     let found = sequence.attention_mut().cache.adopt(&identity, tokens);
     let kept = found.min(tokens.len().saturating_sub(1)) / grid * grid;
     sequence.hold_prompt(0, kept, tokens);
@@ -66,4 +67,11 @@ fn check_sharing(sequence: &Sequence) -> Result<(), EngineError> {
         ));
     }
     check_prefix(sequence)
+}
+
+/// Everything beside the tokens that decides over the pages of a sequence, among those of one engine.
+fn pages_identity(sequence: &Sequence) -> Vec<u8> {
+    let mut identity = sequence.options().pages_identity();
+    identity.push(u8::from(sequence.rotary_length() > 0));
+    identity
 }

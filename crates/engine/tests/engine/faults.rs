@@ -147,7 +147,7 @@ impl Group {
         }
         match member.sequence.begin_prompt(&tokens) {
             Ok(()) => {
-                member.alone.begin_prompt(&tokens).unwrap();
+                assert!(member.alone.begin_prompt(&tokens).unwrap().is_empty());
                 (member.goal, member.unread) = (held + tokens.len(), tokens);
             }
             Err(error) => {

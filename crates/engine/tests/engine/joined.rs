@@ -336,7 +336,7 @@ impl Group {
 impl Member {
     fn begin_prompt(&mut self, tokens: Vec<u32>) {
         let start = self.sequence.tokens().len();
-        self.sequence.begin_prompt(&tokens).unwrap();
+        assert!(self.sequence.begin_prompt(&tokens).unwrap().is_empty());
         self.prompts.push((start, start + tokens.len()));
         self.unread = tokens;
     }

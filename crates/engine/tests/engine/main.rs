@@ -20,6 +20,7 @@ mod fork;
 mod hybrid;
 mod joined;
 mod layer_attention;
+mod long_rotation;
 mod plan;
 mod policies;
 mod precision;

@@ -46,11 +46,10 @@ impl Attention {
             values,
             normed,
             rotary_tables,
-            context_tokens,
             ..
         } = workspace;
         let table = &mut rotary_tables[self.rotary_table];
-        table.prepare(rotary, *context_tokens, batch);
+        table.prepare(rotary, batch);
         for block in batch.row_blocks(rows, ROW_BLOCK, CUT_GRID) {
             let (first, rows) = (block.start, block.len());
             let normed = &mut normed[..rows * width];

@@ -318,16 +318,16 @@ impl Rotary {
         2 * self.frequencies.len()
     }
 
-    /// The cosines and sines of consecutive tokens in a context of `context_tokens`: for each token `dim / 2` cosines, then
+    /// The cosines and sines of consecutive tokens of a sequence of `length` tokens: for each token `dim / 2` cosines, then
     /// as many sines.
     ///
     /// # Panics
     ///
     /// When `angles` does not hold whole tokens.
-    pub fn angles(&self, context_tokens: usize, start_position: usize, angles: &mut [f32]) {
+    pub fn angles(&self, length: usize, start_position: usize, angles: &mut [f32]) {
         let width = self.dim();
         assert!(angles.len().is_multiple_of(width), "angles must be [tokens, {width}]");
-        let frequencies = self.frequencies(context_tokens);
+        let frequencies = self.frequencies(length);
         for_rows(angles, width, |row, angles| {
             self.fill(frequencies, start_position + row, angles)
         });
@@ -338,12 +338,12 @@ impl Rotary {
     /// # Panics
     ///
     /// When `angles` is not as long as the batch.
-    pub fn batch_angles(&self, context_tokens: usize, batch: &Batch, angles: &mut [f32]) {
+    pub fn batch_angles(&self, batch: &Batch, angles: &mut [f32]) {
         let width = self.dim();
         assert_eq!(angles.len(), batch.rows() * width, "angles must be [rows, {width}]");
         for segment in batch.segments() {
             let angles = &mut angles[segment.rows.start * width..segment.rows.end * width];
-            self.angles(context_tokens, segment.position, angles);
+            self.angles(segment.length, segment.position, angles);
         }
     }
 
@@ -358,14 +358,14 @@ impl Rotary {
         }
     }
 
-    /// The context length beyond which heads turn otherwise.
+    /// The length of a sequence beyond which heads turn otherwise.
     pub(crate) fn changes_at(&self) -> Option<usize> {
         self.beyond.as_ref().map(|(length, _)| *length)
     }
 
     /// Turns heads, `[heads, head_dim]`, from position `from` to position `to`.
-    pub(crate) fn move_heads(&self, heads: &mut [f32], head_dim: usize, from: usize, to: usize, context_tokens: usize) {
-        let turns = self.frequencies(context_tokens).iter().map(|frequency| {
+    pub(crate) fn move_heads(&self, heads: &mut [f32], head_dim: usize, from: usize, to: usize, length: usize) {
+        let turns = self.frequencies(length).iter().map(|frequency| {
             // Between angles rounded as they are when a head is turned to its position: see `fill`.
             let angle = f64::from(to as f32 * frequency) - f64::from(from as f32 * frequency);
             (angle.cos() as f32, angle.sin() as f32)
@@ -376,10 +376,10 @@ impl Rotary {
         }
     }
 
-    /// The frequencies for a context of that many tokens.
-    fn frequencies(&self, context_tokens: usize) -> &[f32] {
+    /// The frequencies in a sequence of that many tokens.
+    fn frequencies(&self, length: usize) -> &[f32] {
         match &self.beyond {
-            Some((original, frequencies)) if context_tokens > *original => frequencies,
+            Some((original, frequencies)) if length > *original => frequencies,
             _ => &self.frequencies,
         }
     }
@@ -433,9 +433,9 @@ impl RotaryTable {
     }
 
     /// Fills the table with the positions of a batch, unless it holds them since it was cleared.
-    pub(crate) fn prepare(&mut self, rotary: &Rotary, context_tokens: usize, batch: &Batch) {
+    pub(crate) fn prepare(&mut self, rotary: &Rotary, batch: &Batch) {
         if self.holds.replace(rotary.id) != Some(rotary.id) {
-            rotary.batch_angles(context_tokens, batch, &mut self.angles[..batch.rows() * rotary.dim()]);
+            rotary.batch_angles(batch, &mut self.angles[..batch.rows() * rotary.dim()]);
         }
     }
 

@@ -188,7 +188,7 @@ fn bad_calls_are_typed_errors() {
     let directory = tempfile::tempdir().unwrap();
     TinyModel::default().write(directory.path());
     let model = load_model(directory.path());
-    let mut forward = HostForward::new(&model, 2, 128);
+    let mut forward = HostForward::new(&model, 2);
     let [mut state, mut other] = [0; 2].map(|_| RecurrentState::new(&model.config));
     let mut embed = |tokens: &[u32]| forward.embed(&Batch::of_one(tokens, 0).unwrap());
 
@@ -263,7 +263,7 @@ fn a_recurrent_state_that_does_not_fit_is_refused() {
     let vectors = crate::testing::vectors();
     let [hybrid, other] = ["qwen3_5-0", "qwen3_5-1"].map(|case| load_model(vectors.join(case)));
     let config = &hybrid.config;
-    let mut forward = HostForward::new(&hybrid, 2, 128);
+    let mut forward = HostForward::new(&hybrid, 2);
     let mut layer = |start, state: &mut RecurrentState| {
         forward.embed(&Batch::of_one(&[1, 2], start).unwrap()).unwrap();
         assert!(!forward.project(0, 0..2).unwrap());

@@ -338,7 +338,7 @@ fn quantised_logits_are_those_of_the_dequantised_weights_and_activations_of_8_bi
 fn logits_of_a_row_are_the_same_whichever_rows_are_asked_for() {
     let model = load_model(vectors().join("llama-0"));
     let (config, tokens) = (&model.config, vec![3; 300]);
-    let mut forward = HostForward::new(&model, 300, 300);
+    let mut forward = HostForward::new(&model, 300);
     let all = read_together(&mut forward, config, &mut [(&mut Sequence::new(config), &tokens)]);
     let rows: Vec<usize> = [299, 0, 1, 2, 17].into_iter().chain(40..298).collect();
     let mut some = vec![0.0; rows.len() * config.vocab_size];
@@ -381,7 +381,7 @@ fn check_joined(path: &Path) {
         let token = |at: usize| ((at * 31 + sequence * 57 + at * at % 7) % config.vocab_size) as u32;
         (from..from + tokens).map(token).collect()
     };
-    let mut forward = HostForward::new(&model, 300, 1024);
+    let mut forward = HostForward::new(&model, 300);
     let mut alone = [0; 4].map(|_| Reader::new(&model, 300, 1024));
     let mut joined = CUTS.map(|_| [0; 4].map(|_| Sequence::new(config)));
     let mut read = [0; 4];
@@ -414,7 +414,7 @@ fn check_joined(path: &Path) {
 #[test]
 fn blocks_of_rows_are_about_as_long_as_is_asked_and_few_rows_are_one() {
     let model = load_model(vectors().join("llama-0"));
-    let mut forward = HostForward::new(&model, 300, 1024);
+    let mut forward = HostForward::new(&model, 300);
     let mut blocks = |lengths: &[usize], most| {
         let tokens = [1; 300];
         let batch = Batch::new(
@@ -465,7 +465,7 @@ fn check_verified(path: &Path) {
         .map(|at| ((at * 31 + at * at % 7) % config.vocab_size) as u32)
         .collect();
     let (prompt, draft) = text.split_at(PROMPT);
-    let mut forward = HostForward::new(&model, 200, 1024);
+    let mut forward = HostForward::new(&model, 200);
     let mut steps = Reader::new(&model, 200, 1024);
     steps.read(prompt);
     let before = steps.sequence.recurrent.clone();

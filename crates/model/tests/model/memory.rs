@@ -13,7 +13,7 @@ fn memory_for_batches_takes_what_the_plan_says() {
         let model = load_model(case);
         for batch_tokens in [0, 1, 255, 256, 257, 2048] {
             assert_eq!(
-                HostForward::new(&model, batch_tokens, 4096).scratch_bytes(),
+                HostForward::new(&model, batch_tokens).scratch_bytes(),
                 scratch_bytes(&model.config, batch_tokens)
             );
         }

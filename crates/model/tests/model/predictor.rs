@@ -46,7 +46,7 @@ struct Prediction {
 impl Prediction {
     fn new(model: &Arc<Decoder>, rows: usize) -> Self {
         Self {
-            forward: PredictorForward::new(model, rows, 1024).unwrap(),
+            forward: PredictorForward::new(model, rows).unwrap(),
             attention: DenseAttention::new(&model.config),
             vocab_size: model.config.vocab_size,
             position: 0,
@@ -68,7 +68,7 @@ impl Prediction {
 
 /// The model's hidden states for a text, as the head gets them.
 fn hidden_states(model: &Arc<Decoder>, tokens: &[u32]) -> Vec<f32> {
-    let mut forward = HostForward::new(model, tokens.len(), 1024);
+    let mut forward = HostForward::new(model, tokens.len());
     read_together(
         &mut forward,
         &model.config,
@@ -138,7 +138,7 @@ fn the_layer_is_loaded_and_counted_only_where_it_is_asked_for() {
             loaded.info.unused_tensors
         );
         let [plain, loaded] = [plain.model, loaded.model].map(Arc::new);
-        assert!(PredictorForward::new(&plain, 1, 1).is_none());
+        assert!(PredictorForward::new(&plain, 1).is_none());
         let bytes = loaded.config.weight_bytes - plain.config.weight_bytes;
         assert_eq!(bytes, loaded.config.predictor_bytes);
         assert!(logits_of(&plain, &tokens, 64) == logits_of(&loaded, &tokens, 64));
@@ -189,7 +189,7 @@ fn a_layer_with_parts_that_are_not_known_is_refused_and_one_of_several_is_not_lo
 fn rows_that_do_not_fit_are_refused() {
     let model = load_predictor(&directory());
     let width = model.config.hidden_size;
-    let mut forward = PredictorForward::new(&model, 2, 64).unwrap();
+    let mut forward = PredictorForward::new(&model, 2).unwrap();
     let mut project = |tokens: &[u32], floats: usize| {
         let batch = Batch::of_one(tokens, 0).unwrap();
         forward.project(&batch, &vec![0.0; floats]).err()

@@ -91,6 +91,8 @@ pub(crate) struct Sequence {
     attention: DenseAttention,
     pub(crate) recurrent: RecurrentState,
     tokens: usize,
+    /// Tokens that it will have, where batches do not tell.
+    pub(crate) length: usize,
     /// Its next tokens are generated ones, and not those of a prompt.
     pub(crate) generates: bool,
 }
@@ -101,6 +103,7 @@ impl Sequence {
             attention: DenseAttention::new(config),
             recurrent: RecurrentState::new(config),
             tokens: 0,
+            length: 0,
             generates: false,
         }
     }
@@ -147,9 +150,12 @@ pub(crate) fn read_in_blocks(
     work: &mut [(&mut Sequence, &[u32])],
     cuts: Cuts,
 ) -> Vec<f32> {
-    let segments = work.iter().map(|(sequence, tokens)| match sequence.generates {
-        true => SegmentTokens::generated(tokens, sequence.tokens),
-        false => SegmentTokens::prompt(tokens, sequence.tokens),
+    let segments = work.iter().map(|(sequence, tokens)| {
+        let segment = match sequence.generates {
+            true => SegmentTokens::generated(tokens, sequence.tokens),
+            false => SegmentTokens::prompt(tokens, sequence.tokens),
+        };
+        segment.in_length(sequence.length.max(segment.length))
     });
     let batch = Batch::new(segments).unwrap();
     forward.embed(&batch).unwrap();
@@ -192,11 +198,15 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    pub(crate) fn new(model: &Arc<Decoder>, batch_tokens: usize, context_tokens: usize) -> Reader {
+    /// A reader of a text of `length` tokens.
+    pub(crate) fn new(model: &Arc<Decoder>, batch_tokens: usize, length: usize) -> Reader {
         Reader {
             config: model.config.clone(),
-            forward: HostForward::new(model, batch_tokens, context_tokens),
-            sequence: Sequence::new(&model.config),
+            forward: HostForward::new(model, batch_tokens),
+            sequence: Sequence {
+                length,
+                ..Sequence::new(&model.config)
+            },
         }
     }
 

@@ -12,7 +12,7 @@ fn heads_turn_as_the_formula_says() {
         let rotary = Rotary::new(&settings(json!({"rope_theta": 5e5}), head_dim).unwrap());
         for position in [0usize, 1, 17, 511, 4095] {
             let mut table = RotaryTable::with_capacity(3, head_dim);
-            table.prepare(&rotary, 8192, &Batch::of_one(&[0; 3], position).unwrap());
+            table.prepare(&rotary, &Batch::of_one(&[0; 3], position).unwrap());
             for row in 0..3 {
                 let head: Vec<f32> = (0..head_dim).map(|i| (i as f32 * 0.7).sin()).collect();
                 let mut turned = head.clone();
@@ -45,7 +45,7 @@ fn moved_heads_are_those_turned_to_the_other_position() {
     let rotary = Rotary::new(&settings.unwrap());
     let at = |position: usize| -> Vec<f32> {
         let mut table = RotaryTable::with_capacity(1, 32);
-        table.prepare(&rotary, 8192, &Batch::of_one(&[0; 1], position).unwrap());
+        table.prepare(&rotary, &Batch::of_one(&[0; 1], position).unwrap());
         let mut heads: Vec<f32> = (0..128).map(|i| (i as f32 * 0.7).sin()).collect();
         for head in heads.chunks_exact_mut(64) {
             Rotary::turn(head, &table.angles()[..16], &table.angles()[16..]);
@@ -66,7 +66,7 @@ fn a_partial_rotation_leaves_the_rest_of_the_head_alone() {
     let rotary = Rotary::new(&settings(json!({"partial_rotary_factor": 0.4}), 80).unwrap());
     assert_eq!(rotary.dim(), 32);
     let mut table = RotaryTable::with_capacity(1, 32);
-    table.prepare(&rotary, 8192, &Batch::of_one(&[0; 1], 9).unwrap());
+    table.prepare(&rotary, &Batch::of_one(&[0; 1], 9).unwrap());
     let mut head = vec![1.0f32; 80];
     Rotary::turn(&mut head, &table.angles()[..16], &table.angles()[16..]);
     assert!(head[..32].iter().all(|x| *x != 1.0));
