@@ -10,7 +10,7 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 use super::limits::STEPS;
 use super::meter::{ENTRY_BYTES, Look, Meter};
 use super::python::{self, Style};
-use super::{costs, guard, namespace, operators};
+use super::{containers, costs, guard, namespace, operators};
 use crate::calendar::format_time;
 
 /// What a call costs beside the search through its texts.
@@ -51,6 +51,9 @@ pub(super) fn environment(meter: &Arc<Meter>, sentinel: Option<char>) -> Environ
     });
     let meter = Arc::clone(meter);
     environment.set_unknown_method_callback(move |state, value, method, args| {
+        if let Some(result) = containers::call_method(&meter, value, method, args) {
+            return result;
+        }
         costs::charge_method(&meter, value, method, args)?;
         let result = unknown_method_callback(state, value, method, args)?;
         if method == "get" {
@@ -71,6 +74,9 @@ fn add_filters(environment: &mut Environment<'_>, meter: &Arc<Meter>, sentinel: 
                 let result = function.call(state, &args)?;
                 match cost {
                     Cost::Small => Ok(result),
+                    // Merged maps hold one another without end.
+                    _ if name == "chain" && result.kind() == ValueKind::Map => made(&meter, meter.dict(&result)?),
+                    _ if matches!(name, "batch" | "slice") => made(&meter, meter.settle_within(result)?),
                     _ if deepens(name) => made(&meter, result),
                     _ => meter.settle(result),
                 }
@@ -81,10 +87,7 @@ fn add_filters(environment: &mut Environment<'_>, meter: &Arc<Meter>, sentinel: 
 
 /// Whether a filter puts its argument, or what another filter makes of it, into a list.
 fn deepens(name: &str) -> bool {
-    matches!(
-        name,
-        "batch" | "dictsort" | "groupby" | "items" | "map" | "slice" | "zip"
-    )
+    matches!(name, "dictsort" | "groupby" | "items" | "map" | "zip")
 }
 
 /// Names of a filter, its function and what it costs.
@@ -150,7 +153,7 @@ fn list_filters() -> Vec<Filter> {
         (&["map"], V::from_function(filters::map), Items),
         (&["groupby"], V::from_function(filters::groupby), Deep),
         (&["unique"], V::from_function(filters::unique), Deep),
-        (&["chain"], V::from_function(chain), Items),
+        (&["chain"], V::from_function(filters::chain), Items),
         (&["zip"], V::from_function(filters::zip), Items),
     ]
 }
@@ -210,11 +213,16 @@ fn add_functions(environment: &mut Environment<'_>, meter: &Arc<Meter>) {
         });
     };
     add("range", Value::from_function(functions::range));
-    add("dict", Value::from_function(functions::dict));
-    let registry = Arc::clone(meter);
+    let dicts = Arc::clone(meter);
+    let dict = move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
+        let made = Value::from_function(functions::dict).call(state, &args.into_values())?;
+        dicts.dict(&made)
+    };
+    add("dict", Value::from_function(dict));
+    let namespaces = Arc::clone(meter);
     let namespace = move |state: &mut State<'_, '_>, args: Rest<ValueOrKwargs>| {
         let made = Value::from_function(functions::namespace).call(state, &args.into_values())?;
-        Ok::<_, Error>(registry.namespaces.namespace(&made))
+        Ok::<_, Error>(namespaces.registry.namespace(&made))
     };
     add("namespace", Value::from_function(namespace));
     add("raise_exception", Value::from_function(raise_exception));
@@ -235,17 +243,6 @@ fn made(meter: &Meter, result: Value) -> Result<Value, Error> {
         meter.look_at(&result, Look::Shape)?;
     }
     Ok(result)
-}
-
-/// Jinja's `chain`, with a plain map in place of a merged one: merged maps hold one another without end.
-fn chain(state: &State<'_, '_>, value: Value, others: Rest<Value>) -> Result<Value, Error> {
-    let chained = filters::chain(state, value, others)?;
-    match chained.as_object() {
-        Some(object) if chained.kind() == ValueKind::Map => {
-            Ok(Value::from_pairs(object.try_iter_pairs().into_iter().flatten()))
-        }
-        _ => Ok(chained),
-    }
 }
 
 fn raise_exception(message: String) -> Result<Value, Error> {

@@ -333,12 +333,9 @@ fn container<'a>(expr: &Expr<'a>) -> Result<Expr<'a>> {
         }
         _ => return expression(expr),
     };
-    // Constants are made once, when the template is compiled.
-    Ok(if parts.iter().all(|part| matches!(part, Expr::Const(_))) {
-        node
-    } else {
-        through(BUILT, node)
-    })
+    // A tuple of constants is made once, when the template is compiled; lists and maps may change.
+    let is_fixed = matches!(expr, Expr::Tuple(_)) && parts.iter().all(|part| matches!(part, Expr::Const(_)));
+    Ok(if is_fixed { node } else { through(BUILT, node) })
 }
 
 fn call<'a>(node: &Spanned<Call<'a>>) -> Result<Spanned<Call<'a>>> {

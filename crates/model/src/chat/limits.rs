@@ -9,7 +9,8 @@
 //!
 //! Stack: [`STACK_BYTES`] hold the deepest recursion that the other limits leave. Compiling recurses once for every
 //! operator of one tag ([`TAG_TOKENS`]) and every `elif` ([`BRANCHES`]): 64 MiB / (2,048 + 1,024) are 21 KiB a level.
-//! Lists and maps nest [`DEPTH`] deep; a namespace within them counts as far as a value is printed or compared. The engine stops nested tags, parentheses and macros.
+//! Lists and maps nest [`DEPTH`] deep as far as they are built, printed or compared; what a namespace within them holds counts for the
+//! last two alone. The engine stops nested tags, parentheses and macros.
 
 /// Bytes of a template's source. The longest of 72 published templates has 17 KB.
 pub(super) const SOURCE_BYTES: usize = 256 << 10;

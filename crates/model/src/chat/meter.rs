@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use minijinja::value::{ObjectRepr, Tuple, ValueKind};
+use minijinja::value::{ObjectRepr, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
 use super::limits::{BASE_BYTES, BYTES_PER_INPUT_BYTE, DEPTH, TemplateLimit};
@@ -59,8 +59,8 @@ pub(super) struct Meter {
     left: AtomicU64,
     stopped: AtomicBool,
     passed: OnceLock<TemplateLimit>,
-    /// The namespaces that the render has made.
-    pub(super) namespaces: Registry,
+    /// The namespaces, lists and maps that the render has made.
+    pub(super) registry: Registry,
 }
 
 impl Meter {
@@ -72,7 +72,7 @@ impl Meter {
             left: AtomicU64::new(limit),
             stopped: AtomicBool::new(false),
             passed: OnceLock::new(),
-            namespaces: Registry::default(),
+            registry: Registry::default(),
         }
     }
 
@@ -200,27 +200,6 @@ impl Meter {
         }
         extent.depth += 1;
         Ok(extent)
-    }
-
-    /// A list in place of a lazy sequence: lazy ones hold one another, and would be walked through again and again.
-    pub(super) fn settle(&self, value: Value) -> Result<Value, Error> {
-        let Some(object) = value.as_object() else {
-            return Ok(value);
-        };
-        match object.repr() {
-            ObjectRepr::Seq | ObjectRepr::Iterable => {
-                if object.downcast_ref::<Vec<Value>>().is_some() || object.downcast_ref::<Tuple>().is_some() {
-                    return Ok(value);
-                }
-                let mut items = Vec::new();
-                for item in value.try_iter()?.checked() {
-                    self.charge(ITEM_BYTES)?;
-                    items.push(item?);
-                }
-                Ok(Value::from(items))
-            }
-            _ => Ok(value),
-        }
     }
 }
 

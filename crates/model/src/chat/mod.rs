@@ -4,6 +4,7 @@
 //! A template is a program by the author of a model file. It runs on a thread of its own, within the limits of
 //! `limits.rs`: `guard.rs` meters the operators it uses, `costs.rs` the filters and functions, `meter.rs` counts.
 
+mod containers;
 mod costs;
 mod functions;
 mod guard;

@@ -1,8 +1,8 @@
-//! The namespaces of a template: the only values that change after they were made.
+//! The namespaces of a template, and the register of all its values that change after they were made.
 //!
-//! A namespace may hold anything, itself included. What is printed or compared is walked through beforehand and refused
-//! beyond a depth; so that dropping never recurses either, a [`Registry`] holds every namespace until the render has ended
-//! and empties them one by one.
+//! Such a value may hold anything, itself included. What is printed or compared is walked through beforehand and refused
+//! beyond a depth; so that dropping never recurses either, a [`Registry`] holds every one of them until the render has
+//! ended and empties them one by one.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,10 +16,16 @@ pub(super) struct Namespace {
     attributes: Mutex<BTreeMap<String, Value>>,
 }
 
-/// All namespaces of a render.
+/// A value that changes after it was made.
+pub(super) trait Holder: std::fmt::Debug + Send + Sync {
+    /// Moves what it holds into `values`.
+    fn empty(&self, values: &mut Vec<Value>);
+}
+
+/// All namespaces, lists and maps of a render.
 #[derive(Debug, Default)]
 pub(super) struct Registry {
-    namespaces: Mutex<Vec<Arc<Namespace>>>,
+    holders: Mutex<Vec<Arc<dyn Holder>>>,
 }
 
 impl Object for Namespace {
@@ -45,22 +51,28 @@ impl Registry {
         let pairs = attributes.as_object().and_then(|object| object.try_iter_pairs());
         let pairs = pairs.into_iter().flatten();
         namespace.locked(|own| own.extend(pairs.map(|(name, value)| (name.to_string(), value))));
-        self.namespaces
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(Arc::clone(&namespace));
+        self.keep(Arc::clone(&namespace) as Arc<dyn Holder>);
         Value::from_dyn_object(namespace)
     }
 
-    /// Empties all namespaces. To be called when nothing of the template runs any more.
+    /// Holds a value until the render has ended.
+    pub(super) fn keep(&self, holder: Arc<dyn Holder>) {
+        self.holders.lock().unwrap_or_else(PoisonError::into_inner).push(holder);
+    }
+
+    /// Empties all of them. To be called when nothing of the template runs any more.
     pub(super) fn clear(&self) {
-        let namespaces = std::mem::take(&mut *self.namespaces.lock().unwrap_or_else(PoisonError::into_inner));
-        // Values are dropped when no namespace holds another one: a chain of them would be dropped by recursion.
-        let held: Vec<BTreeMap<String, Value>> = namespaces
-            .iter()
-            .map(|namespace| namespace.locked(std::mem::take))
-            .collect();
+        let holders = std::mem::take(&mut *self.holders.lock().unwrap_or_else(PoisonError::into_inner));
+        // Values are dropped when none of them holds another one: a chain of them would be dropped by recursion.
+        let mut held = Vec::new();
+        holders.iter().for_each(|holder| holder.empty(&mut held));
         drop(held);
+    }
+}
+
+impl Holder for Namespace {
+    fn empty(&self, values: &mut Vec<Value>) {
+        values.extend(self.locked(std::mem::take).into_values());
     }
 }
 

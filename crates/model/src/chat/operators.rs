@@ -5,6 +5,7 @@ use std::sync::Arc;
 use minijinja::value::{ObjectRepr, Tuple, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Value};
 
+use super::containers::List;
 use super::meter::{ITEM_BYTES, Look, Meter};
 use super::{guard, python};
 
@@ -80,11 +81,11 @@ fn settled(meter: &Meter, value: Value) -> Result<Value, Error> {
     meter.settle(value)
 }
 
-/// What a loop runs over. Lists are read item by item; the keys of a map are copied, the characters of a text counted.
+/// The values that a loop runs over. Lists are read item by item; the keys of a map are copied, the characters of a text counted.
 fn iterated(meter: &Meter, value: Value) -> Result<Value, Error> {
     if value.kind() == ValueKind::Seq {
         meter.charge(0)?;
-        return Ok(value);
+        return Ok(List::growing(&value).unwrap_or(value));
     }
     spread(meter, value)
 }
@@ -123,10 +124,13 @@ pub(super) fn key(meter: &Meter, value: Value) -> Result<Value, Error> {
     Ok(value)
 }
 
-/// A value that holds others.
+/// A list, tuple or map that is written out.
 fn built(meter: &Meter, value: Value) -> Result<Value, Error> {
     meter.look_at(&value, Look::Shape)?;
-    Ok(value)
+    match value.kind() {
+        ValueKind::Map => meter.dict(&value),
+        _ => meter.settle(value),
+    }
 }
 
 /// `left * right`: numbers, or a text or list that is repeated.
@@ -189,6 +193,6 @@ fn repeat(meter: &Meter, value: &Value, count: &Value) -> Result<Value, Error> {
     Ok(if value.is_tuple() {
         Value::from(Tuple::from(items))
     } else {
-        Value::from(items)
+        meter.list(items)?
     })
 }

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use minijinja::machinery::{CodeGenerator, eval, make_string_output, parse};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Serde;
 use minijinja::{AutoEscape, Error, ErrorKind, Value};
 use serde_json::Map;
 
@@ -111,7 +110,9 @@ fn render_here(
     let mut text = String::new();
     let outcome = {
         let mut output = make_string_output(&mut text);
-        let root = Value::from(Serde(context));
+        let registry = &meter.registry;
+        let variables = context.into_iter().map(|(name, value)| (name, registry.input(value)));
+        let root = Value::from_pairs(variables);
         eval(
             &environment,
             &instructions,
@@ -123,7 +124,7 @@ fn render_here(
         .map(|_| ())
         .map_err(|error| failed(&error))
     };
-    meter.namespaces.clear();
+    meter.registry.clear();
     // A template cannot hide that a limit was passed.
     match meter.passed() {
         Some(limit) => Err(Failure::Limit(limit.clone())),

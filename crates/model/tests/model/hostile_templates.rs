@@ -171,6 +171,137 @@ fn a_namespace_that_holds_itself_is_not_followed_for_ever() {
 }
 
 #[test]
+fn a_list_or_map_that_holds_itself_is_not_followed_for_ever() {
+    for source in [
+        "{% set a = [] %}{% do a.append(a) %}",
+        "{% set a = [1, 2] %}{% do a.insert(1, a) %}{% do a.append(3) %}",
+        "{% set a = [] %}{% set b = [a] %}{% do a.extend([b, b]) %}",
+        "{% set a = {} %}{% do a.update(b=a) %}",
+        "{% set a = {} %}{% do a.setdefault('b', [a]) %}",
+        "{% set ns = namespace(x={'b': []}) %}{% set a = ns.x %}{% do a.b.append(a) %}",
+    ] {
+        assert_eq!(outcome(source).unwrap(), "", "{source}");
+        for reads in [
+            "{{ a }}",
+            "{{ a|string }}",
+            "{{ a|tojson }}",
+            "{{ a|pprint }}",
+            "{{ a ~ '' }}",
+            "{{ [a, a]|sort }}",
+            "{{ [a]|unique|list }}",
+            "{{ [a]|join }}",
+            "{{ a == [a] }}",
+            "{{ a in [[a]] }}",
+            "{{ [a]|groupby(0)|list }}",
+            "{{ [[a]].index([a]) }}",
+            "{% set b = [a, a] %}{% do b.sort() %}",
+            "{% set b = [a] %}",
+            "{{ raise_exception(a) }}",
+            "{% for x in [1] %}{{ loop.changed(a) }}{% endfor %}",
+            "{{ '%s'|format(a) }}",
+        ] {
+            let found = limit(&format!("{source}{reads}"));
+            assert!(
+                matches!(found, TemplateLimit::Depth { .. } | TemplateLimit::Bytes { .. }),
+                "{source}{reads}: {found:?}"
+            );
+        }
+        // Without a walk through the value: its own parts can be read.
+        outcome(&format!("{source}{{{{ a|length }}}}{{% for x in a %}}{{% endfor %}}")).unwrap();
+        for broken in [
+            "{{ a - a }}",
+            "{{ a / a }}",
+            "{{ -a }}",
+            "{{ a ** a }}",
+            "{{ a.b.c.d() }}",
+            "{{ {}[a] }}",
+        ] {
+            harmless(&format!("{source}{broken}"));
+        }
+    }
+    let error = outcome("{% set a = [] %}{% for i in [1] %}{% do a.append(loop) %}{% endfor %}").unwrap_err();
+    assert!(error.to_string().contains("cannot hold a loop"), "{error}");
+}
+
+#[test]
+fn lists_and_maps_do_not_grow_without_end() {
+    let outer = "{% for i in range(100000) %}{% for j in range(100000) %}";
+    let ends = "{% endfor %}{% endfor %}";
+    for (first, next) in [
+        ("[]", "a.append(1)"),
+        ("[]", "a.append([])"),
+        ("[]", "a.insert(0, 1)"),
+        ("[1]", "a.extend(a)"),
+        ("[1]", "a.extend('ab' * 1000)"),
+        ("[1] * 1000", "a.copy()"),
+        ("[1] * 1000", "a.reverse()"),
+        ("[1] * 1000", "a.sort()"),
+        ("[1] * 1000", "a.index(1)"),
+        ("range(1000)|list", "a.index(999)"),
+        ("[1] * 1000", "a.append(a.pop(0))"),
+        ("{}", "a.update({i * 100000 + j: 1})"),
+        ("{}", "a.setdefault(i * 100000 + j, [])"),
+        ("{'a': [1] * 1000}", "a.copy()"),
+    ] {
+        let found = limit(&format!("{{% set a = {first} %}}{outer}{{% do {next} %}}{ends}"));
+        assert!(
+            matches!(found, TemplateLimit::Bytes { .. } | TemplateLimit::Steps { .. }),
+            "{next}: {found:?}"
+        );
+    }
+    for endless in [
+        "{% set a = [1] %}{% for x in a %}{% do a.append(x) %}{% endfor %}",
+        "{% set a = [1] %}{% for x in a if a.append(x) is none %}{% endfor %}",
+        "{% set a = [1] %}{% for x in a %}{% do a.insert(0, x) %}{% endfor %}",
+        "{% for x in messages %}{% do messages.append(x) %}{% endfor %}",
+    ] {
+        let found = limit(endless);
+        assert!(matches!(found, TemplateLimit::Bytes { .. }), "{endless}: {found:?}");
+    }
+}
+
+#[test]
+fn long_chains_of_lists_are_dropped_without_recursion() {
+    for (first, next) in [
+        (
+            "[]",
+            "{% set next = [] %}{% do ns.last.append(next) %}{% set ns.last = next %}",
+        ),
+        (
+            "{}",
+            "{% set next = {} %}{% do ns.last.update(a=next) %}{% set ns.last = next %}",
+        ),
+    ] {
+        let source = format!(
+            "{{% set top = {first} %}}{{% set ns = namespace(last=top) %}}{{% for i in range(50000) %}}{next}{{% endfor %}}"
+        );
+        assert_eq!(outcome(&source).unwrap(), "", "{source}");
+        for reads in [
+            "{{ top }}",
+            "{{ top == top|list }}",
+            "{{ [top]|sort }}",
+            "{{ top|pprint }}",
+        ] {
+            let found = limit(&format!("{source}{reads}"));
+            assert!(matches!(found, TemplateLimit::Depth { .. }), "{reads}: {found:?}");
+        }
+    }
+}
+
+#[test]
+fn a_render_changes_none_of_the_messages_that_it_was_given() {
+    let template = ChatTemplate::new(
+        "{% do messages.append(1) %}{% do messages[0].clear() %}{{ messages }}",
+        vec![],
+    );
+    let template = template.unwrap();
+    for _ in 0..2 {
+        let text = template.render(&[ChatMessage::new("user", "hello")], true).unwrap();
+        assert_eq!(text.text(), "[{}, 1]");
+    }
+}
+
+#[test]
 fn long_chains_of_namespaces_are_dropped_without_recursion() {
     let from_the_top = "{% set top = namespace() %}{% set ns = namespace(last=top) %}{% for i in range(90000) %}\
                         {% set next = namespace() %}{% set ns.last.next = next %}{% set ns.last = next %}{% endfor %}";
