@@ -36,12 +36,16 @@ pub struct Waits {
     pub first: Duration,
     /// The longest wait between two tries.
     pub longest: Duration,
-    /// Tries in a row without a byte before a download is given up.
+    /// Tries in a row that bring next to nothing before a download is given up.
     pub attempts: u32,
     /// Silence after which a connection counts as cut.
     pub silence: Duration,
     /// The longest wait that a server may ask for.
     pub asked: Duration,
+    /// Time of waiting for bytes in which at least [`window_bytes`](Self::window_bytes) must come.
+    pub window: Duration,
+    /// Bytes of a window at least: with fewer a connection is too slow. A try that brings fewer counts as one without a byte.
+    pub window_bytes: u64,
 }
 
 impl Default for Waits {
@@ -52,6 +56,8 @@ impl Default for Waits {
             attempts: 6,
             silence: Duration::from_secs(60),
             asked: Duration::from_secs(300),
+            window: Duration::from_secs(60),
+            window_bytes: 64 << 10,
         }
     }
 }
@@ -86,6 +92,12 @@ impl Token {
 
 #[cfg(feature = "download")]
 impl Token {
+    /// True if a name that a server gives holds the secret. One of few characters is in many names by chance.
+    pub(crate) fn is_in_name(&self, name: &str) -> bool {
+        const LEAST_CHARACTERS: usize = 8;
+        self.secret.len() >= LEAST_CHARACTERS && self.is_in(name)
+    }
+
     /// True if a text holds the secret: as it is, percent-encoded once or twice, or in base64 at any place of a longer text.
     pub(crate) fn is_in(&self, text: &str) -> bool {
         let once = percent_decoded(text.as_bytes());

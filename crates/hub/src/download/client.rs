@@ -1,17 +1,16 @@
 //! Requests to the hub: redirects, reasons, tries.
 
 use std::cell::Cell;
-use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use ureq::Agent;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
-use super::OnProgress;
 use super::address::{Address, encoded};
 use super::exchange::{Exchange, Head, Piece, Request};
-use crate::progress::{Activity, Progress};
+use super::pace::Pace;
+use super::watch::{TICK, Watch};
 use crate::{HubError, ModelName, Settings, Token, Waits};
 
 /// Asks one hub about one repository.
@@ -34,6 +33,7 @@ pub(crate) struct Answer {
     pub(crate) address: Address,
     exchange: Exchange,
     silence: Duration,
+    pace: Pace,
 }
 
 /// Why one try failed.
@@ -55,76 +55,28 @@ impl From<HubError> for Trouble {
     }
 }
 
-/// Tells the caller how far a pull has come, and hears from it whether to stop.
-pub(crate) struct Watch<'a> {
-    pub(crate) progress: Progress,
-    on_progress: &'a mut OnProgress<'a>,
-    told: Option<Instant>,
-}
-
 /// Redirects that are followed at most.
 const MOST_REDIRECTS: usize = 10;
-/// How long the caller waits at most until it is asked whether to stop.
-const TICK: Duration = Duration::from_millis(50);
 /// Tries before anybody has answered.
 const FIRST_ATTEMPTS: u32 = 2;
+/// In place of a text that holds the token.
+const LEFT_OUT: &str = "(its message is left out, since it holds your token)";
 /// Characters of a server's own message that are shown.
 const LONGEST_MESSAGE: usize = 200;
-
-impl<'a> Watch<'a> {
-    pub(crate) fn new(progress: Progress, on_progress: &'a mut OnProgress<'a>) -> Self {
-        Self {
-            progress,
-            on_progress,
-            told: None,
-        }
-    }
-
-    /// Tells how things stand, not too often.
-    pub(crate) fn tick(&mut self) -> Result<(), HubError> {
-        match self.told.is_some_and(|told| told.elapsed() < TICK) {
-            true => Ok(()),
-            false => self.tell(),
-        }
-    }
-
-    /// Tells that something else begins.
-    pub(crate) fn begin(&mut self, activity: Activity) -> Result<(), HubError> {
-        self.progress.activity = activity;
-        self.tell()
-    }
-
-    /// Waits before another try.
-    pub(crate) fn wait(&mut self, time: Duration, why: &str) -> Result<(), HubError> {
-        let end = Instant::now() + time;
-        let before = self.progress.activity.clone();
-        loop {
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return self.begin(before);
-            }
-            self.begin(Activity::WaitingToRetry {
-                why: why.to_owned(),
-                seconds: left.as_secs_f64(),
-            })?;
-            std::thread::sleep(left.min(TICK));
-        }
-    }
-
-    fn tell(&mut self) -> Result<(), HubError> {
-        self.told = Some(Instant::now());
-        match (self.on_progress)(&self.progress) {
-            ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(HubError::Interrupted),
-        }
-    }
-}
 
 impl Answer {
     /// The next bytes; `None` at the end.
     pub(crate) fn next(&self, watch: &mut Watch<'_>) -> Result<Option<Vec<u8>>, Trouble> {
+        let start = Instant::now();
         match self.piece(watch)? {
-            Piece::Bytes(bytes) => Ok(Some(bytes)),
+            Piece::Bytes(bytes) => match self.pace.is_kept(start.elapsed(), bytes.len() as u64) {
+                true => Ok(Some(bytes)),
+                false => Err(self.trouble(format!(
+                    "fewer than {} bytes came in {} s",
+                    self.pace.least_bytes,
+                    self.pace.window.as_secs_f32()
+                ))),
+            },
             Piece::Head(_) | Piece::End => Ok(None),
             Piece::Failed(error) => Err(self.trouble(said(&error))),
         }
@@ -235,13 +187,29 @@ impl Client {
         self.below_endpoint(&format!("/{}/resolve/{commit}/{}", self.repository, encoded(path)))
     }
 
+    /// True if a name that the hub gives holds the token.
+    pub(crate) fn is_token_in(&self, name: &str) -> bool {
+        self.token.as_ref().is_some_and(|token| token.is_in_name(name))
+    }
+
+    /// The error, or another in its place where its message holds the token: servers may put it into addresses.
+    pub(crate) fn told(&self, error: HubError) -> HubError {
+        match &self.token {
+            Some(token) if token.is_in(&error.to_string()) => HubError::Answer {
+                url: self.endpoint.host().to_owned(),
+                problem: LEFT_OUT.to_owned(),
+            },
+            _ => error,
+        }
+    }
+
     /// Whether an address is the hub's own.
     pub(crate) fn is_hub(&self, address: &Address) -> bool {
         address.is_same_origin(&self.endpoint)
     }
 
     /// Does `attempt` until it succeeds or there is no hope: after troubles that pass it waits, twice as long each time, or
-    /// as long as the server asks. Bytes that came in between set the count back.
+    /// as long as the server asks. A window's bytes that came in between set the count back.
     pub(crate) fn with_tries<T>(
         &self,
         watch: &mut Watch<'_>,
@@ -255,7 +223,7 @@ impl Client {
                 Err(Trouble::Lasting(error)) => return Err(error),
                 Err(Trouble::Passing { host, problem, wait }) => (host, problem, wait),
             };
-            if watch.progress.bytes_done > before {
+            if watch.progress.bytes_done.saturating_sub(before) >= self.waits.window_bytes.max(1) {
                 failed = 0;
             }
             failed += 1;
@@ -274,7 +242,7 @@ impl Client {
             }
             let doubled = self.waits.first.saturating_mul(1 << (failed - 1).min(16));
             let wait = wait.unwrap_or(doubled.min(self.waits.longest));
-            watch.wait(wait, &format!("{host}: {problem}"))?;
+            watch.wait(wait, &self.without_token(&format!("{host}: {problem}")))?;
         }
     }
 
@@ -332,8 +300,14 @@ impl Client {
                     address: address.clone(),
                     exchange,
                     silence: self.waits.silence,
+                    pace: Pace::new(&self.waits),
                 })
             }
+            Piece::Failed(error) if is_lasting(&error) => Err(HubError::Unreachable {
+                host: address.host().to_owned(),
+                problem: self.without_token(&said(&error)),
+            }
+            .into()),
             Piece::Failed(error) => Err(passing(address, self.without_token(&said(&error)))),
             Piece::Bytes(_) | Piece::End => Err(passing(address, "the connection was cut".to_owned())),
         }
@@ -342,7 +316,7 @@ impl Client {
     /// The text, or a note in its place where it holds the token in a spelling that can be read back.
     fn without_token(&self, text: &str) -> String {
         match &self.token {
-            Some(token) if token.is_in(text) => "(its message is left out, since it holds your token)".to_owned(),
+            Some(token) if token.is_in(text) => LEFT_OUT.to_owned(),
             _ => text.to_owned(),
         }
     }
@@ -425,6 +399,17 @@ fn asked_wait(head: &Head) -> Option<Duration> {
         .split(';')
         .find_map(|part| part.trim().strip_prefix("t="))?;
     period.parse().ok().map(Duration::from_secs)
+}
+
+/// True for an error that the next try would meet as well.
+fn is_lasting(error: &ureq::Error) -> bool {
+    use ureq::Error as E;
+    let is_certificate = error.to_string().contains("certificate");
+    is_certificate
+        || matches!(
+            error,
+            E::Http(_) | E::BadUri(_) | E::InvalidProxyUrl | E::LargeResponseHeader(..)
+        )
 }
 
 /// What happened, without the names of kinds that `ureq` puts before it.

@@ -6,8 +6,9 @@ use serde::Deserialize;
 
 use super::OnProgress;
 use super::address::Address;
-use super::client::{Answer, Client, Trouble, Watch};
+use super::client::{Answer, Client, Trouble};
 use super::sum::Sum;
+use super::watch::Watch;
 use crate::cache::is_commit;
 use crate::paths::is_plain_path;
 use crate::progress::Progress;
@@ -38,8 +39,9 @@ struct Listed {
     sum: Option<Sum>,
 }
 
-/// Files of a repository, and bytes of one answer, at most.
+/// Files of a repository, pages of its list, and bytes of one answer, at most. A page of the hub has 1,000 entries.
 const MOST_FILES: usize = 200_000;
+const MOST_PAGES: usize = 500;
 const LARGEST_ANSWER: usize = 32 << 20;
 
 #[derive(Deserialize)]
@@ -79,16 +81,23 @@ impl Listing {
         let commit = client.with_tries(&mut watch, &mut |watch| latest_commit(client, watch))?;
         let mut next = Some(client.api(&format!("tree/{commit}?recursive=true&expand=false")));
         let mut files = Vec::new();
+        let mut pages = 0;
+        let too_long = |problem: String| HubError::NoModel {
+            repository: name.repository(),
+            problem,
+        };
         while let Some(address) = next {
             let (page, following) = client.with_tries(&mut watch, &mut |watch| page(client, &address, watch))?;
-            // A page without a file that names another would go on for ever.
-            next = following.filter(|_| !page.is_empty());
+            next = following;
             files.extend(page);
+            pages += 1;
             if files.len() > MOST_FILES {
-                return Err(HubError::NoModel {
-                    repository: name.repository(),
-                    problem: format!("it has more than {MOST_FILES} files"),
-                });
+                return Err(too_long(format!("it has more than {MOST_FILES} files")));
+            }
+            if pages == MOST_PAGES && next.is_some() {
+                return Err(too_long(format!(
+                    "the list of its files has more than {MOST_PAGES} pages"
+                )));
             }
         }
         Ok(Self { commit, files })
@@ -142,6 +151,9 @@ fn page(client: &Client, address: &Address, watch: &mut Watch<'_>) -> Result<(Ve
                 "it lists a file named {:?}, which could lie outside of the model's folder",
                 entry.path
             )));
+        }
+        if client.is_token_in(&entry.path) {
+            return Err(answer.refused("it lists a file whose name holds your token".to_owned()));
         }
         let (bytes, sum) = match entry.lfs {
             Some(large) => (large.size, Sum::sha256(&large.oid)),

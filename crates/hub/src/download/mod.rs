@@ -4,8 +4,10 @@ mod address;
 mod client;
 mod exchange;
 mod listing;
+mod pace;
 mod sum;
 mod transfer;
+mod watch;
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -53,12 +55,21 @@ pub fn pull(
         return Err(HubError::Offline { name: name.to_string() });
     }
     let client = Client::new(settings, name)?;
+    pull_with(&client, settings, name, on_progress).map_err(|error| client.told(error))
+}
+
+fn pull_with(
+    client: &Client,
+    settings: &Settings,
+    name: &ModelName,
+    on_progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+) -> Result<Pulled, HubError> {
     let mut progress = Progress::new();
-    let listing = Listing::ask(&client, name, &mut progress, on_progress)?;
+    let listing = Listing::ask(client, name, &mut progress, on_progress)?;
     let chosen = choice::choose(name, &listing.paths())?;
     let repository = Repository::new(&settings.cache, name);
     repository.create()?;
-    let mut transfer = Transfer::new(&client, &repository, &listing.commit, progress, on_progress);
+    let mut transfer = Transfer::new(client, &repository, &listing.commit, progress, on_progress);
     let files = match &chosen {
         Chosen::Gguf(model) => {
             if model.missing > 0 {

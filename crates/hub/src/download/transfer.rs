@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::OnProgress;
-use super::client::{Answer, Client, Trouble, Watch};
+use super::client::{Answer, Client, Trouble};
 use super::listing::RemoteFile;
 use super::sum::{Sum, Summing};
+use super::watch::Watch;
 use crate::HubError;
 use crate::cache::{Lock, Repository};
 use crate::progress::{Activity, Progress};

@@ -69,6 +69,47 @@ fn silence_counts_as_a_cut() {
 }
 
 #[test]
+fn a_body_that_drips_is_given_up_after_some_tries() {
+    let (hub, _, cache) = hub();
+    // A byte in ten milliseconds: thirty in a window.
+    hub.faults(|asked, _| asked.is_for(FILE).then_some(Fault::Slow(1)));
+    let message = refused(&hub, cache.path(), "owner/model");
+    assert!(
+        message.contains("fewer than 1000 bytes came in 0.3 s, 4 times in a row"),
+        "{message}"
+    );
+    let asked = hub.asked_for(FILE);
+    assert_eq!(asked.len(), 4);
+    assert!(asked[3].header("range").is_some(), "what came is kept");
+    for list in ["/revision/", "/tree/"] {
+        hub.faults(move |asked, _| asked.path.contains(list).then_some(Fault::Slow(1)));
+        let message = refused(&hub, cache.path(), "owner/model");
+        assert!(message.contains("fewer than 1000 bytes"), "{list}: {message}");
+    }
+}
+
+#[test]
+fn tries_that_bring_a_few_bytes_each_are_not_repeated_for_ever() {
+    let (hub, _, cache) = hub();
+    hub.faults(|asked, _| asked.is_for(FILE).then_some(Fault::Cut(10)));
+    let message = refused(&hub, cache.path(), "owner/model");
+    assert!(message.contains("4 times in a row"), "{message}");
+    assert_eq!(hub.asked_for(FILE).len(), 4);
+}
+
+#[test]
+fn a_slow_connection_that_keeps_the_lowest_rate_is_read_to_the_end() {
+    let weights = bytes(100_000, 1);
+    let hub = Hub::start(&[(FILE, weights.clone())]);
+    let cache = tempfile::tempdir().expect("a folder");
+    // About three windows, with 30,000 bytes each.
+    hub.faults(|asked, _| asked.is_for(FILE).then_some(Fault::Slow(1000)));
+    let pulled = pull_named(&hub, cache.path(), "owner/model").expect("pulled");
+    assert_eq!(fs::read(pulled.path).expect("a file"), weights);
+    assert_eq!(hub.asked_for(FILE).len(), 1);
+}
+
+#[test]
 fn a_file_with_a_wrong_sum_is_refused_and_removed() {
     for seed in [1, 2] {
         // Kept by Git LFS, and by Git itself.
@@ -232,8 +273,20 @@ fn redirects_on_the_hub_are_followed_with_the_token_and_not_for_ever() {
     hub.faults(move |asked, _| Some(moved(&asked.path)));
     let message = refused(&hub, cache.path(), "owner/model");
     assert!(message.contains("10 redirects"), "{message}");
-    for location in ["", "ftp://a/b", "http://"] {
+    for location in [
+        "",
+        "ftp://a/b",
+        "http://",
+        "http://[::1",
+        "http://a\\@b/",
+        "http://user@a/",
+    ] {
         hub.faults(move |_, _| Some(Fault::Status(302, vec![("Location", location.to_owned())])));
-        refused(&hub, cache.path(), "owner/model");
+        let message = refused(&hub, cache.path(), "owner/model");
+        // The empty one leads to the same address, again and again.
+        if !location.is_empty() {
+            assert!(message.contains("redirects to what is no address"), "{message}");
+            assert_eq!(hub.state().log.len(), 1, "{location}: {message}");
+        }
     }
 }

@@ -6,6 +6,7 @@ mod refusals;
 #[allow(dead_code, reason = "the command's tests use all of it")]
 mod server;
 mod stored;
+mod tokens;
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -28,6 +29,8 @@ fn settings(hub: &Hub, cache: &Path) -> Settings {
             attempts: 4,
             silence: Duration::from_millis(400),
             asked: Duration::from_secs(3),
+            window: Duration::from_millis(300),
+            window_bytes: 1000,
         },
     }
 }

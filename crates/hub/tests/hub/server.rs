@@ -178,13 +178,7 @@ fn converse(stream: &TcpStream, state: &Mutex<State>, address: SocketAddr) -> st
                 thread::sleep(Duration::from_secs(20));
                 return Ok(());
             }
-            Some(Fault::Slow(piece)) => {
-                send(stream, &answer, 0)?;
-                for bytes in answer.body.chunks(piece) {
-                    thread::sleep(Duration::from_millis(10));
-                    (&*stream).write_all(bytes)?;
-                }
-            }
+            Some(Fault::Slow(piece)) => send_slowly(stream, &answer, piece)?,
             _ => send(stream, &answer, usize::MAX)?,
         }
     }
@@ -202,8 +196,19 @@ fn send(mut stream: &TcpStream, answer: &Answer, body_bytes: usize) -> std::io::
         head += &format!("{name}: {value}\r\n");
     }
     head += &format!("content-length: {}\r\n\r\n", answer.body.len());
-    stream.write_all(head.as_bytes())?;
-    stream.write_all(&answer.body[..body_bytes.min(answer.body.len())])
+    // In one piece: the body would wait for the client to say that it has the head.
+    let mut sent = head.into_bytes();
+    sent.extend_from_slice(&answer.body[..body_bytes.min(answer.body.len())]);
+    stream.write_all(&sent)
+}
+
+fn send_slowly(mut stream: &TcpStream, answer: &Answer, piece: usize) -> std::io::Result<()> {
+    send(stream, answer, 0)?;
+    for bytes in answer.body.chunks(piece) {
+        thread::sleep(Duration::from_millis(10));
+        stream.write_all(bytes)?;
+    }
+    Ok(())
 }
 
 fn request(lines: &mut impl BufRead) -> std::io::Result<Option<Asked>> {

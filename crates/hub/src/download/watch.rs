@@ -1,0 +1,67 @@
+//! What a caller hears while it waits, and whether it wants to go on.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use super::OnProgress;
+use crate::HubError;
+use crate::progress::{Activity, Progress};
+
+/// Tells the caller how far a pull has come, and hears from it whether to stop.
+pub(crate) struct Watch<'a> {
+    pub(crate) progress: Progress,
+    on_progress: &'a mut OnProgress<'a>,
+    told: Option<Instant>,
+}
+
+/// How long the caller waits at most until it is asked whether to stop.
+pub(crate) const TICK: Duration = Duration::from_millis(50);
+
+impl<'a> Watch<'a> {
+    pub(crate) fn new(progress: Progress, on_progress: &'a mut OnProgress<'a>) -> Self {
+        Self {
+            progress,
+            on_progress,
+            told: None,
+        }
+    }
+
+    /// Tells how things stand, not too often.
+    pub(crate) fn tick(&mut self) -> Result<(), HubError> {
+        match self.told.is_some_and(|told| told.elapsed() < TICK) {
+            true => Ok(()),
+            false => self.tell(),
+        }
+    }
+
+    /// Tells that something else begins.
+    pub(crate) fn begin(&mut self, activity: Activity) -> Result<(), HubError> {
+        self.progress.activity = activity;
+        self.tell()
+    }
+
+    /// Waits before another try.
+    pub(crate) fn wait(&mut self, time: Duration, why: &str) -> Result<(), HubError> {
+        let end = Instant::now() + time;
+        let before = self.progress.activity.clone();
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return self.begin(before);
+            }
+            self.begin(Activity::WaitingToRetry {
+                why: why.to_owned(),
+                seconds: left.as_secs_f64(),
+            })?;
+            std::thread::sleep(left.min(TICK));
+        }
+    }
+
+    fn tell(&mut self) -> Result<(), HubError> {
+        self.told = Some(Instant::now());
+        match (self.on_progress)(&self.progress) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(HubError::Interrupted),
+        }
+    }
+}
