@@ -139,6 +139,37 @@ fn headings_tables_and_notes_of_a_docx_are_read() {
 }
 
 #[test]
+fn elements_nested_without_end_cost_no_stack_in_any_part() {
+    let deep = |name: &str, inner: &str| {
+        let (open, close) = (format!("<{name}>"), format!("</{name}>"));
+        format!("{}{inner}{}", open.repeat(200_000), close.repeat(200_000))
+    };
+    for name in ["w:tbl", "w:p", "w:t", "mc:Fallback", "any"] {
+        let text = format!("<w:p><w:r><w:t>kept</w:t></w:r></w:p>{}", deep(name, ""));
+        let xml = format!("<?xml version=\"1.0\"?><w:document xmlns:w=\"w\">{text}</w:document>");
+        let parts = [
+            ("word/document.xml", xml.as_bytes()),
+            ("word/footnotes.xml", xml.as_bytes()),
+        ];
+        let document = read_one("a.docx", &archive(&parts)).expect(name);
+        assert!(document.text.starts_with("kept"), "{name}");
+    }
+    for name in ["div", "pre", "ul", "svg", "h1"] {
+        let book = epub_with(
+            &[("one.xhtml", &format!("<p>kept</p>{}", deep(name, "")))],
+            &[("META-INF/encryption.xml", deep("a", "").as_bytes())],
+        );
+        let document = read_one("a.epub", &book).expect(name);
+        assert!(document.text.contains("kept"), "{name}");
+        let page = format!("<body><p>kept</p>{}", deep(name, ""));
+        assert!(
+            read_one("a.html", page.as_bytes()).expect(name).text.contains("kept"),
+            "{name}"
+        );
+    }
+}
+
+#[test]
 fn an_archive_that_unpacks_to_too_much_is_refused() {
     let limits = Limits {
         expanded_bytes: 1 << 20,

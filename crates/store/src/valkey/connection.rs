@@ -46,6 +46,21 @@ const LINE_BYTES: usize = 64 << 10;
 const MOST_DEPTH: usize = 4;
 const MOST_ENTRIES: usize = 1 << 16;
 
+/// Memory that the replies to one question may take, all together.
+struct Room {
+    /// The most bytes of one reply.
+    most_bytes: usize,
+    left_bytes: usize,
+}
+
+impl Room {
+    fn take(&mut self, bytes: usize) -> Result<(), StoreError> {
+        let too_much = || StoreError::Wrong(format!("lists of more than {} bytes", self.most_bytes));
+        self.left_bytes = self.left_bytes.checked_sub(bytes).ok_or_else(too_much)?;
+        Ok(())
+    }
+}
+
 pub(super) struct Connection {
     stream: Stream,
     buffer: Vec<u8>,
@@ -173,9 +188,14 @@ impl Connection {
         }
         self.send(&head, until)?;
         self.stream.flush().map_err(|error| self.failed(&error))?;
+        // Besides the bytes that are asked for: a line, and a place for each reply.
+        let mut room = Room {
+            most_bytes,
+            left_bytes: most_bytes + LINE_BYTES + commands.len() * size_of::<Reply>(),
+        };
         commands
             .iter()
-            .map(|_| self.reply(most_bytes, MOST_DEPTH, until))
+            .map(|_| self.reply(&mut room, MOST_DEPTH, until))
             .collect()
     }
 
@@ -193,8 +213,9 @@ impl Connection {
         Ok(())
     }
 
-    fn reply(&mut self, most_bytes: usize, depth: usize, until: Instant) -> Result<Reply, StoreError> {
+    fn reply(&mut self, room: &mut Room, depth: usize, until: Instant) -> Result<Reply, StoreError> {
         let line = self.line(until)?;
+        room.take(size_of::<Reply>() + line.len())?;
         let wrong = || StoreError::Wrong("not the protocol of Valkey or Redis".to_owned());
         let (kind, text) = line.split_at_checked(1).ok_or_else(wrong)?;
         let text = String::from_utf8_lossy(text).into_owned();
@@ -205,16 +226,20 @@ impl Connection {
             b":" => Ok(Reply::Integer(number()?)),
             b"$" => match usize::try_from(number()?) {
                 Err(_) => Ok(Reply::Nothing),
-                Ok(length) if length > most_bytes => Err(StoreError::Wrong(format!(
-                    "{length} bytes, where at most {most_bytes} can be"
+                Ok(length) if length > room.most_bytes => Err(StoreError::Wrong(format!(
+                    "{length} bytes, where at most {} can be",
+                    room.most_bytes
                 ))),
-                Ok(length) => Ok(Reply::Bytes(self.bytes(length, until)?)),
+                Ok(length) => {
+                    room.take(length)?;
+                    Ok(Reply::Bytes(self.bytes(length, until)?))
+                }
             },
             b"*" => match usize::try_from(number()?) {
                 Err(_) => Ok(Reply::Nothing),
                 Ok(entries) if entries > MOST_ENTRIES || depth == 0 => Err(wrong()),
                 Ok(entries) => {
-                    let entries = (0..entries).map(|_| self.reply(most_bytes, depth - 1, until));
+                    let entries = (0..entries).map(|_| self.reply(room, depth - 1, until));
                     Ok(Reply::Many(entries.collect::<Result<_, _>>()?))
                 }
             },

@@ -21,6 +21,8 @@ enum Fault {
     Breaks,
     Refuses,
     Fails,
+    /// Elements within elements, in the place of an answer.
+    Nests(usize),
 }
 
 #[derive(Clone)]
@@ -85,6 +87,7 @@ impl FakeBucket {
                     "500 Internal Server Error",
                     b"<Error><Code>InternalError</Code></Error>".to_vec(),
                 ),
+                Fault::Nests(levels) => (status, nested(levels)),
                 _ => (status, body),
             };
             let head = format!(
@@ -135,6 +138,12 @@ impl FakeBucket {
             other => panic!("{other} {}", request.path),
         }
     }
+}
+
+/// A list with elements nested at its top and where texts belong.
+fn nested(levels: usize) -> Vec<u8> {
+    let deep = "<a>".repeat(levels) + &"</a>".repeat(levels);
+    format!("<ListBucketResult>{deep}<Contents><Key>{deep}</Key></Contents></ListBucketResult>").into_bytes()
 }
 
 fn listing(items: &BTreeMap<String, Vec<u8>>) -> Vec<u8> {
@@ -238,6 +247,18 @@ fn every_operation_ends_by_its_limit_whatever_the_server_does() {
             store.get("a", 1 << 20, soon(2000)).unwrap() == Some(vec![1; 200_000]),
             "{fault:?}"
         );
+    }
+}
+
+#[test]
+fn elements_within_elements_are_refused_before_they_take_the_stack() {
+    let server = FakeBucket::start();
+    let store = server.store();
+    for levels in [10, 1000, 60_000] {
+        server.set(Fault::Nests(levels));
+        let error = failure_of(|until| store.list(until, &mut |_| {}));
+        assert!(!error.to_string().contains('\n'), "{levels}: {error}");
+        failure_of(|until| store.remove(&["a".to_owned()], until));
     }
 }
 

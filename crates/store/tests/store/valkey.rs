@@ -28,6 +28,10 @@ enum Fault {
     Full,
     /// Ends each connection after an answer.
     ClosesIdle,
+    /// Lists within lists within lists, as many levels as it is asked for.
+    Nests(usize),
+    /// A list of as many lists as it is asked for, each with as many texts.
+    Spreads(usize),
 }
 
 #[derive(Clone)]
@@ -99,6 +103,11 @@ impl FakeValkey {
                 Fault::Breaks => {
                     writer.write_all(&reply[..reply.len() / 2])?;
                     return Ok(());
+                }
+                Fault::Nests(levels) => writer.write_all("*1\r\n".repeat(levels).as_bytes())?,
+                Fault::Spreads(count) => {
+                    let texts = format!("*{count}\r\n{}", "+text\r\n".repeat(count));
+                    writer.write_all(format!("*{count}\r\n{}", texts.repeat(count)).as_bytes())?;
                 }
                 Fault::Full => writer.write_all(b"-OOM command not allowed when used memory > 'maxmemory'.\r\n")?,
                 Fault::None | Fault::ClosesIdle => writer.write_all(&reply)?,
@@ -252,6 +261,30 @@ fn every_operation_ends_by_its_limit_whatever_the_server_does() {
             "{fault:?}"
         );
     }
+}
+
+#[test]
+fn lists_within_lists_are_refused_before_they_take_stack_or_memory() {
+    let server = FakeValkey::start(None);
+    let store = server.store("");
+    for (fault, expected) in [
+        (Fault::Nests(5), "not the protocol"),
+        (Fault::Nests(100_000), "not the protocol"),
+        // Two levels with 250,000 texts: each list is as long as it may be.
+        (Fault::Spreads(500), "lists of more than 1048576 bytes"),
+    ] {
+        server.set(fault);
+        let failures = [
+            failure_of(|until| store.list(until, &mut |_| {})),
+            failure_of(|until| store.put("b", vec![1; 10], until)),
+        ];
+        for error in failures {
+            assert!(error.to_string().contains(expected), "{fault:?}: {error}");
+        }
+    }
+    server.set(Fault::Spreads(10));
+    let error = failure_of(|until| store.list(until, &mut |_| {}));
+    assert!(error.to_string().contains("SCAN gave another list"), "{error}");
 }
 
 #[test]
