@@ -99,8 +99,8 @@ pub(crate) struct EngineArguments {
     pub(crate) page_tokens: Option<usize>,
     /// Bytes of the newest KV pages, which lie in the device tier, e.g. 4G
     ///
-    /// On a CPU the device tier is a part of memory [default: none]. With --device cuda it lies in the device's memory
-    /// [default: what weights and scratch leave].
+    /// With --device cuda they lie in the device's memory [default: what weights and scratch leave]. On a CPU they are memory
+    /// beside --kv-ram-budget, which has to be given.
     #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, help_heading = "KV cache", hide_short_help = true)]
     pub(crate) kv_device_budget: Option<u64>,
     /// Bytes of KV pages in memory, e.g. 500M [default: all, or what is free where --kv-disk is given]

@@ -31,6 +31,7 @@ mod serve_args;
 mod serving_args;
 mod shipped;
 mod shown;
+mod unused;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -2,8 +2,8 @@
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::ErrorKind;
-use std::path::Path;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
 
 use crate::KvError;
 use crate::output::{follow, open_regular};
@@ -24,26 +24,53 @@ impl PathLock {
     /// [`KvError::Busy`] when another process has it, [`KvError::File`].
     pub fn take(path: impl AsRef<Path>) -> Result<Self, KvError> {
         let path = path.as_ref();
-        let failed = |source| KvError::File {
-            action: "lock",
-            path: path.to_owned(),
-            source,
-        };
-        let target = follow(path).map_err(failed)?;
-        let name = target
-            .file_name()
-            .ok_or_else(|| failed(ErrorKind::InvalidInput.into()))?;
-        let mut beside = OsString::from(".");
-        beside.push(name);
-        beside.push(".lock");
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false);
-        let file = open_regular(&target.with_file_name(beside), &mut options).map_err(failed)?;
-        match file.try_lock() {
-            Ok(()) => Ok(Self { _file: file }),
-            Err(TryLockError::WouldBlock) => Err(KvError::Busy { path: path.to_owned() }),
-            Err(TryLockError::Error(source)) => Err(failed(source)),
-        }
+        let file = lock_file(path).and_then(|beside| open_regular(&beside, &mut options));
+        let file = file.map_err(|source| failed(path, source))?;
+        held(path, file.try_lock())?;
+        Ok(Self { _file: file })
+    }
+
+    /// Takes the right to read `path` beside other readers, where the file that is locked is there and may only be read. `None` where
+    /// there is none: then nobody has worked with the path.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take).
+    pub(crate) fn share(path: &Path) -> Result<Option<Self>, KvError> {
+        let file = lock_file(path).and_then(|beside| open_regular(&beside, OpenOptions::new().read(true)));
+        let file = match file {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            file => file.map_err(|source| failed(path, source))?,
+        };
+        held(path, file.try_lock_shared())?;
+        Ok(Some(Self { _file: file }))
+    }
+}
+
+/// The empty file that stands for `path`.
+fn lock_file(path: &Path) -> io::Result<PathBuf> {
+    let target = follow(path)?;
+    let name = target.file_name().ok_or(ErrorKind::InvalidInput)?;
+    let mut beside = OsString::from(".");
+    beside.push(name);
+    beside.push(".lock");
+    Ok(target.with_file_name(beside))
+}
+
+fn held(path: &Path, lock: Result<(), TryLockError>) -> Result<(), KvError> {
+    match lock {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => Err(KvError::Busy { path: path.to_owned() }),
+        Err(TryLockError::Error(source)) => Err(failed(path, source)),
+    }
+}
+
+fn failed(path: &Path, source: io::Error) -> KvError {
+    KvError::File {
+        action: "lock",
+        path: path.to_owned(),
+        source,
     }
 }
 
@@ -59,8 +86,14 @@ mod tests {
         let message = PathLock::take(&path).unwrap_err().to_string();
         assert!(message.contains("in use by another process"), "{message}");
         assert!(PathLock::take(folder.path().join("other")).is_ok());
+        assert!(matches!(PathLock::share(&path), Err(KvError::Busy { .. })));
         drop(held);
+        let readers = [PathLock::share(&path).unwrap(), PathLock::share(&path).unwrap()];
+        assert!(readers.iter().all(Option::is_some));
+        assert!(matches!(PathLock::take(&path), Err(KvError::Busy { .. })));
+        drop(readers);
         assert!(PathLock::take(&path).is_ok());
+        assert!(PathLock::share(&folder.path().join("new")).unwrap().is_none());
         assert!(matches!(
             PathLock::take(folder.path().join("no/such/folder")),
             Err(KvError::File { action: "lock", .. })

@@ -18,9 +18,10 @@ use crate::ask_args::AskArguments;
 use crate::failure::Failure;
 use crate::interrupt::StopAnswer;
 use crate::progress::PrefillDisplay;
-use crate::{console, shown};
+use crate::{console, shown, unused};
 
 pub(crate) fn ask(arguments: &AskArguments) -> Result<(), Failure> {
+    unused::refuse_audit("riffle ask", &arguments.engine)?;
     let (files, questions) = words(arguments)?;
     if questions.iter().any(|question| question.trim().is_empty()) {
         return Err(AskError::EmptyQuestion.into());

@@ -9,8 +9,10 @@ use super::{engine_options, print, print_json, read_text};
 use crate::args::CalibrateArguments;
 use crate::console;
 use crate::failure::Failure;
+use crate::unused;
 
 pub(crate) fn calibrate(arguments: &CalibrateArguments) -> Result<(), Failure> {
+    unused::refuse_in_calibrate(&arguments.engine)?;
     Profile::check_write(&arguments.out)?;
     let text = read_text(&arguments.file)?;
     let folder = arguments.out.parent().filter(|folder| !folder.as_os_str().is_empty());

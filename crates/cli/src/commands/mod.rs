@@ -32,11 +32,13 @@ use crate::args::{EngineArguments, HeadsArguments, PromptArguments};
 use crate::console;
 use crate::device;
 use crate::failure::Failure;
+use crate::unused;
 
 pub(crate) use crate::console::{print, print_json};
 
 /// The engine's options, as the arguments give them.
 pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOptions, Failure> {
+    unused::check_formats(arguments)?;
     let (key_format, value_format) = riffle_engine::parse_kv_type(&arguments.kv_formats())?;
     let defaults = EngineOptions::default();
     let profile = profile(arguments)?;
@@ -78,6 +80,7 @@ pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOption
         ..defaults
     };
     let options = options.on_device(arguments.device.as_deref(), device::open)?;
+    unused::refuse_device_budget(arguments, &options)?;
     match arguments.window_size {
         Some(window_tokens) => Ok(options.with_window(StreamWindow {
             window_tokens,

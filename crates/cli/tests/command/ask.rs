@@ -221,6 +221,65 @@ fn documents_that_do_not_fit_are_refused_with_numbers_before_they_are_read() {
 }
 
 #[test]
+fn damage_in_what_is_kept_costs_time_and_no_answer() {
+    let desk = Desk::new();
+    let text = desk.file("book.txt", book(30).as_bytes());
+    let ask = || {
+        desk.ask(&[
+            &text,
+            QUESTION,
+            "-n",
+            "6",
+            "--keep",
+            &desk.path("kept").display().to_string(),
+        ])
+    };
+    let (first, again) = (ask(), ask());
+    assert!(stderr(&again).contains("of them from disk"), "{}", stderr(&again));
+    let files = || {
+        let entries = fs::read_dir(desk.path("kept")).expect("a folder");
+        let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("an entry").path()).collect();
+        files.retain(|path| {
+            path.extension()
+                .is_some_and(|ending| ending == "block" || ending == "redb")
+        });
+        files.sort();
+        files
+    };
+    let kept = files();
+    let (blocks, index) = (kept.len() - 1, kept.last().expect("an index"));
+    assert!(blocks > 0 && index.ends_with("index.redb"), "{kept:?}");
+    for path in [&kept[0], &kept[blocks - 1], index] {
+        for damage in ["flip", "cut", "zeros", "nothing", "removed", "folder"] {
+            let whole = fs::read(path).expect("a file");
+            let mut bytes = whole.clone();
+            match damage {
+                "flip" => bytes[whole.len() / 2] ^= 1,
+                "cut" => bytes.truncate(whole.len() / 3),
+                "zeros" => bytes.fill(0),
+                _ => bytes.clear(),
+            }
+            fs::write(path, bytes).expect("a file");
+            if matches!(damage, "removed" | "folder") {
+                fs::remove_file(path).expect("removed");
+            }
+            if damage == "folder" {
+                fs::create_dir(path).expect("a folder");
+            }
+            let output = ask();
+            let said = stderr(&output);
+            assert_eq!(stdout(&output), stdout(&first), "{damage} {}: {said}", path.display());
+            assert!(!said.contains("panicked"), "{damage} {}: {said}", path.display());
+            if path.is_dir() {
+                fs::remove_dir(path).expect("removed");
+            }
+            fs::write(path, whole).expect("a file");
+            assert_eq!(stdout(&ask()), stdout(&first));
+        }
+    }
+}
+
+#[test]
 fn files_that_are_no_documents_and_missing_questions_are_one_line() {
     let desk = Desk::new();
     let damaged = desk.file("a.pdf", &make::pdf(&["words"])[..200]);

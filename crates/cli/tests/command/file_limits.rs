@@ -1,7 +1,9 @@
 //! Writes beyond the limit on file sizes, and caches that cannot be used: what was asked for stands, and one line says what is wrong.
 
 use std::fs;
-use std::path::Path;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use crate::testing::{assert_refused, run_shipped, shipped_model, stderr, stdout};
@@ -131,4 +133,165 @@ fn a_plan_for_a_server_has_its_requests_and_their_bodies() {
     assert!(served["kv_bytes"].as_u64() > alone["kv_bytes"].as_u64());
     let both = crate::testing::run(&["plan", "--model", &model, "--parallel", "4", "--question", "x"]);
     assert_refused(&both, 2, &["--parallel", "--question"]);
+}
+
+/// A prefix cache that holds a prompt, and a command that may not write to it: root runs it as another user, who may read everything.
+struct Reader {
+    folder: tempfile::TempDir,
+    binary: PathBuf,
+    model: PathBuf,
+    /// Nobody's number where this process is root, whom no permission stops.
+    user: Option<u32>,
+}
+
+impl Reader {
+    const NOBODY: u32 = 65534;
+
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut reader = Self {
+            binary: PathBuf::from(env!("CARGO_BIN_EXE_riffle")),
+            model: shipped_model(),
+            user: None,
+            folder,
+        };
+        if fs::metadata("/proc/self").expect("this process").uid() == 0 {
+            // Another user may not be able to reach the checkout.
+            let (binary, model) = (reader.folder.path().join("riffle"), reader.folder.path().join("model"));
+            fs::copy(&reader.binary, &binary).expect("a copy");
+            fs::create_dir(&model).expect("a folder");
+            for entry in fs::read_dir(&reader.model).expect("the model") {
+                let entry = entry.expect("an entry");
+                fs::copy(entry.path(), model.join(entry.file_name())).expect("a copy");
+            }
+            set_mode(reader.folder.path(), 0o755);
+            (reader.binary, reader.model, reader.user) = (binary, model, Some(Self::NOBODY));
+        }
+        reader
+    }
+
+    fn cache(&self) -> PathBuf {
+        self.folder.path().join("p")
+    }
+
+    fn run(&self, user: Option<u32>, more: &[&str]) -> Output {
+        let mut command = Command::new(&self.binary);
+        command
+            .arg("run")
+            .arg("--model")
+            .arg(&self.model)
+            .args(["-n", "4", "--prefix-cache", "p"]);
+        command
+            .args(more)
+            .current_dir(self.folder.path())
+            .stdin(std::process::Stdio::null());
+        if let Some(user) = user {
+            command.uid(user).gid(user);
+        }
+        command.output().expect("the binary runs")
+    }
+
+    /// Names, lengths and bytes of the cache's files.
+    fn contents(&self) -> Vec<(String, Vec<u8>)> {
+        let mut contents: Vec<(String, Vec<u8>)> = files(&self.cache())
+            .into_iter()
+            .map(|name| (name.clone(), fs::read(self.cache().join(name)).expect("a file")))
+            .collect();
+        contents.sort();
+        contents
+    }
+
+    fn set_modes(&self, folder: u32, file: u32) {
+        set_mode(&self.cache(), 0o755);
+        files(&self.cache())
+            .iter()
+            .for_each(|name| set_mode(&self.cache().join(name), file));
+        set_mode(&self.cache(), folder);
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        set_mode(&self.cache(), 0o755);
+    }
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("a mode");
+}
+
+/// Tokens that a run says it found in the cache.
+fn found_tokens(output: &Output) -> usize {
+    let said = stderr(output);
+    let line = said.lines().find(|line| line.starts_with("prefixes"));
+    let line = line.unwrap_or_else(|| panic!("{said}"));
+    let (before, _) = line.split_once(" tokens found").unwrap_or_else(|| panic!("{said}"));
+    let number = before.rsplit(' ').next().unwrap_or_default().replace(',', "");
+    number.parse().unwrap_or_else(|_| panic!("{said}"))
+}
+
+#[test]
+fn a_prefix_cache_that_may_only_be_read_is_read_with_one_notice() {
+    let reader = Reader::new();
+    let prompt = "And it came to pass in those days, that ".repeat(60);
+    let longer = prompt.clone() + &"there went out a decree. ".repeat(60);
+    let first = reader.run(None, &["--prompt", &prompt]);
+    stdout(&first);
+    reader.set_modes(0o555, 0o444);
+    let before = reader.contents();
+    for text in [&prompt, &longer] {
+        let output = reader.run(reader.user, &["--prompt", text]);
+        assert!(found_tokens(&output) > 0, "{}", stderr(&output));
+        let said = stderr(&output);
+        assert_eq!(said.matches("could not be kept").count(), 1, "{said}");
+        assert_eq!(said.matches("ermission denied").count(), 1, "{said}");
+        if text == &prompt {
+            assert_eq!(stdout(&output), stdout(&first));
+        }
+    }
+    assert!(reader.contents() == before, "nothing of it changes");
+    let block = before
+        .iter()
+        .find(|(name, _)| name.ends_with(".block"))
+        .expect("a block");
+    let mut damaged = block.1.clone();
+    damaged[block.1.len() / 2] ^= 1;
+    set_mode(&reader.cache().join(&block.0), 0o644);
+    fs::write(reader.cache().join(&block.0), damaged).expect("a file");
+    reader.set_modes(0o555, 0o444);
+    let output = reader.run(reader.user, &["--prompt", &prompt]);
+    assert_eq!(stdout(&output), stdout(&first), "{}", stderr(&output));
+}
+
+#[test]
+fn a_full_prefix_cache_in_a_folder_that_may_only_be_read_loses_nothing() {
+    let reader = Reader::new();
+    let prompt = "And it came to pass in those days, that ".repeat(60);
+    stdout(&reader.run(None, &["--prompt", &prompt]));
+    // Files of its own: blocks could be forgotten and not removed.
+    for name in files(&reader.cache()) {
+        let user = reader.user;
+        std::os::unix::fs::chown(reader.cache().join(name), user, user).expect("an owner");
+    }
+    reader.set_modes(0o555, 0o644);
+    let before = files(&reader.cache()).len();
+    let contents = reader.contents();
+    let blocks = contents.iter().filter(|(name, _)| name.ends_with(".block"));
+    let bytes: usize = blocks.map(|(_, bytes)| bytes.len()).sum();
+    // Room for what is there: others would have to take its place.
+    let budget = (bytes + 1000).to_string();
+    let other = "Other words that were never read before. ".repeat(60);
+    let found = found_tokens(&reader.run(reader.user, &["--prompt", &prompt]));
+    assert!(found > 0);
+    for _ in 0..2 {
+        let output = reader.run(reader.user, &["--prompt", &other, "--prefix-cache-budget", &budget]);
+        assert_eq!(
+            stderr(&output).matches("could not be kept").count(),
+            1,
+            "{}",
+            stderr(&output)
+        );
+    }
+    assert_eq!(files(&reader.cache()).len(), before);
+    assert_eq!(found_tokens(&reader.run(reader.user, &["--prompt", &prompt])), found);
 }

@@ -16,6 +16,7 @@ mod laboratory;
 mod main_job;
 mod measure;
 mod mistakes;
+mod nested;
 mod numbers;
 #[cfg(target_os = "linux")]
 mod output;
@@ -25,3 +26,4 @@ mod strangers;
 #[path = "../testing/mod.rs"]
 mod testing;
 mod tokenize;
+mod unused;

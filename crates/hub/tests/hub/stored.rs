@@ -202,3 +202,63 @@ fn shared_bytes_go_with_the_last_link_to_them() {
     );
     assert!(!store.join(&hash).exists());
 }
+
+#[test]
+fn damage_in_a_cache_is_a_line_or_another_pull_and_never_leads_out_of_it() {
+    let index = r#"{"weight_map":{"a":"model-00001-of-00001.safetensors"}}"#;
+    let hub = Hub::start(&[
+        ("config.json", b"{}".to_vec()),
+        ("model.safetensors.index.json", index.into()),
+        ("model-00001-of-00001.safetensors", bytes(5000, 3)),
+    ]);
+    let outer = tempfile::tempdir().expect("a folder");
+    let secret = outer.path().join("secret.safetensors");
+    fs::write(&secret, "of somebody else").expect("a file");
+    let deep = "[".repeat(100_000);
+    let contents = [
+        "",
+        "{",
+        "\0\0\0",
+        "[]",
+        deep.as_str(),
+        r#"{"weight_map":{"a":"../../../../secret.safetensors"}}"#,
+        r#"{"weight_map":{"a":7}}"#,
+        "../../../secret.safetensors",
+        "/etc/passwd",
+    ];
+    for damaged in [
+        "refs/main",
+        "snapshots/COMMIT/model.safetensors.index.json",
+        "snapshots",
+        "blobs",
+    ] {
+        for content in contents {
+            let cache = outer.path().join("cache");
+            pull_named(&hub, &cache, "owner/model").expect("pulled");
+            let path = cache
+                .join("models--owner--model")
+                .join(damaged.replace("COMMIT", COMMIT));
+            match path.is_dir() {
+                true => fs::remove_dir_all(&path).expect("removed"),
+                false => fs::remove_file(&path).expect("removed"),
+            }
+            fs::write(&path, content).expect("a file");
+            let told = [
+                find(&cache, &name("owner/model")).map(|found| found.display().to_string()),
+                list(&cache).map(|models| models.iter().map(line).collect()),
+                pull_named(&hub, &cache, "owner/model").map(|pulled| pulled.path.display().to_string()),
+            ];
+            for told in told {
+                let told = told.unwrap_or_else(|error| error.to_string());
+                assert!(
+                    !told.contains('\n') && !told.contains("secret"),
+                    "{damaged} {content:.40}: {told}"
+                );
+            }
+            // It may fail as well, and touches nothing beside the cache.
+            drop(remove(&cache, &name("owner/model")));
+            assert!(secret.exists(), "{damaged} {content:.40}");
+            fs::remove_dir_all(&cache).expect("removed");
+        }
+    }
+}

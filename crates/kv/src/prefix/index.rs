@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 
 use redb::backends::FileBackend;
-use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition};
+use redb::{Builder, Database, ReadOnlyDatabase, ReadableDatabase, ReadableTable, TableDefinition};
 
 use crate::KvError;
 use crate::output::open_regular;
@@ -35,7 +35,15 @@ pub(super) struct Entry {
 /// The index; changes are on the disk when a call returns.
 pub(super) struct Index {
     path: PathBuf,
-    database: Database,
+    database: Store,
+}
+
+enum Store {
+    Whole(Database),
+    /// Of a folder that may only be read: nothing is noted, forgotten or repaired.
+    ReadOnly(ReadOnlyDatabase),
+    /// A folder that may only be read and holds nothing.
+    None,
 }
 
 impl Index {
@@ -66,16 +74,61 @@ impl Index {
         let backend = FileBackend::new(open_file(path)?)?;
         let index = Self {
             path: path.to_owned(),
-            database: Builder::new().create_with_backend(backend)?,
+            database: Store::Whole(Builder::new().create_with_backend(backend)?),
         };
         index.try_change(|_, _| Ok(()))?;
         index.try_list()?;
         Ok(index)
     }
 
+    /// Opens the index of a folder that may only be read, and reads all of it.
+    pub(super) fn open_to_read(path: &Path) -> Result<Self, KvError> {
+        let open = || {
+            let file = match begun(path, OpenOptions::new().read(true)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Store::None),
+                file => file?,
+            };
+            let database = Builder::new().open_read_only_with_backend(FileBackend::new(file)?)?;
+            Ok::<_, redb::Error>(Store::ReadOnly(database))
+        };
+        let opened = quietly(|| {
+            let index = Self {
+                path: path.to_owned(),
+                database: open()?,
+            };
+            index.try_list()?;
+            Ok::<_, redb::Error>(index)
+        });
+        let damaged = |problem: String| KvError::Index {
+            folder: path.parent().unwrap_or(path).to_owned(),
+            problem,
+        };
+        match opened {
+            Ok(opened) => opened.map_err(|error| damaged(error.to_string())),
+            Err(_) => Err(damaged("it is damaged".to_owned())),
+        }
+    }
+
+    /// True if it can change.
+    pub(super) fn is_writable(&self) -> bool {
+        matches!(self.database, Store::Whole(_))
+    }
+
+    /// The blocks, as they are now; `None` where there are none.
+    fn blocks(&self) -> Result<Option<redb::ReadOnlyTable<u128, Record>>, redb::Error> {
+        let reading = match &self.database {
+            Store::Whole(database) => database.begin_read()?,
+            Store::ReadOnly(database) => database.begin_read()?,
+            Store::None => return Ok(None),
+        };
+        Ok(Some(reading.open_table(BLOCKS)?))
+    }
+
     pub(super) fn get(&self, key: u128) -> Result<Option<Entry>, KvError> {
         let read = || -> Result<Option<Entry>, redb::Error> {
-            let table = self.database.begin_read()?.open_table(BLOCKS)?;
+            let Some(table) = self.blocks()? else {
+                return Ok(None);
+            };
             Ok(table.get(key)?.map(|entry| {
                 let (depth, bytes, _) = entry.value();
                 Entry { depth, bytes }
@@ -157,7 +210,9 @@ impl Index {
     }
 
     fn try_list(&self) -> Result<Vec<(u128, Record)>, redb::Error> {
-        let table = self.database.begin_read()?.open_table(BLOCKS)?;
+        let Some(table) = self.blocks()? else {
+            return Ok(Vec::new());
+        };
         let entries = table.iter()?.map(|entry| {
             let (key, value) = entry?;
             Ok((key.value(), value.value()))
@@ -174,12 +229,15 @@ impl Index {
         self.try_change(work).map_err(|error| self.error(error))
     }
 
-    /// One transaction: `work` gets the blocks and the number of this use.
+    /// One transaction: `work` gets the blocks and the number of this use. Nothing is done where the index may only be read.
     fn try_change(
         &self,
         work: impl FnOnce(&mut redb::Table<'_, u128, Record>, u64) -> Result<(), redb::Error>,
     ) -> Result<(), redb::Error> {
-        let transaction = self.database.begin_write()?;
+        let Store::Whole(database) = &self.database else {
+            return Ok(());
+        };
+        let transaction = database.begin_write()?;
         {
             let mut counters = transaction.open_table(COUNTERS)?;
             let now = counters.get(USES)?.map_or(0, |uses| uses.value()).saturating_add(1);
@@ -199,7 +257,12 @@ impl Index {
 fn open_file(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
-    let mut file = open_regular(path, &mut options)?;
+    begun(path, &mut options)
+}
+
+/// A file that is empty or begins as a store does.
+fn begun(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    let mut file = open_regular(path, options)?;
     let mut begin = Vec::new();
     file.by_ref().take(MAGIC.len() as u64).read_to_end(&mut begin)?;
     file.rewind()?;

@@ -7,7 +7,7 @@ mod listing;
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -33,6 +33,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// index is a transactional store; blocks are written and brought to the disk before it names them, and removed after it
 /// has forgotten them. Operations of several processes follow each other. The blocks used longest ago make room for new
 /// ones, before these are written: the blocks' files never take more than the budget.
+///
+/// A folder that this user may only read is read from: uses are not noted then, what has changed stays there, and nothing is kept.
 #[derive(Debug)]
 pub struct PrefixCache {
     folder: PathBuf,
@@ -110,8 +112,8 @@ impl PrefixCache {
     /// # Errors
     /// [`KvError::Busy`], [`KvError::File`], [`KvError::Index`].
     pub fn known_tokens(&self, shape: &CacheShape, identity: &[u8], tokens: &[u32]) -> Result<usize, KvError> {
-        let _lock = self.lock()?;
-        let blocks = known_blocks(&self.index()?, Block::chain(shape, identity, tokens))?;
+        let (_lock, index) = self.locked_index()?;
+        let blocks = known_blocks(&index, Block::chain(shape, identity, tokens))?;
         Ok(blocks.len() * shape.page_tokens)
     }
 
@@ -122,8 +124,7 @@ impl PrefixCache {
     /// As [`known_tokens`](Self::known_tokens); [`KvError::Budget`] and what else an append can meet. The cache holds what it held
     /// before then.
     pub fn fill(&self, cache: &mut KvCache, identity: &[u8], tokens: &[u32]) -> Result<PrefixFound, KvError> {
-        let _lock = self.lock()?;
-        let mut index = self.index()?;
+        let (_lock, mut index) = self.locked_index()?;
         let page_tokens = cache.shape().page_tokens;
         let held = cache.tokens(0) / page_tokens;
         let mut found = PrefixFound {
@@ -149,8 +150,7 @@ impl PrefixCache {
                     found.tokens += page_tokens;
                 }
                 Ok(false) => {
-                    found.damaged_blocks += 1;
-                    self.forget(&mut index, block.key)?;
+                    found.damaged_blocks += self.forget(&mut index, block.key)?;
                     break;
                 }
                 Err(error) => {
@@ -170,8 +170,7 @@ impl PrefixCache {
     /// # Errors
     /// As [`known_tokens`](Self::known_tokens).
     pub fn note(&self, shape: &CacheShape, identity: &[u8], tokens: &[u32]) -> Result<NoteFound, KvError> {
-        let _lock = self.lock()?;
-        let mut index = self.index()?;
+        let (_lock, mut index) = self.locked_index()?;
         let blocks = known_blocks(&index, Block::chain(shape, identity, tokens))?;
         let mut found = NoteFound::default();
         for (before, block) in blocks.iter().enumerate().rev() {
@@ -185,17 +184,19 @@ impl PrefixCache {
                 found.note = Some(bytes);
                 break;
             }
-            found.damaged += 1;
-            self.forget(&mut index, key)?;
+            found.damaged += self.forget(&mut index, key)?;
         }
         Ok(found)
     }
 
-    /// Removes what has changed on disk.
-    fn forget(&self, index: &mut Index, key: u128) -> Result<(), KvError> {
+    /// Removes what has changed on disk; returns how many blocks or notes that was. What may only be read stays.
+    fn forget(&self, index: &mut Index, key: u128) -> Result<usize, KvError> {
+        if !index.is_writable() {
+            return Ok(0);
+        }
         index.remove(&[key])?;
         fs::remove_file(self.path_of(key)).ok();
-        Ok(())
+        Ok(1)
     }
 
     /// Keeps the whole pages of the first `tokens.len()` tokens of a cache that holds exactly these tokens first.
@@ -203,8 +204,8 @@ impl PrefixCache {
     /// Where the budget does not allow for all of them, the first are kept.
     ///
     /// # Errors
-    /// [`KvError::Busy`], [`KvError::File`], [`KvError::Index`]; what was kept before is still kept, but for blocks that
-    /// had to make room.
+    /// [`KvError::Busy`], [`KvError::File`], also for a folder that may only be read, [`KvError::Index`]; what was kept before is still
+    /// kept, but for blocks that had to make room.
     pub fn store(&self, cache: &KvCache, identity: &[u8], tokens: &[u32]) -> Result<PrefixStored, KvError> {
         self.keep(cache, identity, tokens, None)
     }
@@ -260,6 +261,9 @@ impl PrefixCache {
             };
             (note.key, entry)
         }));
+        if !entries.is_empty() {
+            self.check_writable()?;
+        }
         stored.removed_blocks = self.make_room(&mut index, entries.iter().map(|(_, entry)| entry.bytes).sum())?;
         for (block, entry) in &new {
             // Where this fails, the next sweep removes the blocks that were written before.
@@ -310,8 +314,53 @@ impl PrefixCache {
 
     /// Keys of everything that the index names, notes included.
     fn keys(&self) -> Result<HashSet<u128>, KvError> {
-        let _lock = self.lock()?;
-        self.index()?.keys()
+        self.locked_index()?.1.keys()
+    }
+
+    /// The right to the folder and its index. Where the folder may only be read, it is shared with other readers.
+    fn locked_index(&self) -> Result<(Option<PathLock>, Index), KvError> {
+        let path = self.folder.join(INDEX_FILE);
+        let error = match self.lock() {
+            Ok(lock) => match self.index() {
+                Ok(index) => return Ok((Some(lock), index)),
+                Err(error) => error,
+            },
+            Err(error) => error,
+        };
+        if !self.may_only_be_read(&error) {
+            return Err(error);
+        }
+        let lock = self.patiently(|| PathLock::share(&path))?;
+        Ok((lock, Index::open_to_read(&path)?))
+    }
+
+    /// True if an error says that this user may not write to the folder or to its files.
+    fn may_only_be_read(&self, error: &KvError) -> bool {
+        let is_refused = |source: &io::Error| {
+            matches!(
+                source.kind(),
+                io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem
+            )
+        };
+        match error {
+            KvError::File { source, .. } => is_refused(source),
+            // The index tells the reason as text.
+            KvError::Index { .. } => {
+                let opened = OpenOptions::new().write(true).open(self.folder.join(INDEX_FILE));
+                opened.is_err_and(|source| is_refused(&source))
+            }
+            _ => false,
+        }
+    }
+
+    /// Refuses a folder in which no file can be made, before any block has to make room for others.
+    fn check_writable(&self) -> Result<(), KvError> {
+        let path = self.folder.join(format!(".{INDEX_FILE}.new"));
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(false);
+        open_regular(&path, &mut options)
+            .and_then(|_| fs::remove_file(&path))
+            .map_err(|source| failed("write to", &self.folder, source))
     }
 
     fn index(&self) -> Result<Index, KvError> {
@@ -327,9 +376,14 @@ impl PrefixCache {
     }
 
     fn lock(&self) -> Result<PathLock, KvError> {
+        self.patiently(|| PathLock::take(self.folder.join(INDEX_FILE)))
+    }
+
+    /// Takes a lock, once the process that holds it has ended its work.
+    fn patiently<T>(&self, take: impl Fn() -> Result<T, KvError>) -> Result<T, KvError> {
         let start = Instant::now();
         loop {
-            match PathLock::take(self.folder.join(INDEX_FILE)) {
+            match take() {
                 Err(KvError::Busy { .. }) if start.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(20)),
                 Err(KvError::Busy { .. }) => {
                     return Err(KvError::Busy {
@@ -348,7 +402,7 @@ impl PrefixCache {
     fn remove_block(&self, key: u128) -> Result<(), KvError> {
         let path = self.path_of(key);
         match fs::remove_file(&path) {
-            Err(source) if source.kind() != std::io::ErrorKind::NotFound => Err(failed("remove", &path, source)),
+            Err(source) if source.kind() != io::ErrorKind::NotFound => Err(failed("remove", &path, source)),
             _ => Ok(()),
         }
     }
@@ -411,7 +465,7 @@ pub(crate) fn chain(shape: &CacheShape, identity: &[u8], tokens: &[u32]) -> Vec<
     Block::chain(shape, identity, tokens).map(|block| block.key).collect()
 }
 
-fn failed(action: &'static str, path: &Path, source: std::io::Error) -> KvError {
+fn failed(action: &'static str, path: &Path, source: io::Error) -> KvError {
     KvError::File {
         action,
         path: path.to_owned(),

@@ -45,7 +45,11 @@ fn hostile_weight_headers_are_refused_without_taking_their_word() {
     weight_file(&huge, &["99999999", "has only"]);
     weight_file(&safetensors_bytes("[]", &[]), &["header"]);
     weight_file(&safetensors_bytes("{", &[]), &["header"]);
-    weight_file(&safetensors_bytes(&"[".repeat(100_000), &[]), &["header"]);
+    let deep = format!("{}1{}", "{\"a\":".repeat(100_000), "}".repeat(100_000));
+    let (named, tensor) = (format!("{{\"__metadata__\":{deep}}}"), format!("{{\"a\":{deep}}}"));
+    for nested in ["[".repeat(100_000), deep, named, tensor] {
+        weight_file(&safetensors_bytes(&nested, &[]), &["header"]);
+    }
     weight_file(&safetensors_bytes("{\"a\":\u{1}}", &[]), &["header"]);
     weight_file(&[8, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xfe, 0, 1, 2, 3, 4, 5], &["header"]);
 }

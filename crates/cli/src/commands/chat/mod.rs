@@ -15,7 +15,7 @@ use riffle_engine::{Engine, RunEvent, StopReason, human_bytes, with_threads};
 use riffle_policy::PolicyRules;
 
 use super::documents::{note_documents, read_documents};
-use super::run::generate_options;
+use super::run::{audit_text, generate_options};
 use super::{engine_options, grouped, note_activations};
 use crate::chat_args::ChatArguments;
 use crate::console;
@@ -57,7 +57,11 @@ pub(crate) fn chat(arguments: &ChatArguments) -> Result<(), Failure> {
             talk.introduce(&arguments.model.model);
         }
         talk.attach_all(documents.into_iter().flatten())?;
-        talk.take_turns(input)
+        let taken = talk.take_turns(input);
+        if let Some(audit) = &talk.conversation.report().audit {
+            console::note(audit_text(audit));
+        }
+        taken
     })?
 }
 

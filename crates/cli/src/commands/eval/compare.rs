@@ -7,6 +7,7 @@ use super::perplexity::policies;
 use super::run::{Subject, corpus};
 use crate::eval_args::CompareArguments;
 use crate::failure::Failure;
+use crate::unused;
 
 /// One policy of each kind and the baselines.
 const POLICIES: [&str; 14] = [
@@ -27,6 +28,7 @@ const POLICIES: [&str; 14] = [
 ];
 
 pub(super) fn compare(arguments: &CompareArguments) -> Result<(), Failure> {
+    unused::refuse_audit("riffle eval compare", &arguments.engine)?;
     let (engine, mut policies) = policies(&arguments.engine, &arguments.policy)?;
     if policies.is_empty() {
         policies = parsed(&POLICIES.map(str::to_owned))?;

@@ -13,6 +13,7 @@ use riffle_engine::{Engine, with_threads};
 use super::{engine_options, print, print_json};
 use crate::eval_args::{EvalArguments, LogitsArguments, Measurement};
 use crate::failure::Failure;
+use crate::unused;
 
 pub(crate) fn eval(arguments: &EvalArguments) -> Result<(), Failure> {
     match &arguments.measurement {
@@ -28,6 +29,7 @@ pub(crate) fn eval(arguments: &EvalArguments) -> Result<(), Failure> {
 }
 
 fn logits(arguments: &LogitsArguments) -> Result<(), Failure> {
+    unused::refuse_in_logits(&arguments.engine)?;
     let options = engine_options(&arguments.engine)?;
     let tokens = riffle_eval::read_tokens(&arguments.tokens)?;
     riffle_eval::check_logits(&arguments.out)?;

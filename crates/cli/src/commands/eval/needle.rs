@@ -7,8 +7,10 @@ use riffle_eval::{EvalError, NeedleOptions, Results, RulerOptions, RulerTask};
 use super::run::{Subject, corpus};
 use crate::eval_args::{NeedleArguments, RulerArguments};
 use crate::failure::Failure;
+use crate::unused;
 
 pub(super) fn needle(arguments: &NeedleArguments) -> Result<(), Failure> {
+    unused::refuse_audit("riffle eval needle", &arguments.engine)?;
     let options = NeedleOptions {
         lengths: arguments.lengths.clone(),
         depths: arguments.depths,
@@ -34,6 +36,7 @@ pub(super) fn needle(arguments: &NeedleArguments) -> Result<(), Failure> {
 }
 
 pub(super) fn ruler(arguments: &RulerArguments) -> Result<(), Failure> {
+    unused::refuse_audit("riffle eval ruler", &arguments.engine)?;
     let tasks = parsed(&arguments.tasks)?;
     let options = RulerOptions {
         tasks: if tasks.is_empty() {

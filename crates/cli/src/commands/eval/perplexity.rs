@@ -9,8 +9,10 @@ use super::run::{Subject, file_name};
 use crate::args::EngineArguments;
 use crate::eval_args::PerplexityArguments;
 use crate::failure::Failure;
+use crate::unused;
 
 pub(super) fn perplexity(arguments: &PerplexityArguments) -> Result<(), Failure> {
+    unused::refuse_audit("riffle eval perplexity", &arguments.engine)?;
     let mut given = arguments.policy.clone();
     for local in &arguments.ablate_local {
         let heavy = arguments.ablate_heavy.iter();

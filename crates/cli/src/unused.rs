@@ -1,0 +1,93 @@
+//! Options of the engine that a command would take and not act on: each is refused in a line that says who acts on it.
+
+use riffle_engine::{EngineError, EngineOptions, human_bytes};
+
+use crate::args::EngineArguments;
+use crate::failure::Failure;
+
+/// An option, true where it was given, and what to use in its place.
+type Unused = (&'static str, bool, &'static str);
+
+/// For `riffle calibrate`, which chooses prefill policies itself.
+pub(crate) fn refuse_in_calibrate(arguments: &EngineArguments) -> Result<(), Failure> {
+    const CANDIDATES: &str = "it chooses among those of --candidate; riffle run and riffle eval audit take it";
+    refuse(
+        "riffle calibrate",
+        &[
+            ("--prefill", is_policy(&arguments.prefill), CANDIDATES),
+            ("--h2o-local", arguments.h2o_local.is_some(), CANDIDATES),
+            ("--h2o-heavy", arguments.h2o_heavy.is_some(), CANDIDATES),
+            (
+                "--profile",
+                arguments.profile.is_some(),
+                "it makes a profile; riffle run --profile reads under one",
+            ),
+            (
+                "--auto",
+                arguments.auto.is_some(),
+                "it chooses by --target; riffle run --auto chooses while it reads",
+            ),
+            (
+                "--audit",
+                arguments.audit,
+                "it audits every candidate; riffle eval audit measures one policy",
+            ),
+        ],
+    )
+}
+
+/// For commands that measure nothing of what their policies keep.
+pub(crate) fn refuse_audit(command: &str, arguments: &EngineArguments) -> Result<(), Failure> {
+    let instead = "riffle run, riffle chat and riffle eval audit show one";
+    refuse(command, &[("--audit", arguments.audit, instead)])
+}
+
+/// For `riffle eval logits`, which reads all tokens as a prompt.
+pub(crate) fn refuse_in_logits(arguments: &EngineArguments) -> Result<(), Failure> {
+    refuse_audit("riffle eval logits", arguments)?;
+    let instead = "it reads every token as a prompt; riffle run and riffle eval compare take it";
+    refuse(
+        "riffle eval logits",
+        &[("--decode", is_policy(&arguments.decode), instead)],
+    )
+}
+
+/// Refuses a budget of the device tier that bounds nothing: of a CPU alone, it is memory beside that of --kv-ram-budget.
+pub(crate) fn refuse_device_budget(arguments: &EngineArguments, options: &EngineOptions) -> Result<(), Failure> {
+    match arguments.kv_device_budget {
+        Some(bytes) if options.device.is_none() && arguments.kv_ram_budget.is_none() => Err(Failure::new(format!(
+            "--kv-device-budget is {}, but no device computes here: --kv-ram-budget says what KV pages take in memory",
+            human_bytes(bytes)
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses llama.cpp's options for the formats of keys and values by their own names.
+pub(crate) fn check_formats(arguments: &EngineArguments) -> Result<(), Failure> {
+    for (option, given) in [
+        ("--cache-type-k", &arguments.cache_type_k),
+        ("--cache-type-v", &arguments.cache_type_v),
+    ] {
+        let Some(given) = given else { continue };
+        // A format of its own: with another one behind it, it would be two.
+        if let Err(EngineError::Option { requirement, .. }) = riffle_engine::parse_kv_type(&format!("{given}:f16")) {
+            let formats = requirement.split(", or two").next().unwrap_or_default();
+            return Err(Failure::new(format!("{option} is {given:?}, but {formats}")));
+        }
+    }
+    Ok(())
+}
+
+fn is_policy(text: &str) -> bool {
+    !text.eq_ignore_ascii_case("full")
+}
+
+fn refuse(command: &str, options: &[Unused]) -> Result<(), Failure> {
+    match options.iter().find(|(_, is_given, _)| *is_given) {
+        Some((option, _, instead)) => Err(Failure::new(format!(
+            "{option} would do nothing in {command}: {instead}"
+        ))),
+        None => Ok(()),
+    }
+}
