@@ -346,7 +346,7 @@ impl PrefixCache {
             KvError::File { source, .. } => is_refused(source),
             // The index tells the reason as text.
             KvError::Index { .. } => {
-                let opened = OpenOptions::new().write(true).open(self.folder.join(INDEX_FILE));
+                let opened = open_regular(&self.folder.join(INDEX_FILE), OpenOptions::new().write(true));
                 opened.is_err_and(|source| is_refused(&source))
             }
             _ => false,
