@@ -146,7 +146,8 @@ impl Group {
             return;
         }
         match member.sequence.begin_prompt(&tokens) {
-            Ok(()) => {
+            Ok(again) => {
+                assert!(again.is_empty());
                 assert!(member.alone.begin_prompt(&tokens).unwrap().is_empty());
                 (member.goal, member.unread) = (held + tokens.len(), tokens);
             }
