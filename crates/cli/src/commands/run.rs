@@ -239,6 +239,12 @@ memory    weights {weights}, scratch {scratch}, KV at most {kv_ceiling} for {con
         context = grouped(report.plan.context_tokens),
         threads = report.threads,
     ));
+    if report.turned_tokens > 0 {
+        console::note(format!(
+            "positions {} tokens were read again: this model turns positions otherwise in longer texts",
+            grouped(report.turned_tokens)
+        ));
+    }
     console::note(format!("inputs    of linear layers {}", report.activations));
     report.prefix_cache.iter().for_each(note_prefixes);
     report.shared_store.iter().for_each(note_shared);

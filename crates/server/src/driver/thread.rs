@@ -271,8 +271,12 @@ impl Work {
 /// A line about an answer, without a word of it.
 fn log_answer(id: RequestId, finished: &Finished, age_s: f64) {
     let report = &finished.report;
+    let turned = match report.turned_tokens {
+        0 => String::new(),
+        tokens => format!("; {tokens} tokens read again, since positions turn otherwise in longer texts"),
+    };
     crate::log::note(&format!(
-        "request {}: prompt of {} tokens, {} of them read before; answer of {} tokens, ended by {}; {age_s:.2} s",
+        "request {}: prompt of {} tokens, {} of them read before; answer of {} tokens, ended by {}; {age_s:.2} s{turned}",
         id.0,
         report.prompt_tokens,
         report.reused_tokens,
