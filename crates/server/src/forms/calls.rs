@@ -3,10 +3,13 @@
 use riffle_model::Tokenizer;
 use serde_json::{Value, json};
 
-use super::{Form, SPACES, with_options};
+use super::{Form, OPTIONS, line_break};
 use crate::app::App;
 use crate::failure::Failure;
 use crate::speech::CallStyle;
+
+/// Levels that the lines of a call are indented for.
+const CALL_LEVELS: usize = 2;
 
 /// The form of an answer that is either a call of one of these tools or JSON that a schema describes.
 pub(crate) fn form_beside(app: &App, tools: &[Value], schema: Value) -> Result<Form, Failure> {
@@ -15,7 +18,7 @@ pub(crate) fn form_beside(app: &App, tools: &[Value], schema: Value) -> Result<F
             let calls = calls.replacen("start:", "calls:", 1);
             Ok(Form::Grammar(format!(
                 "start: calls | data\n{calls}\ndata: %json {}",
-                with_options(schema)
+                without_options(schema)
             )))
         }
         other => Ok(other),
@@ -61,25 +64,30 @@ fn call_rules(tools: &[Value], key: &str) -> String {
     let literal = |text: &str| json!(text).to_string();
     let quoted = |value: &Value| literal(&value.to_string());
     let names: Vec<String> = (0..tools.len()).map(|at| format!("tool_{at}")).collect();
-    let mut rules = format!("call: {}\nSPACE: /{SPACES}/", names.join(" | "));
+    let line = line_break(CALL_LEVELS);
+    let mut rules = format!(
+        "call: {}\nLINE: /{line}/\nCOLON: /: ?/\nCOMMA: /, ?/",
+        names.join(" | ")
+    );
     for (at, tool) in tools.iter().enumerate() {
         let function = &tool["function"];
-        let pieces = [
-            literal("{"),
-            quoted(&json!("name")),
-            literal(":"),
-            quoted(&function["name"]),
-            literal(","),
-            quoted(&json!(key)),
-            literal(":"),
-        ];
-        let head = pieces.join(" SPACE? ");
-        let schema = with_options(function["parameters"].clone());
+        let name = quoted(&function["name"]);
+        let schema = without_options(function["parameters"].clone());
         rules.push_str(&format!(
-            "\ntool_{at}: {head} SPACE? parameters_{at} SPACE? \"}}\"\nparameters_{at}: %json {schema}"
+            "\ntool_{at}: \"{{\" LINE? {} COLON {name} LINE? COMMA LINE? {} COLON parameters_{at} LINE? \"}}\"\nparameters_{at}: %json {schema}",
+            quoted(&json!("name")),
+            quoted(&json!(key)),
         ));
     }
     rules
+}
+
+/// A schema that is read as those of this server are.
+fn without_options(mut schema: Value) -> Value {
+    if let Some(fields) = schema.as_object_mut() {
+        fields.remove(OPTIONS);
+    }
+    schema
 }
 
 /// The beginning of a grammar of text in which the mark `begin` is followed by a `rest`.

@@ -143,12 +143,12 @@ fn refused(place: &str, problem: String) -> Failure {
 /// For a form beyond the bounds, or one that cannot be held exactly.
 fn grammar_of(form: Form) -> Result<TopLevelGrammar, String> {
     Ok(match form {
-        Form::JsonObject => TopLevelGrammar::from_json_schema(with_options(json!({"type": "object"}))),
+        Form::JsonObject => TopLevelGrammar::from_json_schema(with_options(json!({"type": "object"}))?),
         Form::Schema(mut schema) => {
             refuse_options(&schema)?;
             bounds::check_schema(&schema)?;
             schema::prepare(&mut schema)?;
-            TopLevelGrammar::from_json_schema(with_options(schema))
+            TopLevelGrammar::from_json_schema(with_options(schema)?)
         }
         Form::Pattern(pattern) => {
             bounds::check_pattern(&pattern)?;
@@ -158,27 +158,53 @@ fn grammar_of(form: Form) -> Result<TopLevelGrammar, String> {
     })
 }
 
-/// What may stand between two parts of JSON: a space, or a line break with what the next line is indented by. A small model that
-/// takes the likeliest token would go on with spaces for ever.
-const SPACES: &str = r" |\n[ \t]{0,24}";
+/// The field of a schema that holds how it is read.
+const OPTIONS: &str = "x-guidance";
 
-/// A schema with the options that it is read by.
-pub(crate) fn with_options(schema: Value) -> Value {
+/// Levels that lines are indented for where a schema sets no bound, and the most where it does.
+const OPEN_LEVELS: usize = 6;
+const MOST_LEVELS: usize = 16;
+
+/// Columns that a level is indented by at most.
+const COLUMNS_PER_LEVEL: usize = 4;
+
+/// A schema with the options that it is read by. A space stands only behind a colon or a comma. A line break may stand between any two
+/// parts of JSON, and the next line is indented by no more than the schema's depth needs: a small model that takes the likeliest token would
+/// go on with white space for long.
+///
+/// # Errors
+/// For references beyond a bound.
+fn with_options(schema: Value) -> Result<Value, String> {
+    // One level more: the value may stand in a call.
+    let levels = match schema::levels(&schema)? {
+        Some(levels) => (levels + 1).min(MOST_LEVELS),
+        None => OPEN_LEVELS,
+    };
     let mut schema = match schema {
         Value::Bool(true) => json!({}),
         schema => schema,
     };
     if let Some(fields) = schema.as_object_mut() {
-        fields.insert("x-guidance".to_owned(), json!({"whitespace_pattern": SPACES}));
+        let options = json!({
+            "whitespace_pattern": line_break(levels),
+            "key_separator": ": ?",
+            "item_separator": ", ?",
+        });
+        fields.insert(OPTIONS.to_owned(), options);
     }
-    schema
+    Ok(schema)
+}
+
+/// A pattern of a line break and the indentation of so many levels.
+fn line_break(levels: usize) -> String {
+    format!(r"\n[ \t]{{0,{}}}", levels * COLUMNS_PER_LEVEL)
 }
 
 /// A schema may not change how schemas are read.
 fn refuse_options(schema: &Value) -> Result<(), String> {
-    match schema.get("x-guidance") {
+    match schema.get(OPTIONS) {
         None => Ok(()),
-        Some(_) => Err("x-guidance is not taken: a schema is read as it stands".to_owned()),
+        Some(_) => Err(format!("{OPTIONS} is not taken: a schema is read as it stands")),
     }
 }
 
@@ -410,6 +436,51 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_declared_name_may_follow_later_where_other_names_are_taken() {
+        let engine = engine();
+        let fits = |schema: &Value, text: &str| fits(&engine, Form::Schema(schema.clone()), text);
+        let person = |others: Value| {
+            json!({
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "name": {"type": "string"}, "a.g": {"type": "integer"}},
+                "required": ["name"],
+                "additionalProperties": others,
+            })
+        };
+        let open = person(json!(true));
+        let texts = person(json!({"type": "string"}));
+        for text in [
+            r#"{"city": "Bern", "name": "Ada", "a.g": 36}"#,
+            r#"{"name": "Ada", "a.g": 36, "city": "Bern"}"#,
+            r#"{"name": "Ada", "more": "b", "city": "Bern", "a.g": 36}"#,
+            r#"{"city": "Bern", "name": "Ada", "more": "b", "a.g": 36}"#,
+        ] {
+            assert!(fits(&open, text) && fits(&texts, text), "{text}");
+            let list = json!({"$defs": {"P": open}, "type": "array", "items": {"$ref": "#/$defs/P"}});
+            assert!(fits(&list, &format!("[{text}]")), "{text}");
+        }
+        assert!(fits(&open, r#"{"name": "Ada", "axg": []}"#) && !fits(&texts, r#"{"name": "Ada", "axg": []}"#));
+        for text in [
+            r#"{"name": "Ada", "city": 5}"#,
+            r#"{"name": "Ada", "a.g": "old"}"#,
+            r#"{"city": "Bern"}"#,
+            r#"{"city": "Bern", "name": "Ada", "city": "Basel"}"#,
+        ] {
+            assert!(!fits(&open, text), "{text}");
+        }
+        let wide: serde_json::Map<String, Value> =
+            (0..200).map(|at| (format!("p{at}"), json!({"const": at}))).collect();
+        let wide = json!({"type": "object", "properties": wide, "required": ["p9"], "additionalProperties": true});
+        assert!(fits(&wide, r#"{"p1": 1, "p9": 9, "more": {}}"#));
+        let named = json!({
+            "type": "object",
+            "properties": {"a": {"const": 1}, "b": {"$ref": "#/properties/a"}},
+            "additionalProperties": true,
+        });
+        assert!(fits(&named, r#"{"a": 1, "b": 1, "c": 2}"#));
+    }
+
+    #[test]
     fn parts_of_a_conjunction_leave_each_other_room() {
         let engine = engine();
         let base = json!({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]});
@@ -444,16 +515,24 @@ pub(crate) mod tests {
     fn json_may_be_indented_but_not_be_filled_with_spaces() {
         let engine = engine();
         let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
-        for text in ["{\"a\":1}", "{\"a\": 1}", "{\n    \"a\": 1\n}"] {
+        let grammar = Form::Grammar(format!("start: %json {schema}"));
+        for text in ["{\"a\":1}", "{\"a\": 1}", "{\n    \"a\": 1\n}", "{\n\t\"a\": 1\n}"] {
             assert!(fits(&engine, Form::Schema(schema.clone()), text), "{text}");
+            assert!(fits(&engine, grammar.clone(), text), "{text}");
         }
         for text in [
-            "{  \"a\":1}",
+            "{ \"a\":1}",
+            "{\"a\" :1}",
+            "{\"a\":  1}",
+            "{\"a\":1 }",
             "{\n\n\"a\": 1}",
-            &format!("{{\n{}\"a\": 1}}", " ".repeat(25)),
+            &format!("{{\n{}\"a\": 1}}", " ".repeat(9)),
         ] {
             assert!(!fits(&engine, Form::Schema(schema.clone()), text), "{text:?}");
+            assert!(!fits(&engine, grammar.clone(), text), "{text:?}");
         }
-        assert!(fits(&engine, Form::Schema(json!(true)), "[1, \"b\"]"));
+        let any = |text: &str| fits(&engine, Form::Schema(json!(true)), text);
+        assert!(any("[1, \"b\"]") && any("[1,\n        \"b\"\n]"));
+        assert!(!any(&format!("[\n{}1]", " ".repeat(25))));
     }
 }

@@ -109,6 +109,10 @@ impl<'a> Reader<'a> {
                 json::check_integers(text.as_bytes())?;
                 schema::check(&schema)?;
                 crate::forms::schema::prepare(&mut schema)?;
+                // A grammar may say how its own schemas are read.
+                if schema.get(crate::forms::OPTIONS).is_none() {
+                    schema = crate::forms::with_options(schema)?;
+                }
                 self.prepared.push_str(&format!(" {schema}"));
                 self.rest = &self.rest[text.len()..];
             }

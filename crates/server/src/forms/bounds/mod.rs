@@ -50,7 +50,7 @@ fn check_count(counted: &str, found: usize, most: usize) -> Result<(), String> {
 }
 
 /// Levels of arrays and objects in each other.
-fn nesting(value: &Value) -> usize {
+pub(super) fn nesting(value: &Value) -> usize {
     match value {
         Value::Array(items) => 1 + items.iter().map(nesting).max().unwrap_or(0),
         Value::Object(fields) => 1 + fields.values().map(nesting).max().unwrap_or(0),

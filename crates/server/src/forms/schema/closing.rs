@@ -7,10 +7,12 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
+use super::order::Patterns;
 use super::{References, is_conjunction};
 
 /// The schema with `additionalProperties: false` in objects with properties that do not say it. Objects that are part of a conjunction,
-/// directly or through a reference, stay open: each part would shut out the properties of the others.
+/// directly or through a reference, stay open: each part would shut out the properties of the others. Optional names of objects that take
+/// others may stand in any order, unless a reference leads to one of them.
 ///
 /// # Errors
 /// For references beyond a bound.
@@ -19,6 +21,8 @@ pub(super) fn closed(schema: &Value) -> Result<Value, String> {
     let mut conjunctions = Conjunctions {
         references: &references,
         parts: HashSet::new(),
+        names_properties: false,
+        patterns: Patterns::new(),
     };
     conjunctions.search(schema, false);
     Ok(conjunctions.close(schema, false))
@@ -29,6 +33,9 @@ struct Conjunctions<'a> {
     references: &'a References<'a>,
     /// By their place in memory.
     parts: HashSet<*const Value>,
+    /// True if a reference leads to a declared property, which then has to stay where it is.
+    names_properties: bool,
+    patterns: Patterns,
 }
 
 impl<'a> Conjunctions<'a> {
@@ -38,6 +45,9 @@ impl<'a> Conjunctions<'a> {
             Value::Object(fields) => {
                 let is_part = is_part || is_conjunction(fields);
                 for (name, value) in fields {
+                    if let ("$ref", Value::String(reference)) = (name.as_str(), value) {
+                        self.names_properties |= reference.contains("/properties/");
+                    }
                     match (name.as_str(), value) {
                         ("$ref", Value::String(reference)) if is_part => {
                             for target in self.references.targets(reference) {
@@ -65,7 +75,10 @@ impl<'a> Conjunctions<'a> {
         if !is_part {
             close_object(&mut closed);
         }
-        Value::Object(closed)
+        match is_part || self.names_properties {
+            true => Value::Object(closed),
+            false => self.patterns.reorder(closed),
+        }
     }
 
     fn close_keyword(&self, keyword: &str, value: &Value, is_part: bool) -> Value {

@@ -1,11 +1,14 @@
 //! Schemas as they are given to llguidance: with numbers that it holds exactly, and objects closed to names that nobody declared.
 
 mod closing;
+mod levels;
 mod numbers;
+mod order;
 mod references;
 
 use serde_json::{Map, Value};
 
+pub(super) use levels::levels;
 pub(super) use references::References;
 
 /// Keywords that apply to the same value as the keywords beside them.
