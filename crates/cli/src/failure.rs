@@ -172,7 +172,7 @@ impl From<HubError> for Failure {
 impl From<ModelError> for Failure {
     fn from(error: ModelError) -> Self {
         match error {
-            ModelError::TemplateInterrupted { .. } => Self::interrupted(error),
+            ModelError::TemplateInterrupted { .. } | ModelError::TokenizeInterrupted => Self::interrupted(error),
             ModelError::NotFound { path } => Self::new(format!(
                 "{}: no such file or folder; check the path, or give the name of a model: riffle list shows those that are here, riffle pull gets one",
                 path.display()

@@ -215,6 +215,9 @@ pub enum ModelError {
     /// Text could not be turned into tokens or back.
     #[error("text cannot be tokenized: {0}")]
     Tokenize(String),
+    /// The caller asked to stop while text was turned into tokens.
+    #[error("interrupted while the text was turned into tokens")]
+    TokenizeInterrupted,
     /// The chat template is broken or refuses the messages.
     #[error("{}: chat template: {problem}", file.display())]
     Template {

@@ -1,52 +1,139 @@
-//! Tokenises texts of clients: a few at a time, and none that cannot fit.
+//! Tokenises texts of clients: a few at a time, for as long as the client waits, and none that cannot fit.
 
-use riffle_engine::Engine;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use riffle_engine::{Engine, EngineError, largest_text_bytes};
+use riffle_model::{ConversationText, ModelError};
 use tokio::sync::Semaphore;
 
 use crate::app::aside;
 use crate::failure::Failure;
 
-/// Texts that are tokenised at a time. Each takes about 64 bytes of memory for each byte of its longest word.
-const TOKENISED_AT_ONCE: usize = 2;
+/// Texts that are tokenised at a time.
+pub(crate) const TOKENISED_AT_ONCE: usize = 2;
 
 /// A text with fewer bytes for each token of the context may fit: tokens are rarely shorter.
 const BYTES_PER_TOKEN: usize = 16;
 
+/// A text is given up once it has this many times the tokens of the context. Below that the refusal has their number.
+const GIVEN_UP_CONTEXTS: usize = 2;
+
 static PLACES: Semaphore = Semaphore::const_new(TOKENISED_AT_ONCE);
 
-/// Does work that tokenises, once there is a place. A client that goes before takes its work with it.
+/// Which texts are tokenised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// Those that the context may hold.
+    Prompt,
+    /// All that there is memory for.
+    Count,
+}
+
+/// The client that a text is tokenised for.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Client(Arc<AtomicBool>);
+
+/// Tells that the client is gone when it is dropped.
+struct Waiting(Client);
+
+impl Client {
+    fn is_gone(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Does work that tokenises, once there is a place. A client that goes stops it.
 pub(crate) async fn tokenise<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+    work: impl FnOnce(&Client) -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
     let place = PLACES.acquire().await;
+    let client = Client::default();
+    let _waiting = Waiting(client.clone());
     aside(move || {
         let _place = place;
-        work()
+        work(&client)
     })
     .await
+}
+
+/// The tokens of a text, as long as the client is there.
+pub(crate) fn encode_now(
+    engine: &Engine,
+    text: &ConversationText,
+    add_special: bool,
+    wanted: Wanted,
+    client: &Client,
+) -> Result<Vec<u32>, Failure> {
+    let bytes = text.text().len();
+    let context = engine.plan().context_tokens;
+    let most = match wanted {
+        Wanted::Prompt => {
+            refuse_too_long(engine, bytes)?;
+            context.saturating_mul(GIVEN_UP_CONTEXTS)
+        }
+        Wanted::Count => {
+            refuse_too_large(engine, bytes)?;
+            usize::MAX
+        }
+    };
+    let tokenizer = engine.tokenizer().map_err(|error| Failure::of(&error))?;
+    let mut poll = |tokens: usize| match client.is_gone() || tokens > most {
+        true => ControlFlow::Break(()),
+        false => ControlFlow::Continue(()),
+    };
+    match tokenizer.encode_conversation_until(text, add_special, &mut poll) {
+        // Nobody reads it where the client is gone.
+        Err(ModelError::TokenizeInterrupted) => Err(too_long(bytes, most.saturating_add(1), context)),
+        encoded => encoded.map_err(|error| Failure::of(&EngineError::from(error))),
+    }
 }
 
 /// Refuses a text of `bytes` bytes whose tokens cannot all be in the context, however long they are.
 ///
 /// # Errors
 /// How many tokens it has at least and how many the context holds.
-pub(crate) fn refuse_too_long(engine: &Engine, bytes: usize) -> Result<(), Failure> {
+fn refuse_too_long(engine: &Engine, bytes: usize) -> Result<(), Failure> {
     let context = engine.plan().context_tokens;
     if bytes / BYTES_PER_TOKEN <= context {
         return Ok(());
     }
     let tokenizer = engine.tokenizer().map_err(|error| Failure::of(&error))?;
     match tokenizer.fewest_tokens(bytes) {
-        least if least > context => Err(Failure::bad(format!(
-            "the text has {bytes} bytes, which are {least} tokens or more, and the server's context holds {context}: shorten it"
-        ))
-        .with_code("context_length_exceeded")),
+        least if least > context => Err(too_long(bytes, least, context)),
         _ => Ok(()),
+    }
+}
+
+fn too_long(bytes: usize, least: usize, context: usize) -> Failure {
+    Failure::bad(format!(
+        "the text has {bytes} bytes, which are {least} tokens or more, and the server's context holds {context}: shorten it"
+    ))
+    .with_code("context_length_exceeded")
+}
+
+/// Refuses a text that would take more memory than is left while it is tokenised.
+fn refuse_too_large(engine: &Engine, bytes: usize) -> Result<(), Failure> {
+    let most = largest_text_bytes(engine.options()) / TOKENISED_AT_ONCE as u64;
+    match bytes as u64 <= most {
+        true => Ok(()),
+        false => Err(Failure::bad(format!(
+            "the text has {bytes} bytes and there is memory to tokenise {most}: send it in parts"
+        ))),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     #[test]
@@ -66,5 +153,41 @@ mod tests {
             let least = tokenizer.fewest_tokens(text.len());
             assert!((1..=tokens).contains(&least), "{least} of {tokens}");
         }
+    }
+
+    #[test]
+    fn a_text_beyond_the_context_is_counted_and_refused_as_a_prompt() {
+        let engine = crate::forms::tests::engine();
+        let encode =
+            |text: &str, wanted| encode_now(&engine, &text.to_owned().into(), false, wanted, &Client::default());
+        let text = "the king and the prophet ".repeat(20_000);
+        let counted = encode(&text, Wanted::Count).unwrap();
+        assert_eq!(counted, engine.tokenizer().unwrap().encode(&text, false).unwrap());
+        let problem = encode(&text, Wanted::Prompt).unwrap_err();
+        assert_eq!(problem.code, Some("context_length_exceeded"));
+    }
+
+    #[test]
+    fn a_client_that_goes_stops_the_work() {
+        const LONGEST: Duration = Duration::from_secs(60);
+        let engine = crate::forms::tests::engine();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        let work = tokenise(move |client: &Client| {
+            let text = "the king and the prophet ".repeat(4000).into();
+            let began = Instant::now();
+            let mut encoded = Ok(Vec::new());
+            while encoded.is_ok() && began.elapsed() < LONGEST {
+                encoded = encode_now(&engine, &text, false, Wanted::Count, client);
+            }
+            tell.send(encoded.is_err()).unwrap();
+            encoded
+        });
+        let given_up = runtime.block_on(async { tokio::time::timeout(Duration::from_millis(50), work).await });
+        assert!(given_up.is_err());
+        assert!(told.recv().unwrap(), "the work went on for {LONGEST:?}");
     }
 }

@@ -63,7 +63,7 @@ impl BytePairs {
         &self,
         text: &str,
         vocabulary: &Vocabulary,
-        word: &mut Word,
+        word: &mut Word<'_>,
         ids: &mut Vec<u32>,
     ) -> Result<(), String> {
         if self.takes_whole_words
@@ -79,6 +79,7 @@ impl BytePairs {
         // The character before the next symbol, where a merge across the boundary can be told from it.
         let mut before: Option<char> = None;
         for (at, character) in text.char_indices() {
+            word.watch.step(1, ids.len())?;
             let end = at + character.len_utf8();
             let mut symbol = &text[at..end];
             if !plain {
@@ -92,7 +93,7 @@ impl BytePairs {
                 unknown.take().into_iter().for_each(|id| word.push(id));
                 // No token holds these two characters side by side, so no merge crosses the boundary.
                 if before.is_some_and(|before| !self.neighbours.may_meet(before, character)) {
-                    word.merge_into(&self.merges, vocabulary, ids);
+                    word.merge_into(&self.merges, vocabulary, ids)?;
                 }
                 word.push(id);
                 before = plain.then_some(character);
@@ -112,8 +113,7 @@ impl BytePairs {
             }
         }
         unknown.into_iter().for_each(|id| word.push(id));
-        word.merge_into(&self.merges, vocabulary, ids);
-        Ok(())
+        word.merge_into(&self.merges, vocabulary, ids)
     }
 
     /// Memory the tables take.

@@ -7,8 +7,8 @@ use super::{Model, Tokenizer};
 const BEHIND_BYTES: u32 = 0x180;
 
 impl Tokenizer {
-    /// The fewest tokens that a text of `bytes` bytes can have; 0 for a tokenizer that may leave parts of a text out. Looks at every
-    /// token of the vocabulary.
+    /// The fewest tokens that a text of `bytes` bytes can have; 0 for a tokenizer that may leave parts of a text out or make
+    /// one token of a word of any length, as WordPiece does. Looks at every token of the vocabulary.
     pub fn fewest_tokens(&self, bytes: usize) -> usize {
         let longest = self.longest_token().filter(|longest| *longest > 0);
         longest.map_or(0, |longest| bytes.div_ceil(longest))
@@ -18,8 +18,11 @@ impl Tokenizer {
     fn longest_token(&self) -> Option<usize> {
         let pipeline = &self.pipeline;
         let shrinking = pipeline.normalizer.most_shrinking()?;
-        let Model::BytePairs(model) = &pipeline.model else {
-            return None;
+        let spells_rest = match &pipeline.model {
+            Model::BytePairs(model) => model.byte_tokens.len() == 256 && model.byte_tokens.iter().all(Option::is_some),
+            Model::Unigram(model) => model.spells_bytes(),
+            // A word of any length may be one unknown token.
+            Model::WordPieces(_) | Model::WholeWords(_) => return None,
         };
         let spells_bytes = pipeline.pre_tokenizer.spells_bytes() || pipeline.normalizer.spells_bytes();
         let has_character = |character: char| pipeline.vocabulary.id(character.encode_utf8(&mut [0; 4])).is_some();
@@ -28,7 +31,7 @@ impl Tokenizer {
             .filter(|character| byte_of(*character).is_some());
         let has_all_bytes = match spells_bytes {
             true => characters.all(has_character),
-            false => model.byte_tokens.len() == 256 && model.byte_tokens.iter().all(Option::is_some),
+            false => spells_rest,
         };
         if !has_all_bytes || !pipeline.pre_tokenizer.keeps_text() || pipeline.added.take_in_spaces() {
             return None;

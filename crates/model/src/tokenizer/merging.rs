@@ -5,16 +5,17 @@ use std::collections::BinaryHeap;
 
 use super::merges::{Merges, Rank};
 use super::vocabulary::Vocabulary;
+use super::watch::Watch;
 
 /// No neighbour.
 const NONE: u32 = u32::MAX;
 
 /// A word under way. Reused from word to word, so that a long text allocates it once.
-#[derive(Default)]
-pub(crate) struct Word {
+pub(crate) struct Word<'p> {
     symbols: Vec<Symbol>,
     candidates: BinaryHeap<Candidate>,
     joined: String,
+    pub(crate) watch: Watch<'p>,
 }
 
 /// A token of the word, linked to its neighbours; `NONE` as its token once its left neighbour has swallowed it.
@@ -51,7 +52,16 @@ impl PartialOrd for Candidate {
     }
 }
 
-impl Word {
+impl<'p> Word<'p> {
+    pub(crate) fn new(watch: Watch<'p>) -> Self {
+        Self {
+            symbols: Vec::new(),
+            candidates: BinaryHeap::new(),
+            joined: String::new(),
+            watch,
+        }
+    }
+
     /// Appends a token.
     pub(crate) fn push(&mut self, token: u32) {
         let index = self.symbols.len() as u32;
@@ -66,11 +76,21 @@ impl Word {
     }
 
     /// Merges the tokens for as long as any merge applies, appends what is left to `ids` and empties the word.
-    pub(crate) fn merge_into(&mut self, merges: &Merges, vocabulary: &Vocabulary, ids: &mut Vec<u32>) {
+    ///
+    /// # Errors
+    /// Where the caller wants no more; the word is of no use then.
+    pub(crate) fn merge_into(
+        &mut self,
+        merges: &Merges,
+        vocabulary: &Vocabulary,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), String> {
         for position in 1..self.symbols.len() {
+            self.watch.step(1, ids.len())?;
             self.consider(position as u32 - 1, merges, vocabulary);
         }
         while let Some(candidate) = self.candidates.pop() {
+            self.watch.step(1, ids.len())?;
             let Symbol { token, next, previous } = self.symbols[candidate.position as usize];
             // One of the two was merged with another neighbour since.
             if token != candidate.left || next == NONE || self.symbols[next as usize].token != candidate.right {
@@ -95,6 +115,7 @@ impl Word {
         }
         let tokens = self.symbols.drain(..).map(|symbol| symbol.token);
         ids.extend(tokens.filter(|token| *token != NONE));
+        Ok(())
     }
 
     /// Queues the merge of a symbol with its right neighbour, where there is one.

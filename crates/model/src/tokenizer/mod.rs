@@ -24,9 +24,10 @@ mod settings;
 mod surroundings;
 mod unigram;
 mod vocabulary;
+mod watch;
 mod words;
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -129,7 +130,7 @@ impl Tokenizer {
     /// [`ModelError::Tokenize`] where the tokenizer's settings cannot deal with the text: a pattern that takes too many
     /// steps, replacements that make the text too long, characters outside the vocabulary with no token for them.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, ModelError> {
-        self.encode_around(text, &[], add_special)
+        self.encode_around(text, &[], add_special, &mut |_| ControlFlow::Continue(()))
     }
 
     /// As [`encode`](Self::encode), but what messages and documents spell stays text: within the literals of `text` control
@@ -139,11 +140,41 @@ impl Tokenizer {
     /// # Errors
     /// As [`encode`](Self::encode).
     pub fn encode_conversation(&self, text: &ConversationText, add_special: bool) -> Result<Vec<u32>, ModelError> {
-        self.encode_around(text.text(), text.literals(), add_special)
+        self.encode_conversation_until(text, add_special, &mut |_| ControlFlow::Continue(()))
     }
 
-    fn encode_around(&self, text: &str, literals: &[Range<usize>], add_special: bool) -> Result<Vec<u32>, ModelError> {
-        let mut ids = self.pipeline.encode(text, literals, add_special).map_err(failed)?;
+    /// As [`encode_conversation`](Self::encode_conversation); every few milliseconds `poll` is given the tokens that the text has at
+    /// least and says whether to go on.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode), and [`ModelError::TokenizeInterrupted`] where `poll` breaks.
+    pub fn encode_conversation_until(
+        &self,
+        text: &ConversationText,
+        add_special: bool,
+        poll: &mut dyn FnMut(usize) -> ControlFlow<()>,
+    ) -> Result<Vec<u32>, ModelError> {
+        self.encode_around(text.text(), text.literals(), add_special, poll)
+    }
+
+    fn encode_around(
+        &self,
+        text: &str,
+        literals: &[Range<usize>],
+        add_special: bool,
+        poll: &mut dyn FnMut(usize) -> ControlFlow<()>,
+    ) -> Result<Vec<u32>, ModelError> {
+        let mut is_stopped = false;
+        let mut poll = |tokens| {
+            let flow = poll(tokens);
+            is_stopped |= flow.is_break();
+            flow
+        };
+        let encoded = self.pipeline.encode(text, literals, add_special, &mut poll);
+        let mut ids = encoded.map_err(|problem| match is_stopped {
+            true => ModelError::TokenizeInterrupted,
+            false => failed(problem),
+        })?;
         if let (true, true, Some(bos)) = (add_special, self.adds_bos, self.bos) {
             ids.insert(0, bos);
         }

@@ -31,12 +31,12 @@ impl Model {
         &self,
         text: &str,
         vocabulary: &Vocabulary,
-        word: &mut Word,
+        word: &mut Word<'_>,
         ids: &mut Vec<u32>,
     ) -> Result<(), String> {
         match self {
             Model::BytePairs(model) => model.encode(text, vocabulary, word, ids),
-            Model::Unigram(model) => model.encode(text, vocabulary, ids),
+            Model::Unigram(model) => model.encode(text, vocabulary, &mut word.watch, ids),
             Model::WordPieces(model) => model.encode(text, vocabulary, ids),
             Model::WholeWords(unknown) => encode_whole(text, unknown, vocabulary, ids),
         }

@@ -10,6 +10,7 @@ use super::normalizer::Normalizer;
 use super::pre_tokenizer::PreTokenizer;
 use super::surroundings::Surroundings;
 use super::vocabulary::Vocabulary;
+use super::watch::{Poll, Watch};
 
 /// Bytes of the longest text; positions in a word are counted in 32 bits.
 const LONGEST_TEXT: usize = 1 << 30;
@@ -29,12 +30,18 @@ pub(crate) struct Pipeline {
 impl Pipeline {
     /// Token ids of a text: added tokens are cut out, the rest is normalized, cut into words and encoded word by word. No
     /// control token touches one of the `literals`, byte ranges of the text, ascending and apart.
-    pub(crate) fn encode(&self, text: &str, literals: &[Range<usize>], add_special: bool) -> Result<Vec<u32>, String> {
+    pub(crate) fn encode(
+        &self,
+        text: &str,
+        literals: &[Range<usize>],
+        add_special: bool,
+        poll: &mut Poll<'_>,
+    ) -> Result<Vec<u32>, String> {
         if text.len() > LONGEST_TEXT {
             return Err(format!("it has {} bytes, {LONGEST_TEXT} is the limit", text.len()));
         }
         let mut ids = Vec::with_capacity(text.len() / 4);
-        let mut word = Word::default();
+        let mut word = Word::new(Watch::new(poll));
         let literals_behind = match self.added.has_normalized_control() {
             true => literals,
             false => &[],
@@ -58,7 +65,7 @@ impl Pipeline {
         text: &str,
         literals: &[Range<usize>],
         at_start: bool,
-        word: &mut Word,
+        word: &mut Word<'_>,
         ids: &mut Vec<u32>,
     ) -> Result<(), String> {
         let normalized = self.normalizer.apply(text)?;
@@ -70,6 +77,7 @@ impl Pipeline {
                     Ok(())
                 }
                 Part::Text(text, from) => self.pre_tokenizer.cut(text, at_start && from == 0, &mut |text| {
+                    word.watch.step(text.len(), ids.len())?;
                     self.model.encode(text, &self.vocabulary, word, ids)
                 }),
             })

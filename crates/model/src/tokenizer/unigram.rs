@@ -2,6 +2,7 @@
 
 use super::byte_pairs::bytes_of;
 use super::vocabulary::Vocabulary;
+use super::watch::Watch;
 
 /// How much less than the least score an unknown character scores.
 const UNKNOWN_PENALTY: f64 = 10.0;
@@ -62,8 +63,14 @@ impl Unigram {
     }
 
     /// Appends the tokens of a text to `ids`.
-    pub(crate) fn encode(&self, text: &str, vocabulary: &Vocabulary, ids: &mut Vec<u32>) -> Result<(), String> {
-        let best = self.best_cuts(text, vocabulary)?;
+    pub(crate) fn encode(
+        &self,
+        text: &str,
+        vocabulary: &Vocabulary,
+        watch: &mut Watch<'_>,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), String> {
+        let best = self.best_cuts(text, vocabulary, &mut || watch.step(1, ids.len()))?;
         let mut pieces: Vec<(usize, usize)> = Vec::new();
         let mut end = text.len();
         let mut unknown_before = false;
@@ -94,13 +101,23 @@ impl Unigram {
         Ok(())
     }
 
+    /// True if every text can be spelt by bytes.
+    pub(crate) fn spells_bytes(&self) -> bool {
+        self.byte_tokens.len() == 256 && self.byte_tokens.iter().all(Option::is_some)
+    }
+
     fn unknown(&self) -> Result<u32, String> {
         let missing = "the text holds characters that are no tokens, and the tokenizer has no token for the unknown";
         self.unknown.ok_or_else(|| missing.to_owned())
     }
 
     /// The best cut up to each byte of the text.
-    fn best_cuts(&self, text: &str, vocabulary: &Vocabulary) -> Result<Vec<Best>, String> {
+    fn best_cuts(
+        &self,
+        text: &str,
+        vocabulary: &Vocabulary,
+        step: &mut dyn FnMut() -> Result<(), String>,
+    ) -> Result<Vec<Best>, String> {
         let nothing = Best {
             score: 0.0,
             start: None,
@@ -108,6 +125,7 @@ impl Unigram {
         };
         let mut best = vec![nothing; text.len() + 1];
         for (start, character) in text.char_indices() {
+            step()?;
             let before = best[start].score;
             let single = start + character.len_utf8();
             let mut has_single = false;

@@ -1,7 +1,10 @@
 //! Every step of a tokenizer.json against the crate `tokenizers`.
 
+use std::ops::ControlFlow;
+
 use crate::testing::character_map;
 use crate::testing::tokenizers::{byte_pairs, described, fused, read, texts_of_tokens, vocabulary, with_unknown};
+use riffle_model::{ConversationText, ModelError};
 use serde_json::{Value, json};
 
 /// What the texts are put together from.
@@ -302,4 +305,70 @@ fn a_megabyte_without_spaces_is_tokenized() {
         let ids = tokenizer.encode(&letter.repeat(1 << 20), false).unwrap();
         assert!(ids.len() > 1 << 18, "{letter:?}: {} tokens", ids.len());
     }
+}
+
+#[test]
+fn a_caller_may_stop_a_text_within_a_word_and_is_told_no_more_tokens_than_there_are() {
+    let spaces = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": false});
+    let words = json!({"type": "Whitespace"});
+    let scores: Vec<Value> = texts_of_tokens().into_iter().map(|text| json!([text, -1.0])).collect();
+    let unigram = json!({"type": "Unigram", "unk_id": 0, "byte_fallback": false, "vocab": scores});
+    let word_pieces = json!({"type": "WordPiece", "unk_token": "<unk>", "continuing_subword_prefix": "##", "max_input_chars_per_word": 4, "vocab": vocabulary()});
+    for (pre_tokenizer, model, letters) in [
+        (&spaces, with_unknown(), "a"),
+        (&spaces, with_unknown(), "ax"),
+        (&spaces, unigram, "a"),
+        (&words, word_pieces, "ab x "),
+    ] {
+        let tokenizer = read(&described(Value::Null, pre_tokenizer.clone(), fused(), model));
+        let text: ConversationText = letters.repeat((1 << 20) / letters.len()).into();
+        let mut told = Vec::new();
+        let ids = tokenizer.encode_conversation_until(&text, false, &mut |tokens| {
+            told.push(tokens);
+            ControlFlow::Continue(())
+        });
+        let ids = ids.unwrap();
+        assert_eq!(ids, tokenizer.encode(text.text(), false).unwrap());
+        assert!(told.len() >= 16, "{letters:?}: asked {} times", told.len());
+        assert!(told.is_sorted() && told.last() <= Some(&ids.len()), "{letters:?}");
+        let mut asked = 0;
+        let stopped = tokenizer.encode_conversation_until(&text, false, &mut |_| {
+            asked += 1;
+            match asked {
+                3 => ControlFlow::Break(()),
+                _ => ControlFlow::Continue(()),
+            }
+        });
+        assert!(matches!(stopped, Err(ModelError::TokenizeInterrupted)), "{letters:?}");
+        assert_eq!(asked, 3);
+    }
+}
+
+#[test]
+fn the_fewest_tokens_of_a_length_are_known_where_every_character_is_spelt() {
+    let spaces = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": false});
+    let bytes = (0..=255).map(|byte: u8| format!("<0x{byte:02X}>"));
+    let pieces = ["<unk>", "<s>", "</s>", "▁", "a", "abc", "▁ab", "語"].map(str::to_owned);
+    let scores: Vec<Value> = pieces
+        .into_iter()
+        .chain(bytes)
+        .map(|text| json!([text, -1.0]))
+        .collect();
+    let unigram = |scores: &[Value]| {
+        let model = json!({"type": "Unigram", "unk_id": 0, "byte_fallback": true, "vocab": scores});
+        read(&described(Value::Null, spaces.clone(), fused(), model))
+    };
+    let tokenizer = unigram(&scores);
+    let long = ["abc", "▁", "🙂", "a\0"].map(|text| text.repeat(1000));
+    for text in texts().into_iter().chain(long) {
+        let (least, tokens) = (
+            tokenizer.fewest_tokens(text.len()),
+            tokenizer.encode(&text, false).unwrap().len(),
+        );
+        assert!(
+            least <= tokens && (least > 0 || text.is_empty()),
+            "{text:?}: {least} of {tokens}"
+        );
+    }
+    assert_eq!(unigram(&scores[..scores.len() - 1]).fewest_tokens(1 << 20), 0);
 }

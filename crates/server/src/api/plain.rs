@@ -6,6 +6,7 @@ use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::openai::{read_messages, take_tools};
@@ -15,6 +16,7 @@ use crate::asking::effort::Thinking;
 use crate::asking::options::token_of;
 use crate::asking::prompt::{Conversation, encode, render, take_variables};
 use crate::failure::{Failure, Shape};
+use crate::tokenising::Wanted;
 
 /// Whether the server is there.
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
@@ -63,6 +65,14 @@ pub(crate) async fn status(State(app): State<Arc<App>>) -> Json<Value> {
     Json(status)
 }
 
+/// The tokens of a text, of which there may be many.
+#[derive(Serialize)]
+struct Tokens {
+    tokens: Vec<u32>,
+    count: usize,
+    max_model_len: usize,
+}
+
 pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Response {
     respond(Shape::OpenAi, tokens_of(&app, request).await)
 }
@@ -85,24 +95,33 @@ async fn tokens_of(app: &Arc<App>, request: Request) -> Result<Response, Failure
         "special tokens in a text are always recognised",
     )?;
     fields.finish()?;
-    let tokens = encode(app, text, add_special.unwrap_or(false)).await?;
-    let count = tokens.len();
-    let list: Value = match with_pieces {
-        false => json!(tokens),
-        true => {
-            let tokenizer = app.engine.tokenizer().map_err(|error| Failure::of(&error))?;
-            let piece = |token: &u32| {
-                let bytes = tokenizer.token_bytes(*token).unwrap_or_default();
-                let piece = match String::from_utf8(bytes) {
-                    Ok(text) => json!(text),
-                    Err(bytes) => json!(bytes.into_bytes()),
-                };
-                json!({"id": token, "piece": piece})
-            };
-            tokens.iter().map(piece).collect()
-        }
+    let tokens = encode(app, text, add_special.unwrap_or(false), Wanted::Count).await?;
+    let (count, context) = (tokens.len(), app.engine.plan().context_tokens);
+    if !with_pieces {
+        let all = Tokens {
+            tokens,
+            count,
+            max_model_len: context,
+        };
+        return Ok(Json(all).into_response());
+    }
+    if count > context {
+        return Err(Failure::field(
+            "with_pieces",
+            format!("the text has {count} tokens and the server's context holds {context}: leave it out"),
+        ));
+    }
+    let tokenizer = app.engine.tokenizer().map_err(|error| Failure::of(&error))?;
+    let piece = |token: &u32| {
+        let bytes = tokenizer.token_bytes(*token).unwrap_or_default();
+        let piece = match String::from_utf8(bytes) {
+            Ok(text) => json!(text),
+            Err(bytes) => json!(bytes.into_bytes()),
+        };
+        json!({"id": token, "piece": piece})
     };
-    let body = json!({"tokens": list, "count": count, "max_model_len": app.engine.plan().context_tokens});
+    let pieces: Value = tokens.iter().map(piece).collect();
+    let body = json!({"tokens": pieces, "count": count, "max_model_len": context});
     Ok(Json(body).into_response())
 }
 

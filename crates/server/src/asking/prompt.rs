@@ -4,7 +4,6 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
-use riffle_engine::{Engine, EngineError};
 use riffle_model::ConversationText;
 use serde_json::{Map, Value};
 
@@ -12,7 +11,7 @@ use super::effort::Thinking;
 use crate::app::{App, aside};
 use crate::failure::Failure;
 use crate::fields::{Fields, Warnings, unexpected};
-use crate::tokenising::{refuse_too_long, tokenise};
+use crate::tokenising::{Wanted, encode_now, tokenise};
 
 /// Stands for the text of a begun answer while its conversation is rendered.
 const BEGUN: &str = "\u{fdef}begun\u{fdef}";
@@ -54,15 +53,14 @@ pub(crate) fn take_variables(fields: &mut Fields) -> Result<Map<String, Value>, 
 }
 
 /// The tokens of a text.
-pub(crate) async fn encode(app: &Arc<App>, text: String, add_special: bool) -> Result<Vec<u32>, Failure> {
+pub(crate) async fn encode(
+    app: &Arc<App>,
+    text: String,
+    add_special: bool,
+    wanted: Wanted,
+) -> Result<Vec<u32>, Failure> {
     let engine = Arc::clone(&app.engine);
-    tokenise(move || encode_now(&engine, &text, add_special)).await
-}
-
-pub(crate) fn encode_now(engine: &Engine, text: &str, add_special: bool) -> Result<Vec<u32>, Failure> {
-    refuse_too_long(engine, text.len())?;
-    let encode = || Ok(engine.tokenizer()?.encode(text, add_special)?);
-    encode().map_err(|error: EngineError| Failure::of(&error))
+    tokenise(move |client| encode_now(&engine, &text.into(), add_special, wanted, client)).await
 }
 
 /// The text of a conversation in the model's template; without one the texts of its messages, one after the other.
@@ -189,11 +187,19 @@ pub(crate) async fn prompt(app: &Arc<App>, conversation: Conversation) -> Result
     let is_begun_thinking = begun.is_some_and(|begun| app.markup.is_open_thought(begun));
     let text = render(app, conversation).await?;
     let is_thinking = is_begun_thinking || app.markup.ends_thinking(text.text());
+    let tokens = encode_conversation(app, text, Wanted::Prompt).await?;
+    Ok(Prompt { tokens, is_thinking })
+}
+
+/// How many tokens the prompt of a conversation has; it may have more than the context holds.
+pub(crate) async fn count(app: &Arc<App>, conversation: Conversation) -> Result<usize, Failure> {
+    let text = render(app, conversation).await?;
+    Ok(encode_conversation(app, text, Wanted::Count).await?.len())
+}
+
+async fn encode_conversation(app: &Arc<App>, text: ConversationText, wanted: Wanted) -> Result<Vec<u32>, Failure> {
     // A template writes the special tokens itself.
     let add_special = app.engine.chat_template().is_none();
-    refuse_too_long(&app.engine, text.text().len())?;
     let engine = Arc::clone(&app.engine);
-    let encode = move || Ok(engine.tokenizer()?.encode_conversation(&text, add_special)?);
-    let tokens = tokenise(move || encode().map_err(|error: EngineError| Failure::of(&error))).await?;
-    Ok(Prompt { tokens, is_thinking })
+    tokenise(move |client| encode_now(&engine, &text, add_special, wanted, client)).await
 }

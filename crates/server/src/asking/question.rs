@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::Wishes;
-use super::prompt::{Conversation, prompt};
+use super::prompt::{Conversation, count, prompt};
 use crate::api::answers::Answers;
 use crate::api::openai::Tools;
 use crate::app::App;
@@ -91,7 +91,7 @@ impl Question {
 
     /// The number of tokens of the prompt.
     pub(crate) async fn count(self, app: &Arc<App>) -> Result<usize, Failure> {
-        Ok(prompt(app, self.conversation).await?.tokens.len())
+        count(app, self.conversation).await
     }
 
     /// Asks for the answers; returns once the scheduler has taken the request.

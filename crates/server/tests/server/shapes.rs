@@ -184,6 +184,32 @@ fn text_goes_to_tokens_and_back() {
 }
 
 #[test]
+fn a_text_beyond_the_context_is_counted_and_refused_as_a_prompt() {
+    let server = start(options());
+    let text = "the king and the prophet ".repeat(20_000);
+    let tokens = server.ask("/tokenize", &json!({"content": text}));
+    let count = tokens["count"].as_u64().unwrap();
+    assert!(count > tokens["max_model_len"].as_u64().unwrap(), "{count}");
+    assert_eq!(tokens["tokens"].as_array().unwrap().len() as u64, count);
+    let messages = json!([{"role": "user", "content": text}]);
+    for path in ["/v1/messages/count_tokens", "/v1/chat/completions/input_tokens"] {
+        let counted = server.ask(path, &json!({"model": "fixture", "messages": messages}));
+        assert!(counted["input_tokens"].as_u64() >= Some(count), "{path}: {counted}");
+    }
+    let counted = server.ask("/v1/responses/input_tokens", &json!({"input": text}));
+    assert!(counted["input_tokens"].as_u64() >= Some(count), "{counted}");
+    let refused = server.post("/v1/completions", &json!({"prompt": text}));
+    assert_eq!(
+        refused.json()["error"]["code"],
+        "context_length_exceeded",
+        "{}",
+        refused.body
+    );
+    let refused = server.post("/tokenize", &json!({"prompt": text, "with_pieces": true}));
+    assert_eq!(refused.json()["error"]["param"], "with_pieces", "{}", refused.body);
+}
+
+#[test]
 fn the_model_serves_every_name_and_answers_with_its_own() {
     let aliases = vec!["org/name".to_owned()];
     let server = start(ServerOptions { aliases, ..options() });

@@ -19,7 +19,7 @@ use crate::api::{Answering, events, read, report, respond, send};
 use crate::app::{App, new_id};
 use crate::asking::effort::Thinking;
 use crate::asking::options::take_wishes;
-use crate::asking::prompt::{Conversation, prompt};
+use crate::asking::prompt::{self, Conversation};
 use crate::asking::question::{Asked, Question};
 use crate::asking::take_without_effect;
 use crate::driver::{Finished, Told};
@@ -71,8 +71,8 @@ async fn counted(app: Arc<App>, request: Request) -> Result<Response, Failure> {
             ..conversation
         })
     });
-    let prompt = prompt(&app, conversation.await?).await?;
-    Ok(Json(json!({"input_tokens": prompt.tokens.len()})).into_response())
+    let tokens = prompt::count(&app, conversation.await?).await?;
+    Ok(Json(json!({"input_tokens": tokens})).into_response())
 }
 
 impl Wanted {

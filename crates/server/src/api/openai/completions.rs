@@ -20,14 +20,13 @@ use crate::api::report::{Usage, finish_reason};
 use crate::api::{Answering, events, read, report, respond, send};
 use crate::app::App;
 use crate::asking::options::{take_wishes, token_of};
-use crate::asking::prompt::encode_now;
 use crate::asking::{Wishes, take_options, take_without_effect};
 use crate::driver::{Finished, Told};
 use crate::failure::{Failure, Shape};
 use crate::fields::{Fields, text_of};
 use crate::forms::{Form, take_form};
 use crate::speech::{KnownTools, Speech};
-use crate::tokenising::tokenise;
+use crate::tokenising::{Wanted, encode_now, tokenise};
 
 /// Tokens of an answer whose request does not say how many, as OpenAI has it.
 const DEFAULT_TOKENS: usize = 16;
@@ -132,9 +131,9 @@ impl Completion {
         } = self;
         wishes.keep_to(&app, form).await?;
         let engine = Arc::clone(&app.engine);
-        let prompts = tokenise(move || {
+        let prompts = tokenise(move |client| {
             let prompts = prompts.into_iter().map(|prompt| match prompt {
-                Prompt::Text(text) => encode_now(&engine, &text, true),
+                Prompt::Text(text) => encode_now(&engine, &text.into(), true, Wanted::Prompt, client),
                 Prompt::Tokens(tokens) => Ok(tokens),
             });
             prompts.collect::<Result<Vec<_>, _>>()

@@ -23,6 +23,7 @@ use crate::asking::prompt::{Conversation, encode, prompt};
 use crate::driver::{Answer, Finished, Reading, SessionTold, Told};
 use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
+use crate::tokenising::Wanted;
 
 /// Saving or compressing under way.
 struct SessionWork {
@@ -80,7 +81,7 @@ async fn take_prompt(app: &Arc<App>, fields: &mut Fields) -> Result<Vec<u32>, Fa
     let tools = take_tools(app, fields)?;
     fields.check_finished()?;
     match (text, messages) {
-        (Some(text), None) => encode(app, text, true).await,
+        (Some(text), None) => encode(app, text, true, Wanted::Prompt).await,
         (None, Some(messages)) => {
             let conversation = Conversation {
                 messages: read_messages(messages, fields.warnings())?,
