@@ -113,13 +113,13 @@ impl ServingArguments {
         Ok(self.engine_options()?.validate()?)
     }
 
-    /// Loads the model. It takes as long as reading its weights.
+    /// Loads the model and leaves memory to bodies of `bodies_bytes` together. It takes as long as reading its weights.
     ///
     /// # Errors
     /// For a model that cannot be read, for options that make no sense, and where memory is too small.
-    pub fn load(&self) -> Result<Arc<Engine>, Failure> {
+    pub fn load(&self, bodies_bytes: u64) -> Result<Arc<Engine>, Failure> {
         let path = self.model_path();
-        let options = riffle_server::engine_options(path, self.engine_options()?, self.parallel)?;
+        let options = riffle_server::engine_options(path, self.engine_options()?, self.parallel, bodies_bytes)?;
         let engine = with_threads(self.engine.threads, || Engine::load(path, options))??;
         note_activations(&self.engine, engine.model().config(), engine.options().device.is_some());
         Ok(engine)

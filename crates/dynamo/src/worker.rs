@@ -59,7 +59,7 @@ impl Running {
     /// Loads the model and starts the thread that answers.
     fn start(arguments: &ServingArguments, holdings: Option<Arc<Holdings>>) -> Result<Self, Failure> {
         let options = arguments.server_options()?;
-        let engine = arguments.load()?;
+        let engine = arguments.load(0)?;
         let sink = holdings.map(|holdings| -> EventSink { Box::new(move |events| holdings.take(events)) });
         Ok(Self {
             worker: Worker::start(&engine, &options, sink)?,

@@ -51,7 +51,7 @@ pub use failure::Failure;
 pub use forms::Form;
 pub use options::{Limits, ServerOptions};
 pub use riffle_events::{Encoding, PublisherOptions};
-pub use room::engine_options;
+pub use room::{RequestsBytes, engine_options, requests_bytes};
 pub use router::JSON_PATHS;
 pub use serve::{Server, Stopper};
 pub use worker::{Answer, AnswerEvent, Worker};

@@ -4,15 +4,51 @@ use std::path::Path;
 
 use riffle_engine::{EngineError, EngineOptions, MemoryPlan, plan};
 use riffle_model::{ModelInfo, inspect_with};
+use serde::Serialize;
 
-/// The options of an engine that serves `parallel` requests at a time.
+use crate::tokenising::TOKENISED_AT_ONCE;
+
+/// Bytes that requests take at most beside what the plan of their engine has: `bodies_bytes` of bodies, and texts of a whole context that
+/// are tokenised beside the one that the plan counts.
+pub fn requests_bytes(plan: &MemoryPlan, bodies_bytes: u64) -> RequestsBytes {
+    let others = TOKENISED_AT_ONCE as u64 - 1;
+    RequestsBytes {
+        bodies_bytes,
+        tokenising_bytes: plan.process.prompt_bytes.saturating_mul(others),
+    }
+}
+
+/// Memory that requests take at most beside the engine's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct RequestsBytes {
+    /// Bytes of all request bodies.
+    pub bodies_bytes: u64,
+    /// Bytes of the texts that are tokenised beside the one that the engine's plan counts, while they are.
+    pub tokenising_bytes: u64,
+}
+
+impl RequestsBytes {
+    /// Sum of the parts.
+    pub fn total_bytes(&self) -> u64 {
+        self.bodies_bytes.saturating_add(self.tokenising_bytes)
+    }
+}
+
+/// The options of an engine that serves `parallel` requests at a time, whose bodies take `bodies_bytes` together.
 ///
 /// Without [`pool_tokens`](EngineOptions::pool_tokens) requests get room for as many whole contexts as memory allows, one for each at
-/// most. Memory is taken as pages are used, not before.
+/// most. A context that nobody chose, and room for further ones, leave memory to the requests unless there is none for a single context
+/// then. Memory is taken as pages are used, not before.
 ///
 /// # Errors
 /// As [`plan`].
-pub fn engine_options(model: &Path, options: EngineOptions, parallel: usize) -> Result<EngineOptions, EngineError> {
+pub fn engine_options(
+    model: &Path,
+    options: EngineOptions,
+    parallel: usize,
+    bodies_bytes: u64,
+) -> Result<EngineOptions, EngineError> {
     let info = inspect_with(model, &options.load_options())?;
     let options = EngineOptions {
         // Running requests, and as many idle ones that later requests go on from.
@@ -20,11 +56,31 @@ pub fn engine_options(model: &Path, options: EngineOptions, parallel: usize) -> 
         keeps_beginnings: true,
         ..options
     };
-    if options.pool_tokens.is_some() {
-        return Ok(options);
-    }
-    let context = plan(&info, &options)?.context_tokens;
-    Ok(widest(&info, &options, context, parallel).unwrap_or(options))
+    let alone = plan(&info, &options)?;
+    let beside = requests_bytes(&alone, bodies_bytes).total_bytes();
+    let smaller = EngineOptions {
+        memory_budget_bytes: Some(alone.available_bytes.saturating_sub(beside)),
+        ..options.clone()
+    };
+    let (planned, context) = match plan(&info, &smaller) {
+        Ok(plan) if plan.fits() => {
+            let context_tokens = Some(plan.context_tokens);
+            let smaller = EngineOptions {
+                context_tokens,
+                ..smaller
+            };
+            (smaller, plan.context_tokens)
+        }
+        _ => (options.clone(), alone.context_tokens),
+    };
+    let chosen = match options.pool_tokens {
+        Some(_) => None,
+        None => widest(&info, &planned, context, parallel),
+    };
+    Ok(EngineOptions {
+        memory_budget_bytes: options.memory_budget_bytes,
+        ..chosen.unwrap_or(planned)
+    })
 }
 
 /// The options with room for as many contexts as fit.

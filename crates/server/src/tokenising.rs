@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use axum::http::StatusCode;
 use riffle_engine::{Engine, EngineError, largest_text_bytes};
 use riffle_model::{ConversationText, ModelError};
 use tokio::sync::Semaphore;
@@ -16,6 +17,9 @@ pub(crate) const TOKENISED_AT_ONCE: usize = 2;
 
 /// A text with fewer bytes for each token of the context may fit: tokens are rarely shorter.
 const BYTES_PER_TOKEN: usize = 16;
+
+/// A text with fewer bytes is tokenised whatever memory is left.
+const SMALL_BYTES: usize = 1 << 20;
 
 /// A text is given up once it has this many times the tokens of the context. Below that the refusal has their number.
 const GIVEN_UP_CONTEXTS: usize = 2;
@@ -79,11 +83,9 @@ pub(crate) fn encode_now(
             refuse_too_long(engine, bytes)?;
             context.saturating_mul(GIVEN_UP_CONTEXTS)
         }
-        Wanted::Count => {
-            refuse_too_large(engine, bytes)?;
-            usize::MAX
-        }
+        Wanted::Count => usize::MAX,
     };
+    refuse_too_large(engine, bytes)?;
     let tokenizer = engine.tokenizer().map_err(|error| Failure::of(&error))?;
     let mut poll = |tokens: usize| match client.is_gone() || tokens > most {
         true => ControlFlow::Break(()),
@@ -121,12 +123,16 @@ fn too_long(bytes: usize, least: usize, context: usize) -> Failure {
 
 /// Refuses a text that would take more memory than is left while it is tokenised.
 fn refuse_too_large(engine: &Engine, bytes: usize) -> Result<(), Failure> {
+    if bytes < SMALL_BYTES {
+        return Ok(());
+    }
     let most = largest_text_bytes(engine.options()) / TOKENISED_AT_ONCE as u64;
     match bytes as u64 <= most {
         true => Ok(()),
-        false => Err(Failure::bad(format!(
-            "the text has {bytes} bytes and there is memory to tokenise {most}: send it in parts"
-        ))),
+        false => Err(Failure::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("the text has {bytes} bytes and there is memory to tokenise {most}: send a shorter one"),
+        )),
     }
 }
 

@@ -1,7 +1,7 @@
 //! `riffle plan`: what a run would use.
 
-use riffle_engine::{DevicePlan, MemoryPlan, described_activations, human_bytes};
-use riffle_server::Limits;
+use riffle_engine::{DevicePlan, EngineOptions, MemoryPlan, described_activations, human_bytes};
+use riffle_server::{Limits, RequestsBytes, requests_bytes};
 use serde::Serialize;
 
 use super::run::{plan_text, text_bytes};
@@ -25,17 +25,36 @@ struct RequestsPlan {
     parallel: usize,
     /// Tokens that all of them may hold together, where that is more than one context.
     pool_tokens: Option<usize>,
-    /// Bytes of all request bodies at most, beside the plan's total.
-    bodies_bytes: u64,
+    /// What their bodies and texts take at most, which is in the plan's total.
+    #[serde(flatten)]
+    bytes: RequestsBytes,
 }
 
 impl RequestsPlan {
+    /// Plans the requests of a server, and counts them in the plan of its engine.
+    fn of(parallel: usize, options: &EngineOptions, plan: &mut MemoryPlan) -> Self {
+        let bytes = requests_bytes(plan, Limits::default().bodies_bytes as u64);
+        plan.total_bytes = plan.total_bytes.saturating_add(bytes.total_bytes());
+        if !plan.fits() && plan.advice.is_empty() {
+            plan.advice = format!(
+                "the requests take {} of what is needed; use a larger --memory, or a shorter --ctx",
+                human_bytes(bytes.total_bytes())
+            );
+        }
+        Self {
+            parallel,
+            pool_tokens: options.pool_tokens,
+            bytes,
+        }
+    }
+
     fn line(&self, plan: &MemoryPlan) -> String {
         format!(
-            "requests   {} at a time with room for {} tokens together; their bodies take at most {} beside the total\n",
+            "requests   {} at a time with room for {} tokens together; of the total, {} for their bodies and {} for a second text that is tokenised\n",
             self.parallel,
             grouped(self.pool_tokens.unwrap_or(plan.context_tokens)),
-            human_bytes(self.bodies_bytes),
+            human_bytes(self.bytes.bodies_bytes),
+            human_bytes(self.bytes.tokenising_bytes),
         )
     }
 }
@@ -54,19 +73,15 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
             options.keeps_beginnings = arguments.prefix_cache;
         }
     }
-    let requests = match arguments.parallel {
-        Some(parallel) => {
-            options = riffle_server::engine_options(&arguments.model.model, options, parallel)?;
-            Some(RequestsPlan {
-                parallel,
-                pool_tokens: options.pool_tokens,
-                bodies_bytes: Limits::default().bodies_bytes as u64,
-            })
-        }
-        None => None,
-    };
+    if let Some(parallel) = arguments.parallel {
+        let bodies = Limits::default().bodies_bytes as u64;
+        options = riffle_server::engine_options(&arguments.model.model, options, parallel, bodies)?;
+    }
     let info = riffle_model::inspect_with(&arguments.model.model, &options.load_options())?;
-    let plan = riffle_engine::plan_questions(&info, &options, arguments.question.len())?;
+    let mut plan = riffle_engine::plan_questions(&info, &options, arguments.question.len())?;
+    let requests = arguments
+        .parallel
+        .map(|parallel| RequestsPlan::of(parallel, &options, &mut plan));
     note_activations(&arguments.engine, &info.config, plan.device.is_some());
     if arguments.json {
         let printed = print_json(&WithRequests {

@@ -14,7 +14,7 @@ use crate::serve_args::{EventEncoding, ServeArguments};
 
 pub(crate) fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     let options = server_options(arguments)?;
-    let engine = arguments.serving.load()?;
+    let engine = arguments.serving.load(bodies_bytes(arguments))?;
     let server = Server::bind(&engine, options)?;
     let stopper = server.stopper();
     interrupt::on_interrupt(move || stopper.stop())?;
@@ -46,6 +46,11 @@ Ctrl-C ends it; a second Ctrl-C ends it at once",
     )
 }
 
+/// Bytes of all bodies together: eight of the longest at a time.
+fn bodies_bytes(arguments: &ServeArguments) -> u64 {
+    arguments.max_body.saturating_mul(8)
+}
+
 fn server_options(arguments: &ServeArguments) -> Result<ServerOptions, Failure> {
     let keys = match &arguments.api_key_file {
         None => Vec::new(),
@@ -59,8 +64,7 @@ fn server_options(arguments: &ServeArguments) -> Result<ServerOptions, Failure> 
         allowed_hosts: arguments.allow_host.clone(),
         limits: Limits {
             body_bytes: usize::try_from(arguments.max_body).unwrap_or(usize::MAX),
-            // Eight of the longest at a time.
-            bodies_bytes: usize::try_from(arguments.max_body.saturating_mul(8)).unwrap_or(usize::MAX),
+            bodies_bytes: usize::try_from(bodies_bytes(arguments)).unwrap_or(usize::MAX),
             connections: arguments.max_connections,
             ..shared.limits
         },

@@ -131,6 +131,34 @@ fn a_plan_for_a_server_has_its_requests_and_their_bodies() {
     assert_eq!(served["requests"]["pool_tokens"], 4096);
     assert_eq!(served["requests"]["bodies_bytes"], 256 << 20);
     assert!(served["kv_bytes"].as_u64() > alone["kv_bytes"].as_u64());
+    let part = |value: &serde_json::Value| value.as_u64().expect("bytes");
+    let texts = part(&served["requests"]["tokenising_bytes"]);
+    assert_eq!(texts, part(&served["process"]["prompt_bytes"]));
+    let parts = ["weights_bytes", "kv_bytes", "recurrent_bytes", "scratch_bytes"].map(|name| part(&served[name]));
+    let process = ["program_bytes", "tokenizer_bytes", "prompt_bytes"].map(|name| part(&served["process"][name]));
+    let engine = parts.iter().chain(&process).sum::<u64>();
+    assert_eq!(part(&served["total_bytes"]), engine + texts + (256 << 20));
+    let small = ["plan", "--model", &model, "--ctx", "1024", "--memory", "100M"];
+    assert_eq!(crate::testing::run(&small).status.code(), Some(0));
+    let refused = crate::testing::run(&[&small[..], &["--parallel", "4"]].concat());
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(
+        stderr(&refused).contains("the requests take 256 MiB of what is needed"),
+        "{}",
+        stderr(&refused)
+    );
+    let open = [
+        "plan",
+        "--model",
+        &model,
+        "--memory",
+        "500M",
+        "--parallel",
+        "2",
+        "--json",
+    ];
+    let open = serde_json::from_str::<serde_json::Value>(&stdout(&crate::testing::run(&open))).expect("JSON");
+    assert!(part(&open["total_bytes"]) <= 500 << 20, "{open}");
     let both = crate::testing::run(&["plan", "--model", &model, "--parallel", "4", "--question", "x"]);
     assert_refused(&both, 2, &["--parallel", "--question"]);
 }

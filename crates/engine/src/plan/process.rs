@@ -13,7 +13,7 @@ const PROGRAM_BYTES: u64 = 16 << 20;
 const THREAD_BYTES: u64 = 512 << 10;
 
 /// Bytes that a token of the vocabulary takes at most while the tokenizer is built: its part of the file and of the tables.
-/// Measured: 64 for a GGUF file of 262,144 tokens; 165 for a tokenizer.json of 152,000 and 178 for one of 262,144, both with one merge a
+/// Measured: 64 for a GGUF file of 262,144 tokens; 165 for a tokenizer.json of 152,000 and about 187 for one of 262,144, both with one merge a
 /// token. A Gemma's has two merges a token, and its runs took up to 364.
 const BUILDING_BYTES_PER_TOKEN: u64 = 384;
 
