@@ -1,110 +1,161 @@
+//! The table of weight formats: each is one row, and everything else asks the row.
+
 use core::fmt;
 
-use crate::quant::{Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Quant};
+use crate::float::{self, Bf16, Element, F16, F32};
+use crate::machine::Isa;
+use crate::quant::{self, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Quant};
+use crate::tasks::Product;
 
-/// How the weights of a matrix are stored, in the file as in memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(non_camel_case_types, reason = "the names GGUF gives them")]
-#[non_exhaustive]
-pub enum WeightFormat {
+/// Everything that a format is.
+pub(crate) struct FormatRow {
+    name: &'static str,
+    ggml_type: u32,
+    block_weights: usize,
+    block_bytes: usize,
+    /// Bytes of a file's row of which packed rows hold whole multiples.
+    pub(crate) row_multiple: usize,
+    /// Offsets of the binary16 scales and minimums in a block.
+    halves: &'static [usize],
+    /// `(row-major bytes, outputs, inputs, packed)`
+    pub(crate) pack: fn(&[u8], usize, usize, &mut [u8]),
+    /// `(packed, outputs, inputs, row-major bytes)`
+    pub(crate) unpack: fn(&[u8], usize, usize, &mut [u8]),
+    /// `(packed, outputs, row, weights of the row)`
+    pub(crate) row_into: fn(&[u8], usize, usize, &mut [f32]),
+    /// `(isa, products, inputs, input)`
+    pub(crate) multiply: fn(Isa, Vec<Product<'_>>, usize, &[f32]),
+    /// As `multiply`, with the input rounded where the format knows a way.
+    pub(crate) multiply_rounded: fn(Isa, Vec<Product<'_>>, usize, &[f32]),
+}
+
+impl FormatRow {
+    /// A format of single floats of `bytes` bytes, multiplied by `multiply`.
+    const fn float<E: Element>(
+        name: &'static str,
+        ggml_type: u32,
+        bytes: usize,
+        multiply: fn(Isa, Vec<Product<'_>>, usize, &[f32]),
+    ) -> Self {
+        Self {
+            name,
+            ggml_type,
+            block_weights: 1,
+            block_bytes: bytes,
+            row_multiple: E::INPUTS * bytes,
+            halves: &[],
+            pack: float::pack::<E>,
+            unpack: float::unpack::<E>,
+            row_into: float::row_into::<E>,
+            multiply,
+            multiply_rounded: multiply,
+        }
+    }
+
+    /// A format of blocks.
+    const fn blocks<Q: Quant>(name: &'static str, ggml_type: u32) -> Self {
+        Self {
+            name,
+            ggml_type,
+            block_weights: Q::WEIGHTS,
+            block_bytes: Q::BYTES,
+            row_multiple: 1,
+            halves: &Q::HALVES,
+            pack: quant::pack::<Q>,
+            unpack: |packed, _, inputs, rows| quant::unpack::<Q>(packed, inputs, rows),
+            row_into: |packed, _, row, output| quant::row_into::<Q>(packed, row, output),
+            multiply: quant::multiply::<Q>,
+            multiply_rounded: quant::multiply::<Q>,
+        }
+    }
+}
+
+/// Makes the enum and its table, so that a format stands in one place.
+macro_rules! formats {
+    ($($(#[$doc:meta])* $format:ident = $row:expr;)*) => {
+        /// The storage of the weights of a matrix, in the file as in memory.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[allow(non_camel_case_types, reason = "the names GGUF gives them")]
+        #[non_exhaustive]
+        pub enum WeightFormat {
+            $($(#[$doc])* $format,)*
+        }
+
+        impl WeightFormat {
+            /// Every format.
+            pub const ALL: &[WeightFormat] = &[$(WeightFormat::$format,)*];
+        }
+
+        static TABLE: &[FormatRow] = &[$($row,)*];
+    };
+}
+
+formats! {
     /// IEEE binary32.
-    F32,
+    F32 = FormatRow::float::<F32>("f32", 0, 4, float::multiply::<F32>);
     /// IEEE binary16.
-    F16,
+    F16 = FormatRow::float::<F16>("f16", 1, 2, float::multiply::<F16>);
     /// The upper half of a binary32.
-    Bf16,
+    Bf16 = FormatRow {
+        multiply_rounded: float::multiply_rounded,
+        ..FormatRow::float::<Bf16>("bf16", 30, 2, float::multiply_pairs::<Bf16>)
+    };
     /// Blocks of 32: 4 bits and a scale.
-    Q4_0,
+    Q4_0 = FormatRow::blocks::<Q4_0>("q4_0", 2);
     /// Blocks of 32: 4 bits, a scale and a minimum.
-    Q4_1,
+    Q4_1 = FormatRow::blocks::<Q4_1>("q4_1", 3);
     /// Blocks of 32: 5 bits and a scale.
-    Q5_0,
+    Q5_0 = FormatRow::blocks::<Q5_0>("q5_0", 6);
     /// Blocks of 32: 5 bits, a scale and a minimum.
-    Q5_1,
+    Q5_1 = FormatRow::blocks::<Q5_1>("q5_1", 7);
     /// Blocks of 32: 8 bits and a scale.
-    Q8_0,
+    Q8_0 = FormatRow::blocks::<Q8_0>("q8_0", 8);
     /// Blocks of 256: 2 bits, 4-bit scales and minimums of each 16.
-    Q2K,
+    Q2K = FormatRow::blocks::<Q2K>("q2_k", 10);
     /// Blocks of 256: 3 bits, 6-bit scales of each 16.
-    Q3K,
+    Q3K = FormatRow::blocks::<Q3K>("q3_k", 11);
     /// Blocks of 256: 4 bits, 6-bit scales and minimums of each 32.
-    Q4K,
+    Q4K = FormatRow::blocks::<Q4K>("q4_k", 12);
     /// Blocks of 256: 5 bits, 6-bit scales and minimums of each 32.
-    Q5K,
+    Q5K = FormatRow::blocks::<Q5K>("q5_k", 13);
     /// Blocks of 256: 6 bits, 8-bit scales of each 16.
-    Q6K,
+    Q6K = FormatRow::blocks::<Q6K>("q6_k", 14);
 }
 
 impl WeightFormat {
-    /// Every format.
-    pub const ALL: &[WeightFormat] = &[
-        WeightFormat::F32,
-        WeightFormat::F16,
-        WeightFormat::Bf16,
-        WeightFormat::Q4_0,
-        WeightFormat::Q4_1,
-        WeightFormat::Q5_0,
-        WeightFormat::Q5_1,
-        WeightFormat::Q8_0,
-        WeightFormat::Q2K,
-        WeightFormat::Q3K,
-        WeightFormat::Q4K,
-        WeightFormat::Q5K,
-        WeightFormat::Q6K,
-    ];
+    pub(crate) fn row(self) -> &'static FormatRow {
+        &TABLE[self as usize]
+    }
 
     /// The name GGUF files and this project's options use, for example `q4_k`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            WeightFormat::F32 => "f32",
-            WeightFormat::F16 => "f16",
-            WeightFormat::Bf16 => "bf16",
-            WeightFormat::Q4_0 => "q4_0",
-            WeightFormat::Q4_1 => "q4_1",
-            WeightFormat::Q5_0 => "q5_0",
-            WeightFormat::Q5_1 => "q5_1",
-            WeightFormat::Q8_0 => "q8_0",
-            WeightFormat::Q2K => "q2_k",
-            WeightFormat::Q3K => "q3_k",
-            WeightFormat::Q4K => "q4_k",
-            WeightFormat::Q5K => "q5_k",
-            WeightFormat::Q6K => "q6_k",
-        }
+    pub fn name(self) -> &'static str {
+        self.row().name
+    }
+
+    /// The number that ggml, and so a GGUF file, gives the format.
+    pub fn ggml_type(self) -> u32 {
+        self.row().ggml_type
+    }
+
+    /// The format of a number of ggml, if it is one of these.
+    pub fn from_ggml_type(number: u32) -> Option<Self> {
+        let mut all = Self::ALL.iter().copied();
+        all.find(|format| format.ggml_type() == number)
     }
 
     /// Weights of one block: a row is a whole number of blocks.
-    pub const fn block_weights(self) -> usize {
-        match self {
-            WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 => 1,
-            WeightFormat::Q4_0 => Q4_0::WEIGHTS,
-            WeightFormat::Q4_1 => Q4_1::WEIGHTS,
-            WeightFormat::Q5_0 => Q5_0::WEIGHTS,
-            WeightFormat::Q5_1 => Q5_1::WEIGHTS,
-            WeightFormat::Q8_0 => Q8_0::WEIGHTS,
-            WeightFormat::Q2K => Q2K::WEIGHTS,
-            WeightFormat::Q3K => Q3K::WEIGHTS,
-            WeightFormat::Q4K => Q4K::WEIGHTS,
-            WeightFormat::Q5K => Q5K::WEIGHTS,
-            WeightFormat::Q6K => Q6K::WEIGHTS,
-        }
+    pub fn block_weights(self) -> usize {
+        self.row().block_weights
     }
 
     /// Bytes of one block.
-    pub const fn block_bytes(self) -> usize {
-        match self {
-            WeightFormat::F32 => 4,
-            WeightFormat::F16 | WeightFormat::Bf16 => 2,
-            WeightFormat::Q4_0 => Q4_0::BYTES,
-            WeightFormat::Q4_1 => Q4_1::BYTES,
-            WeightFormat::Q5_0 => Q5_0::BYTES,
-            WeightFormat::Q5_1 => Q5_1::BYTES,
-            WeightFormat::Q8_0 => Q8_0::BYTES,
-            WeightFormat::Q2K => Q2K::BYTES,
-            WeightFormat::Q3K => Q3K::BYTES,
-            WeightFormat::Q4K => Q4K::BYTES,
-            WeightFormat::Q5K => Q5K::BYTES,
-            WeightFormat::Q6K => Q6K::BYTES,
-        }
+    pub fn block_bytes(self) -> usize {
+        self.row().block_bytes
+    }
+
+    /// Offsets of the binary16 scales and minimums in a block; none for floats.
+    pub fn half_offsets(self) -> &'static [usize] {
+        self.row().halves
     }
 }
 

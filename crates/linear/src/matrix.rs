@@ -1,9 +1,6 @@
 use core::fmt;
 
-use crate::float::{self, Bf16, F16, F32};
-use crate::machine::Buffer;
-use crate::machine::Isa;
-use crate::quant::{self, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use crate::machine::{Buffer, Isa};
 use crate::tasks::Product;
 use crate::{Activations, LANES, LinearError, WeightFormat};
 
@@ -32,27 +29,11 @@ impl PackedMatrix {
         };
         let padded = out_features.checked_next_multiple_of(LANES).ok_or_else(too_large)?;
         // bfloat16 lies in pairs of inputs.
-        let padded_row_bytes = match format {
-            WeightFormat::Bf16 => row_bytes.checked_next_multiple_of(4).ok_or_else(too_large)?,
-            _ => row_bytes,
-        };
+        let padded_row_bytes = row_bytes
+            .checked_next_multiple_of(format.row().row_multiple)
+            .ok_or_else(too_large)?;
         let mut buffer = Buffer::zeroed(padded_row_bytes.checked_mul(padded).ok_or_else(too_large)?)?;
-        let packed = buffer.bytes_mut();
-        match format {
-            WeightFormat::F32 => float::pack::<F32>(row_major_bytes, out_features, in_features, packed),
-            WeightFormat::F16 => float::pack::<F16>(row_major_bytes, out_features, in_features, packed),
-            WeightFormat::Bf16 => float::pack::<Bf16>(row_major_bytes, out_features, in_features, packed),
-            WeightFormat::Q4_0 => quant::pack::<Q4_0>(row_major_bytes, out_features, in_features, packed),
-            WeightFormat::Q4_1 => quant::pack::<Q4_1>(row_major_bytes, out_features, in_features, packed),
-            WeightFormat::Q5_0 => quant::pack::<Q5_0>(row_major_bytes, out_features, in_features, packed),
-            WeightFormat::Q5_1 => quant::pack::<Q5_1>(row_major_bytes, out_features, in_features, packed),
-            WeightFormat::Q8_0 => quant::pack::<Q8_0>(row_major_bytes, out_features, in_features, packed),
-            WeightFormat::Q2K => quant::pack::<Q2K>(row_major_bytes, out_features, in_features, packed),
-            WeightFormat::Q3K => quant::pack::<Q3K>(row_major_bytes, out_features, in_features, packed),
-            WeightFormat::Q4K => quant::pack::<Q4K>(row_major_bytes, out_features, in_features, packed),
-            WeightFormat::Q5K => quant::pack::<Q5K>(row_major_bytes, out_features, in_features, packed),
-            WeightFormat::Q6K => quant::pack::<Q6K>(row_major_bytes, out_features, in_features, packed),
-        }
+        (format.row().pack)(row_major_bytes, out_features, in_features, buffer.bytes_mut());
         Ok(PackedMatrix {
             format,
             out_features,
@@ -121,25 +102,12 @@ impl PackedMatrix {
 
     /// `products` are of matrices of this one's kind.
     fn multiply(&self, isa: Isa, products: Vec<Product<'_>>, input: &[f32]) {
-        let inputs = self.in_features;
-        match self.format {
-            WeightFormat::F32 => float::multiply::<F32>(isa, products, inputs, input),
-            WeightFormat::F16 => float::multiply::<F16>(isa, products, inputs, input),
-            WeightFormat::Bf16 => match self.activations {
-                Activations::Exact => float::multiply_pairs::<Bf16>(isa, products, inputs, input),
-                Activations::Rounded => float::multiply_rounded(isa, products, inputs, input),
-            },
-            WeightFormat::Q4_0 => quant::multiply::<Q4_0>(isa, products, inputs, input),
-            WeightFormat::Q4_1 => quant::multiply::<Q4_1>(isa, products, inputs, input),
-            WeightFormat::Q5_0 => quant::multiply::<Q5_0>(isa, products, inputs, input),
-            WeightFormat::Q5_1 => quant::multiply::<Q5_1>(isa, products, inputs, input),
-            WeightFormat::Q8_0 => quant::multiply::<Q8_0>(isa, products, inputs, input),
-            WeightFormat::Q2K => quant::multiply::<Q2K>(isa, products, inputs, input),
-            WeightFormat::Q3K => quant::multiply::<Q3K>(isa, products, inputs, input),
-            WeightFormat::Q4K => quant::multiply::<Q4K>(isa, products, inputs, input),
-            WeightFormat::Q5K => quant::multiply::<Q5K>(isa, products, inputs, input),
-            WeightFormat::Q6K => quant::multiply::<Q6K>(isa, products, inputs, input),
-        }
+        let row = self.format.row();
+        let multiply = match self.activations {
+            Activations::Exact => row.multiply,
+            Activations::Rounded => row.multiply_rounded,
+        };
+        multiply(isa, products, self.in_features, input);
     }
 
     /// Writes row `row` as f32, exactly as stored: the embedding of a token.
@@ -154,22 +122,7 @@ impl PackedMatrix {
             self.out_features
         );
         assert_eq!(output.len(), self.in_features, "output must hold a row");
-        let packed = self.buffer.bytes();
-        match self.format {
-            WeightFormat::F32 => float::row_into::<F32>(packed, self.out_features, row, output),
-            WeightFormat::F16 => float::row_into::<F16>(packed, self.out_features, row, output),
-            WeightFormat::Bf16 => float::row_into::<Bf16>(packed, self.out_features, row, output),
-            WeightFormat::Q4_0 => quant::row_into::<Q4_0>(packed, row, output),
-            WeightFormat::Q4_1 => quant::row_into::<Q4_1>(packed, row, output),
-            WeightFormat::Q5_0 => quant::row_into::<Q5_0>(packed, row, output),
-            WeightFormat::Q5_1 => quant::row_into::<Q5_1>(packed, row, output),
-            WeightFormat::Q8_0 => quant::row_into::<Q8_0>(packed, row, output),
-            WeightFormat::Q2K => quant::row_into::<Q2K>(packed, row, output),
-            WeightFormat::Q3K => quant::row_into::<Q3K>(packed, row, output),
-            WeightFormat::Q4K => quant::row_into::<Q4K>(packed, row, output),
-            WeightFormat::Q5K => quant::row_into::<Q5K>(packed, row, output),
-            WeightFormat::Q6K => quant::row_into::<Q6K>(packed, row, output),
-        }
+        (self.format.row().row_into)(self.buffer.bytes(), self.out_features, row, output);
     }
 
     /// The bytes that were [packed](Self::pack): to bring the weights to a device with a layout of its own.
@@ -177,22 +130,7 @@ impl PackedMatrix {
         let (outputs, inputs) = (self.out_features, self.in_features);
         let row_bytes = inputs / self.format.block_weights() * self.format.block_bytes();
         let mut rows = vec![0; outputs * row_bytes];
-        let packed = self.buffer.bytes();
-        match self.format {
-            WeightFormat::F32 => float::unpack::<F32>(packed, outputs, inputs, &mut rows),
-            WeightFormat::F16 => float::unpack::<F16>(packed, outputs, inputs, &mut rows),
-            WeightFormat::Bf16 => float::unpack::<Bf16>(packed, outputs, inputs, &mut rows),
-            WeightFormat::Q4_0 => quant::unpack::<Q4_0>(packed, inputs, &mut rows),
-            WeightFormat::Q4_1 => quant::unpack::<Q4_1>(packed, inputs, &mut rows),
-            WeightFormat::Q5_0 => quant::unpack::<Q5_0>(packed, inputs, &mut rows),
-            WeightFormat::Q5_1 => quant::unpack::<Q5_1>(packed, inputs, &mut rows),
-            WeightFormat::Q8_0 => quant::unpack::<Q8_0>(packed, inputs, &mut rows),
-            WeightFormat::Q2K => quant::unpack::<Q2K>(packed, inputs, &mut rows),
-            WeightFormat::Q3K => quant::unpack::<Q3K>(packed, inputs, &mut rows),
-            WeightFormat::Q4K => quant::unpack::<Q4K>(packed, inputs, &mut rows),
-            WeightFormat::Q5K => quant::unpack::<Q5K>(packed, inputs, &mut rows),
-            WeightFormat::Q6K => quant::unpack::<Q6K>(packed, inputs, &mut rows),
-        }
+        (self.format.row().unpack)(self.buffer.bytes(), outputs, inputs, &mut rows);
         rows
     }
 

@@ -76,21 +76,10 @@ impl TensorType {
 
     /// The type a GGUF file numbers so, `None` when the format has no such type.
     pub(crate) fn from_gguf(number: u32) -> Option<TensorType> {
-        let weights = |format| Some(TensorType::Weights(format));
+        if let Some(format) = WeightFormat::from_ggml_type(number) {
+            return Some(TensorType::Weights(format));
+        }
         let (name, elements, bytes) = match number {
-            0 => return weights(WeightFormat::F32),
-            1 => return weights(WeightFormat::F16),
-            2 => return weights(WeightFormat::Q4_0),
-            3 => return weights(WeightFormat::Q4_1),
-            6 => return weights(WeightFormat::Q5_0),
-            7 => return weights(WeightFormat::Q5_1),
-            8 => return weights(WeightFormat::Q8_0),
-            10 => return weights(WeightFormat::Q2K),
-            11 => return weights(WeightFormat::Q3K),
-            12 => return weights(WeightFormat::Q4K),
-            13 => return weights(WeightFormat::Q5K),
-            14 => return weights(WeightFormat::Q6K),
-            30 => return weights(WeightFormat::Bf16),
             9 => ("Q8_1", 32, 36),
             15 => ("Q8_K", 256, 292),
             16 => ("IQ2_XXS", 256, 66),
@@ -221,14 +210,7 @@ fn first_element<const BYTES: usize>(
 
 /// The first block with a scale that is NaN or infinite.
 fn first_block(format: WeightFormat, bytes: &[u8]) -> Option<(usize, f32)> {
-    // Where a block's half-precision scales and minimums lie.
-    let scales: &[usize] = match format {
-        WeightFormat::Q4_1 | WeightFormat::Q5_1 | WeightFormat::Q4K | WeightFormat::Q5K => &[0, 2],
-        WeightFormat::Q2K => &[80, 82],
-        WeightFormat::Q3K => &[108],
-        WeightFormat::Q6K => &[208],
-        _ => &[0],
-    };
+    let scales = format.half_offsets();
     let scale = |block: &[u8], at: usize| [block[at], block[at + 1]];
     let suspicious = |block: &[u8]| scales.iter().any(|&at| is_not_finite_half(&scale(block, at)));
     let block_bytes = format.block_bytes();
