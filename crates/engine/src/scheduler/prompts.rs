@@ -77,7 +77,7 @@ impl Scheduler {
             let Stage::Reading {
                 reused_tokens,
                 lookup: Lookup::Done | Lookup::Arriving(_),
-                ..
+                ref resumed,
             } = running.stage
             else {
                 continue;
@@ -95,7 +95,9 @@ impl Scheduler {
                 continue;
             }
             if known == reused_tokens {
-                match sequence.begin_prompt(&prompt[known..]) {
+                // The latest token of an answer that goes on behind it counts as well.
+                let length = prompt.len() + usize::from(resumed.is_some());
+                match sequence.begin_prompt_for(&prompt[known..], length) {
                     // Heads turn as the whole prompt needs since its request began.
                     Ok(again) => debug_assert!(again.is_empty()),
                     Err(error) => {

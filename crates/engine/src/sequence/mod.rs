@@ -399,12 +399,17 @@ impl Sequence {
     /// that evicted tokens leave could not be read or written; the sequence is empty then.
     #[must_use = "these tokens have to be read first"]
     pub fn begin_prompt(&mut self, tokens: &[u32]) -> Result<Vec<u32>, EngineError> {
+        self.begin_prompt_for(tokens, self.text.tokens.len() + tokens.len())
+    }
+
+    /// As [`begin_prompt`](Self::begin_prompt), of a sequence that will soon have `length` tokens.
+    pub(crate) fn begin_prompt_for(&mut self, tokens: &[u32], length: usize) -> Result<Vec<u32>, EngineError> {
         if tokens.is_empty() {
             return Err(EngineError::EmptyPrompt);
         }
         check_room(self, "the prompt", tokens.len())?;
         self.answer.end();
-        let again = self.turn_for(self.text.tokens.len() + tokens.len());
+        let again = self.turn_for(length);
         self.evict().map_err(|failure| failure.error)?;
         self.recurrence.keep_before_prompt()?;
         Ok(again)

@@ -383,7 +383,7 @@ fn check_joined(path: &Path) {
     };
     let mut forward = HostForward::new(&model, 300);
     let mut alone = [0; 4].map(|_| Reader::new(&model, 300, 1024));
-    let mut joined = CUTS.map(|_| [0; 4].map(|_| Sequence::new(config)));
+    let mut joined = CUTS.map(|_| [0; 4].map(|_| Sequence::of_length(config, 1024)));
     let mut read = [0; 4];
     for (pass, lengths) in PASSES.iter().enumerate() {
         let texts: Vec<Vec<u32>> = (0..4).map(|at| text(at, read[at], lengths[at])).collect();
@@ -487,7 +487,7 @@ fn check_verified(path: &Path) {
         verified.sequence.go_back(PROMPT, &before);
         for cuts in CUTS {
             // A prompt, the draft, another draft: layers are cut inside of the first draft.
-            let mut other = Sequence::new(config);
+            let mut other = Sequence::of_length(config, 1024);
             let mut third = Sequence::new(config);
             third.generates = true;
             let mut work = [

@@ -108,6 +108,14 @@ impl Sequence {
         }
     }
 
+    /// A sequence that will have `length` tokens.
+    pub(crate) fn of_length(config: &ModelConfig, length: usize) -> Sequence {
+        Sequence {
+            length,
+            ..Sequence::new(config)
+        }
+    }
+
     /// Forgets everything after the first `tokens` tokens, at which `state` was copied.
     pub(crate) fn go_back(&mut self, tokens: usize, state: &RecurrentState) {
         self.tokens = tokens;
@@ -203,10 +211,7 @@ impl Reader {
         Reader {
             config: model.config.clone(),
             forward: HostForward::new(model, batch_tokens),
-            sequence: Sequence {
-                length,
-                ..Sequence::new(&model.config)
-            },
+            sequence: Sequence::of_length(&model.config, length),
         }
     }
 
