@@ -6,7 +6,6 @@ use clap::{Args, Subcommand};
 use riffle_eval::{EvalError, GivenQuestion};
 
 use crate::args::{EngineArguments, ModelArguments};
-use crate::fleet_args::FleetArguments;
 use crate::numbers;
 
 #[derive(Debug, Args)]
@@ -52,12 +51,6 @@ pub(crate) enum Measurement {
     /// chunk to chunk.
     #[command(after_help = "Example:\n  riffle eval audit --prefill xattention --length 8192 --out results")]
     Audit(Box<AuditArguments>),
-    /// Simulate many workers behind a router: what is read again, what moves, what it costs
-    #[command(
-        after_help = "Example:\n  riffle eval fleet --workers 10,100 --documents 2000",
-        after_long_help = "Example:\n  riffle eval fleet --workers 10,100 --documents 2000 --prompt-rate 105 --answer-rate 26.5\n\nNo model is run: rates are those that riffle bench has measured. docs/results/fleet.md says what is assumed."
-    )]
-    Fleet(Box<FleetArguments>),
     /// Make one HTML page of all records in a folder
     #[command(after_help = "Example:\n  riffle eval needle --out results && riffle eval report results")]
     Report(ReportArguments),

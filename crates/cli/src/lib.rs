@@ -19,7 +19,6 @@ mod device;
 mod engine_args;
 mod eval_args;
 mod failure;
-mod fleet_args;
 mod help;
 mod hub_args;
 mod interrupt;

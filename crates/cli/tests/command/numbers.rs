@@ -140,11 +140,6 @@ impl Place {
                 given("--samples", "1"),
                 given("--tasks", "vt"),
             ],
-            "eval fleet" => vec![
-                given("--workers", "2"),
-                given("--documents", "10"),
-                given("--requests", "5"),
-            ],
             "eval perplexity" => vec![model, text, given("--tokens", "256"), given("--window", "128")],
             "eval compare" => vec![
                 model,

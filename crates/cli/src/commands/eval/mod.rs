@@ -2,7 +2,6 @@
 
 mod audit;
 mod compare;
-mod fleet;
 mod needle;
 mod perplexity;
 mod report;
@@ -23,7 +22,6 @@ pub(crate) fn eval(arguments: &EvalArguments) -> Result<(), Failure> {
         Measurement::Perplexity(arguments) => perplexity::perplexity(arguments),
         Measurement::Compare(arguments) => compare::compare(arguments),
         Measurement::Audit(arguments) => audit::audit(arguments),
-        Measurement::Fleet(arguments) => fleet::fleet(arguments),
         Measurement::Report(arguments) => report::report(arguments),
     }
 }
