@@ -370,10 +370,10 @@ impl Conversation {
 /// Refuses what forgets documents.
 fn refuse(options: &EngineOptions) -> Result<(), AskError> {
     let refusals = [
-        (options.window.is_some(), "--window-size", "a window forgets them"),
+        (options.window.is_some(), "window", "a window forgets them"),
         (
             options.token_selection.is_some(),
-            "--select-tokens",
+            "token_selection",
             "what one question leaves out the next may need",
         ),
     ];

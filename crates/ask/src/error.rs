@@ -22,13 +22,13 @@ pub enum AskError {
         rest: usize,
         /// Tokens that the context holds.
         limit: usize,
-        /// Whether `--ctx` sets that limit.
+        /// Whether the options set that limit.
         is_given: bool,
         /// Positions that the model was made for.
         maximum: usize,
     },
     /// The documents' text does not fit in memory while it becomes tokens.
-    #[error("the documents hold {} of text, and memory allows {}: give fewer documents, or a larger --memory", human_bytes(*bytes), human_bytes(*limit_bytes))]
+    #[error("the documents hold {} of text, and memory allows {}: give fewer documents, or a larger `memory_budget_bytes`", human_bytes(*bytes), human_bytes(*limit_bytes))]
     TooMuchText {
         /// Bytes of the documents' text.
         bytes: u64,
@@ -37,7 +37,7 @@ pub enum AskError {
     },
     /// The conversation is longer than the context.
     #[error(
-        "the conversation has {held} tokens and this question needs {needed} more, but its context holds {context}: begin anew (the documents are not read again), or use a larger --ctx"
+        "the conversation has {held} tokens and this question needs {needed} more, but its context holds {context}: begin anew (the documents are not read again), or use a larger `context_tokens`"
     )]
     ConversationFull {
         /// Tokens of the conversation so far.
@@ -51,15 +51,15 @@ pub enum AskError {
     #[error("the question is empty: say what you want to know")]
     EmptyQuestion,
     /// An option that a conversation about documents cannot go with.
-    #[error("{option} does not go with questions about documents, since {why}: leave it out, or use riffle run")]
+    #[error("`{option}` does not go with questions about documents, since {why}: leave it out, or use riffle run")]
     Option {
-        /// The option as the command line spells it.
+        /// The option: a field of the engine's options.
         option: &'static str,
         /// Why not.
         why: &'static str,
     },
     /// The folder of what was read before cannot be used.
-    #[error("{0}; choose another folder with --keep, or leave it out with --no-keep")]
+    #[error("{0}; choose another folder with `keep`, or leave it out")]
     Keep(KvError),
 }
 
@@ -71,7 +71,7 @@ impl From<ModelError> for AskError {
 
 fn holds(limit: usize, is_given: bool) -> String {
     match is_given {
-        true => format!("--ctx holds {limit}"),
+        true => format!("`context_tokens` holds {limit}"),
         false => format!("the model was made for {limit}"),
     }
 }
@@ -80,7 +80,7 @@ fn holds(limit: usize, is_given: bool) -> String {
 fn stretch(needed: usize, maximum: usize) -> String {
     match needed > maximum {
         true => format!(
-            "--rope-scaling yarn:factor={} --ctx {needed}, ",
+            "`rope_scaling=yarn:factor={}` `context_tokens={needed}`, ",
             needed.div_ceil(maximum.max(1)).max(2)
         ),
         false => String::new(),

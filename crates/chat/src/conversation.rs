@@ -68,7 +68,7 @@ impl Conversation {
     pub fn new(engine: Arc<Engine>, options: ChatOptions) -> Result<Self, ChatError> {
         if engine.options().token_selection.is_some() {
             return Err(ChatError::Option(
-                "--select-tokens serves one question at the end of a text, and a conversation has several: leave it out",
+                "`token_selection` serves one question at the end of a text, and a conversation has several: leave it out",
             ));
         }
         engine.tokenizer()?;
@@ -180,7 +180,7 @@ impl Conversation {
         let now = self.engine.options();
         if now.window.is_some() {
             return Err(ChatError::Option(
-                "with --window-size the window decides what is read: start without it to choose policies",
+                "with `window` the window decides what is read: start without it to choose policies",
             ));
         }
         let prefill_stays = prefill.as_ref().is_none_or(|prefill| *prefill == now.prefill);

@@ -13,7 +13,7 @@ use riffle_hub::HubError;
 use riffle_model::ModelError;
 use riffle_server::ServerError;
 
-use crate::{command_line, console, shown};
+use crate::{command_line, console, flags, shown};
 
 /// One line for the user and an exit status. Without a line nothing is said.
 #[derive(Debug)]
@@ -29,9 +29,9 @@ impl Failure {
     /// Exit status for arguments that the command does not have.
     pub(crate) const MISSPELLED: u8 = 2;
 
-    /// A failure with the exit status 1. What is no line is made one.
+    /// A failure with the exit status 1. What is no line is made one, and fields of the libraries' options become flags.
     pub fn new(message: impl Display) -> Self {
-        let message = shown::line(&message.to_string());
+        let message = shown::line(&flags::typed(&message.to_string()));
         Self { message, status: 1 }
     }
 
@@ -121,6 +121,7 @@ impl From<AskError> for Failure {
     fn from(error: AskError) -> Self {
         match error {
             AskError::Engine(error) => error.into(),
+            AskError::Keep(_) => Self::new(format!("{error} with --no-keep")),
             error => Self::new(error),
         }
     }

@@ -19,6 +19,7 @@ mod device;
 mod engine_args;
 mod eval_args;
 mod failure;
+mod flags;
 mod help;
 mod hub_args;
 mod interrupt;

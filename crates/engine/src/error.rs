@@ -9,6 +9,8 @@ use riffle_model::ModelError;
 use riffle_policy::PolicyError;
 
 /// Every way a run can fail; each message says what was wrong and what to do.
+///
+/// A message names options by their fields, in backticks: [`rename_options`](crate::rename_options) gives them the names of a program.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
@@ -42,9 +44,9 @@ pub enum EngineError {
     )]
     Attend(#[from] AttendError),
     /// An option has a value that makes no sense.
-    #[error("{name} is {value}, but {requirement}")]
+    #[error("`{name}` is {value}, but {requirement}")]
     Option {
-        /// The option, as the command line spells it.
+        /// The option: a field of the options of this crate, or a parameter.
         name: &'static str,
         /// What was given.
         value: String,
@@ -87,7 +89,7 @@ pub enum EngineError {
     ForeignSession {
         /// The file.
         path: PathBuf,
-        /// What differs: the model, or an option as the command line spells it.
+        /// What differs: the model, or an option.
         what: String,
         /// Its value in the file.
         saved: String,
@@ -109,7 +111,7 @@ pub enum EngineError {
     },
     /// A prefix cache beside a policy that learns from the queries it sees.
     #[error(
-        "--prefix-cache cannot be used with policy {0}: this policy learns from every query of a text, and pages from the cache bring none; use another policy, or --session"
+        "`prefix_cache` cannot be used with policy {0}: this policy learns from every query of a text, and pages from the cache bring none; use another policy, or `session`"
     )]
     PrefixPolicy(String),
     /// Pages of another session for a model whose layers do not all keep keys and values.
@@ -127,14 +129,14 @@ pub enum EngineError {
     #[error("there is no free memory for {0}, because other requests use it: try again when fewer requests run")]
     NoRoom(&'static str),
     /// Nothing to go on from.
-    #[error("{} holds no answer to go on with: give --session a file that a run has saved, or give a prompt", path.display())]
+    #[error("{} holds no answer to go on with: give `session` a file that a run has saved, or give a prompt", path.display())]
     NothingToContinue {
         /// The file.
         path: PathBuf,
     },
     /// A context longer than the model was made for.
     #[error(
-        "--ctx {context} is longer than the {maximum} positions this model was made for: use --ctx {maximum} or less, or stretch them, such as by --rope-scaling yarn:factor={}", factor(*context, *maximum)
+        "`context_tokens={context}` is longer than the {maximum} positions this model was made for: use `context_tokens={maximum}` or less, or stretch them, such as by `rope_scaling=yarn:factor={}`", factor(*context, *maximum)
     )]
     ContextTooLong {
         /// Tokens asked for.
@@ -175,11 +177,11 @@ pub enum EngineError {
     #[error("the answer cannot be given the form that was asked for: {0}")]
     Form(String),
     /// Instructions were given, but nothing to put them in.
-    #[error("--system needs a chat template and {0} has none: put the instructions into the prompt")]
+    #[error("`system` needs a chat template and {0} has none: put the instructions into the prompt")]
     NoChatTemplate(String),
     /// The model produced logits that are not numbers.
     #[error(
-        "after {position} tokens the model computed a score that is not a number: its weights are damaged, or its numbers are too large for 16 bits; get the model again, or try --kv-type bf16"
+        "after {position} tokens the model computed a score that is not a number: its weights are damaged, or its numbers are too large for 16 bits; get the model again, or try `kv_type=bf16`"
     )]
     NonFiniteLogits {
         /// Tokens read before it happened.
@@ -194,7 +196,7 @@ pub enum EngineError {
         total: usize,
     },
     /// The thread pool could not be started.
-    #[error("cannot start {threads} threads: {reason}; use fewer with --threads")]
+    #[error("cannot start {threads} threads: {reason}; use fewer with `threads`")]
     Threads {
         /// Threads asked for.
         threads: usize,

@@ -77,7 +77,7 @@ pub use draft_spec::{DraftCount, DraftSpec};
 pub use engine::{Engine, max_threads, plan, with_threads};
 pub use error::{EngineError, Failure};
 pub use open_device::cuda_ordinal;
-pub use options::{EngineOptions, PromptText, SequenceOptions, StreamWindow, TokenSelection};
+pub use options::{EngineOptions, PromptText, SequenceOptions, StreamWindow, TokenSelection, rename_options};
 pub use parse::{parse_bytes, parse_kv_type};
 pub use pass::{PrefillProgress, Runner, Work};
 pub use plan::{

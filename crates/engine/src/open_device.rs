@@ -1,4 +1,4 @@
-//! `--device`: which device computes.
+//! Which device computes.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use riffle_model::ModelConfig;
 use crate::{AttentionPrecision, EngineError, EngineOptions};
 
 impl EngineOptions {
-    /// The same options on the device that `--device` names: `cpu`, `cuda` or `cuda:N`; without a name on a CUDA device
+    /// The same options on the device that `name` names: `cpu`, `cuda` or `cuda:N`; without a name on a CUDA device
     /// where there is one that computes the model, else on the CPU. `open` opens the CUDA device of a number.
     ///
     /// # Errors
@@ -45,7 +45,7 @@ impl EngineOptions {
     }
 }
 
-/// The number of the CUDA device that `--device` names; `None` for the CPU.
+/// The number of the CUDA device that `name` names; `None` for the CPU.
 ///
 /// # Errors
 /// [`EngineError::Option`] for what is not `cpu`, `cuda` or `cuda:N`.
@@ -58,7 +58,7 @@ pub fn cuda_ordinal(name: &str) -> Result<Option<usize>, EngineError> {
     };
     match ordinal {
         Some(ordinal) => Ok(Some(ordinal)),
-        None => Err(EngineError::option("--device", name, "it must be cpu, cuda or cuda:N")),
+        None => Err(EngineError::option("device", name, "it must be cpu, cuda or cuda:N")),
     }
 }
 
@@ -69,41 +69,41 @@ fn refusal(config: &ModelConfig, options: &EngineOptions) -> Option<EngineError>
     }
     if options.attention == AttentionPrecision::Rounded {
         return Some(EngineError::option(
-            "--attention",
+            "attention",
             options.attention,
-            "a device has arithmetic of its own: leave it out, or use --device cpu",
+            "a device has arithmetic of its own: leave it out, or use `device=cpu`",
         ));
     }
     if let Some(shape) = config.recurrent.as_ref().filter(|shape| shape.key_dim > 256) {
         return Some(EngineError::option(
-            "--device",
+            "device",
             "cuda",
             format!(
-                "it computes recurrent heads of up to 256 and this model's have {}: use --device cpu",
+                "it computes recurrent heads of up to 256 and this model's have {}: use `device=cpu`",
                 shape.key_dim
             ),
         ));
     }
     if [options.key_format, options.value_format].contains(&Format::F32) {
         return Some(EngineError::option(
-            "--kv-type",
+            "kv_type",
             "f32",
-            "the device reads f16, bf16, q8_0 and q4_0: use one of these, or --device cpu",
+            "the device reads f16, bf16, q8_0 and q4_0: use one of these, or `device=cpu`",
         ));
     }
     if !options.page_tokens.is_multiple_of(64) {
         return Some(EngineError::option(
-            "--page-tokens",
+            "page_tokens",
             options.page_tokens,
-            "the device reads pages of a multiple of 64 tokens: use one, or --device cpu",
+            "the device reads pages of a multiple of 64 tokens: use one, or `device=cpu`",
         ));
     }
     if !config.head_dim.is_multiple_of(16) || config.head_dim > 256 {
         return Some(EngineError::option(
-            "--device",
+            "device",
             "cuda",
             format!(
-                "it computes heads of a multiple of 16 up to 256 and this model's have {}: use --device cpu",
+                "it computes heads of a multiple of 16 up to 256 and this model's have {}: use `device=cpu`",
                 config.head_dim
             ),
         ));

@@ -5,6 +5,26 @@ use riffle_policy::PolicyRules;
 
 use crate::{AttentionPrecision, Engine, EngineError, SequenceOptions};
 
+/// Names of parts in files, and the options that they are. Files keep these names, so that those of earlier versions are known.
+const STORED: [(&str, &str); 10] = [
+    ("--decode", "decode"),
+    ("--rope-scaling", "rope_scaling"),
+    ("--activations", "activations"),
+    ("--attention", "attention"),
+    ("--kv-type", "kv_type"),
+    ("--page-tokens", "page_tokens"),
+    ("--prefill", "prefill"),
+    ("--select-tokens", "token_selection"),
+    ("--kv-rotate", "rotate"),
+    ("--window-size", "window"),
+];
+
+/// A part of an origin as messages name it.
+fn shown_name(stored: &str) -> String {
+    let option = STORED.iter().find(|(name, _)| *name == stored);
+    option.map_or(stored.to_owned(), |(_, field)| format!("`{field}`"))
+}
+
 /// Everything that decides over keys and values beside the tokens, part by part so that a difference can be named.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Origin {
@@ -58,7 +78,7 @@ impl Origin {
         lines.collect::<String>().into_bytes()
     }
 
-    /// The first part that differs from an origin as bytes: its name, its value here and its value there.
+    /// The first part that differs from an origin as bytes: its name for messages, its value here and its value there.
     pub(crate) fn difference(&self, other: &[u8]) -> Option<(String, String, String)> {
         let other = String::from_utf8_lossy(other);
         let other: Vec<(&str, &str)> = other.lines().filter_map(|line| line.split_once('\t')).collect();
@@ -66,11 +86,11 @@ impl Origin {
         let none = "not set";
         let changed = self.parts.iter().find_map(|(name, value)| {
             let there = value_of(name).unwrap_or(none);
-            (there != value).then(|| (name.clone(), value.clone(), there.to_owned()))
+            (there != value).then(|| (shown_name(name), value.clone(), there.to_owned()))
         });
         let known = |name: &str| self.parts.iter().any(|(part, _)| part == name);
         let more = || other.iter().find(|(name, _)| !known(name));
-        changed.or_else(|| more().map(|(name, value)| ((*name).to_owned(), none.to_owned(), (*value).to_owned())))
+        changed.or_else(|| more().map(|(name, value)| (shown_name(name), none.to_owned(), (*value).to_owned())))
     }
 
     pub(crate) fn add(&mut self, name: &str, value: String) {

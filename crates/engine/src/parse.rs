@@ -15,7 +15,7 @@ pub fn parse_kv_type(text: &str) -> Result<(Format, Format), EngineError> {
             .find(|format| format.name().eq_ignore_ascii_case(name))
             .ok_or_else(|| {
                 EngineError::option(
-                    "--kv-type",
+                    "kv_type",
                     format!("{text:?}"),
                     format!(
                         "it must be one of {}, or two of them as KEYS:VALUES",
@@ -30,7 +30,7 @@ pub fn parse_kv_type(text: &str) -> Result<(Format, Format), EngineError> {
     }
 }
 
-/// Bytes: `4096`, `900K`, `1.5G`; a unit is a power of 1024. `option` is what they were typed for.
+/// Bytes: `4096`, `900K`, `1.5G`; a unit is a power of 1024. `option` is the option that they are for.
 ///
 /// # Errors
 /// [`EngineError::Option`] shows the spelling.
@@ -91,7 +91,7 @@ mod tests {
     fn bytes_that_are_advised_are_enough_when_they_are_typed() {
         for bytes in [0, 1, 10_239, 10_240, 10_241, 205_000_001, 3 << 40, u64::MAX >> 12] {
             assert!(
-                parse_bytes("--memory", &typed_bytes(bytes)).unwrap() >= bytes,
+                parse_bytes("memory_budget_bytes", &typed_bytes(bytes)).unwrap() >= bytes,
                 "{bytes}"
             );
         }
@@ -100,11 +100,11 @@ mod tests {
 
     #[test]
     fn bytes_take_binary_units_and_refuse_the_rest() {
-        assert_eq!(parse_bytes("--memory", "4096").unwrap(), 4096);
-        assert_eq!(parse_bytes("--memory", "1.5G").unwrap(), 3 << 29);
-        assert_eq!(parse_bytes("--memory", "900MiB").unwrap(), 900 << 20);
+        assert_eq!(parse_bytes("memory_budget_bytes", "4096").unwrap(), 4096);
+        assert_eq!(parse_bytes("memory_budget_bytes", "1.5G").unwrap(), 3 << 29);
+        assert_eq!(parse_bytes("memory_budget_bytes", "900MiB").unwrap(), 900 << 20);
         for bad in ["", "G", "-1", "1X", "nan", "inf", "1e300"] {
-            assert!(parse_bytes("--memory", bad).is_err(), "{bad}");
+            assert!(parse_bytes("memory_budget_bytes", bad).is_err(), "{bad}");
         }
     }
 }

@@ -134,7 +134,7 @@ impl FromStr for Profile {
         let file: ProfileFile = toml::from_str(text).map_err(|error| EngineError::Profile(fault(text, &error)))?;
         if file.prefill.is_none() && file.decode.is_none() && file.cost.is_none() {
             return Err(EngineError::Profile(
-                "it is empty: give a file with [prefill] or [decode], as riffle calibrate --out writes it".to_owned(),
+                "it is empty: give a file with [prefill] or [decode]".to_owned(),
             ));
         }
         let default = Self::default();

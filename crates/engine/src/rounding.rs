@@ -23,7 +23,7 @@ pub fn activations_note(config: &ModelConfig, activations: Activations, on_devic
         Activations::Exact => return None,
     };
     Some(format!(
-        "--activations {activations} concerns bf16 weights on the CPU alone: {why}"
+        "`activations={activations}` concerns bf16 weights on the CPU alone: {why}"
     ))
 }
 

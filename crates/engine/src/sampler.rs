@@ -81,44 +81,44 @@ impl SamplingOptions {
             }
         };
         check(
-            "--temperature",
+            "temperature",
             self.temperature,
             self.temperature >= 0.0,
             "it must be 0 (most likely token) or more",
         )?;
         check(
-            "--top-p",
+            "top_p",
             self.top_p,
             self.top_p > 0.0 && self.top_p <= 1.0,
             "it must be above 0 and at most 1",
         )?;
         check(
-            "--min-p",
+            "min_p",
             self.min_p,
             (0.0..=1.0).contains(&self.min_p),
             "it must be from 0 to 1",
         )?;
         check(
-            "--repeat-penalty",
+            "repeat_penalty",
             self.repeat_penalty,
             self.repeat_penalty > 0.0,
             "it must be above 0 (1 is off)",
         )?;
         check(
-            "--presence-penalty",
+            "presence_penalty",
             self.presence_penalty,
             true,
             "it must be a number (0 is off)",
         )?;
         check(
-            "--frequency-penalty",
+            "frequency_penalty",
             self.frequency_penalty,
             true,
             "it must be a number (0 is off)",
         )?;
         for (token, bias) in &self.logit_bias {
             let requirement = format!("the bias of token {token} must be a number");
-            check("--logit-bias", *bias, true, &requirement)?;
+            check("logit_bias", *bias, true, &requirement)?;
         }
         Ok(())
     }
@@ -497,39 +497,39 @@ mod tests {
                     temperature: -1.0,
                     ..Default::default()
                 },
-                "--temperature",
+                "temperature",
             ),
             (
                 SamplingOptions {
                     temperature: f32::NAN,
                     ..Default::default()
                 },
-                "--temperature",
+                "temperature",
             ),
             (
                 SamplingOptions {
                     top_p: 0.0,
                     ..Default::default()
                 },
-                "--top-p",
+                "top_p",
             ),
             (
                 SamplingOptions {
                     min_p: 1.5,
                     ..Default::default()
                 },
-                "--min-p",
+                "min_p",
             ),
             (
                 SamplingOptions {
                     repeat_penalty: 0.0,
                     ..Default::default()
                 },
-                "--repeat-penalty",
+                "repeat_penalty",
             ),
         ] {
             let message = Sampler::new(options).unwrap_err().to_string();
-            assert!(message.starts_with(name), "{message}");
+            assert!(message.starts_with(&format!("`{name}` is ")), "{message}");
         }
     }
 }

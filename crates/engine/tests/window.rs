@@ -175,7 +175,7 @@ fn a_window_goes_back_as_far_as_it_can_and_says_what_it_cannot() {
     assert_eq!(store_prefix(session.sequence(), &cache).unwrap().0, 0);
     let message = share_prefix(session.sequence_mut()).unwrap_err().to_string();
     assert!(
-        message.contains("--window-size") && message.contains("leave it out"),
+        message.contains("`window`") && message.contains("leave it out"),
         "{message}"
     );
     let small = tempfile::tempdir().unwrap();
@@ -184,7 +184,7 @@ fn a_window_goes_back_as_far_as_it_can_and_says_what_it_cannot() {
     assert!(matches!(
         refused.err(),
         Some(EngineError::Option {
-            name: "--window-size",
+            name: "window_tokens",
             ..
         })
     ));

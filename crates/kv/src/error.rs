@@ -67,7 +67,7 @@ pub enum KvError {
     /// The nearest tier has no room for what has to be there at once.
     #[error(
         "the nearest KV tier has {near_bytes} bytes for {what} and needs {needed_bytes} at once{}; \
-         use a larger budget, smaller pages, fewer slots or a smaller -ub", sequences_part(*sequences)
+         use a larger budget, smaller pages, fewer slots or a smaller `chunk_tokens`", sequences_part(*sequences)
     )]
     NearBudget {
         /// Keys or values.
@@ -81,14 +81,14 @@ pub enum KvError {
     },
     /// The budget of the disk tier is used up.
     #[error(
-        "the KV budget of {budget_bytes} bytes on disk is used up; use a larger --kv-disk-budget or a shorter context"
+        "the KV budget of {budget_bytes} bytes on disk is used up; use a larger `disk.budget_bytes` or a shorter context"
     )]
     DiskBudget {
         /// The hard budget.
         budget_bytes: u64,
     },
     /// Pages could not be written to the disk tier or read from it.
-    #[error("cannot {action} KV pages in {}: {source}; free space there or choose another --kv-disk", folder.display())]
+    #[error("cannot {action} KV pages in {}: {source}; free space there or choose another `disk.folder`", folder.display())]
     Disk {
         /// What was attempted, for example `"write"`.
         action: &'static str,
@@ -100,7 +100,7 @@ pub enum KvError {
     /// A page on disk is not what was written.
     #[error(
         "{what} of page {page} of layer {layer}, KV head {kv_head}, have changed on disk in {}: \
-         check that disk, or choose another --kv-disk",
+         check that disk, or choose another `disk.folder`",
         folder.display()
     )]
     DamagedPage {

@@ -351,7 +351,7 @@ fn what_no_tier_has_room_for_is_refused_and_says_what_fits() {
 
     tiers.disk.as_mut().unwrap().folder = folder.path().join("missing");
     let error = KvCache::with_tiers(shape, tiers.clone()).err().unwrap().to_string();
-    assert!(error.contains("missing") && error.contains("--kv-disk"), "{error}");
+    assert!(error.contains("missing") && error.contains("`disk.folder`"), "{error}");
     tiers.slots = 0;
     assert!(KvCache::with_tiers(shape, tiers).is_err());
 }

@@ -27,7 +27,7 @@ pub enum ModelError {
         problem: String,
     },
     /// A stretching of positions that does not exist or does not fit the model.
-    #[error("--rope-scaling {text}: {problem}")]
+    #[error("`rope_scaling={text}`: {problem}")]
     RopeScaling {
         /// The stretching as it was given.
         text: String,

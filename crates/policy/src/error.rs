@@ -76,7 +76,7 @@ pub enum PolicyError {
     },
     /// A correction of attention to prompts is asked for where tokens are generated.
     #[error(
-        "policy {policy}: the parameter delta corrects what a prompt reads, and decode reads no prompt: leave delta out of --decode"
+        "policy {policy}: the parameter delta corrects what a prompt reads, and decode reads no prompt: leave delta out of `decode`"
     )]
     DeltaInDecode {
         /// The policy.
@@ -103,7 +103,7 @@ pub enum PolicyError {
     BadState,
     /// The chunk is too short for the policy.
     #[error(
-        "policy {policy} needs chunks of more than {above} tokens and -ub is {chunk_tokens}: use -ub {preferred} (and at least as large a -b), or lower its parameters"
+        "policy {policy} needs chunks of more than {above} tokens and `chunk_tokens` is {chunk_tokens}: use `chunk_tokens={preferred}` (and at least as large a `batch_tokens`), or lower its parameters"
     )]
     ChunkTooShort {
         /// The policy.

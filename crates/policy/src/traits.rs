@@ -45,12 +45,12 @@ pub struct Traits {
     /// alone, beside other sequences, or drafted and verified with others. False for a policy that learns from queries
     /// which are over.
     pub follows_from_keys: bool,
-    /// True if its selections depend on where chunks and tiles begin and end: then another chunk length (`-ub`), another page length, or
+    /// True if its selections depend on where chunks and tiles begin and end: then another chunk length, another page length, or
     /// a prompt that is read in two parts may give another answer.
     pub depends_on_chunks: bool,
-    /// Whether automatic choice (`--auto`) may move a head to it.
+    /// Whether automatic choice may move a head to it.
     pub automatic: bool,
-    /// What it asks of the chunk length (`-ub`), where it matters.
+    /// What it asks of the chunk length, where it matters.
     pub chunk: Option<ChunkNeed>,
     /// Tokens in the blocks whose means it reads, where it reads any.
     pub summary_tokens: fn(&Parameters) -> Option<usize>,

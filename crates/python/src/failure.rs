@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 use riffle_attention::AttendError;
-use riffle_engine::EngineError;
+use riffle_engine::{EngineError, rename_options};
 use riffle_eval::EvalError;
 use riffle_hub::HubError;
 use riffle_kv::KvError;
@@ -56,10 +56,31 @@ impl Class {
     }
 }
 
+/// A message with the package's keyword arguments in place of the fields of options.
+fn in_keywords(message: &str) -> String {
+    const KEYWORDS: [(&str, &str); 10] = [
+        ("auto_target", "auto"),
+        ("context_tokens", "context"),
+        ("device_budget_bytes", "kv_device"),
+        ("disk.budget_bytes", "kv_disk_bytes"),
+        ("disk.folder", "kv_disk"),
+        ("memory_budget_bytes", "memory"),
+        ("ram_budget_bytes", "kv_ram"),
+        ("rotate", "kv_rotate"),
+        ("token_selection", "select_tokens"),
+        ("window_tokens", "window"),
+    ];
+    let renamed = rename_options(message, |field, value| {
+        let keyword = KEYWORDS.iter().find(|(name, _)| *name == field)?.1;
+        Some(value.map_or(format!("`{keyword}`"), |value| format!("`{keyword}={value}`")))
+    });
+    renamed.into_owned()
+}
+
 impl Failure {
     /// A failure of this class.
     pub(crate) fn new(class: Class, message: impl Into<String>) -> Self {
-        Self::Riffle(class, message.into())
+        Self::Riffle(class, in_keywords(&message.into()))
     }
 
     /// An option whose value makes no sense.

@@ -123,13 +123,13 @@ impl GivenEngine {
         options.draft_predictor = self.draft_predictor.unwrap_or(false);
         options.auto_target = self.auto;
         options.token_selection = self.select_tokens.as_deref().map(str::parse).transpose()?;
-        options.kv_tiers.device_budget_bytes = bytes("--kv-device-budget", &self.kv_device)?.unwrap_or(0);
-        options.kv_tiers.ram_budget_bytes = bytes("--kv-ram-budget", &self.kv_ram)?;
+        options.kv_tiers.device_budget_bytes = bytes("device_budget_bytes", &self.kv_device)?.unwrap_or(0);
+        options.kv_tiers.ram_budget_bytes = bytes("ram_budget_bytes", &self.kv_ram)?;
         if let Some(folder) = self.kv_disk {
-            let budget_bytes = bytes("--kv-disk-budget", &self.kv_disk_bytes)?;
+            let budget_bytes = bytes("disk.budget_bytes", &self.kv_disk_bytes)?;
             options.kv_tiers.disk = Some(DiskTier { folder, budget_bytes });
         }
-        options.memory_budget_bytes = bytes("--memory", &self.memory)?;
+        options.memory_budget_bytes = bytes("memory_budget_bytes", &self.memory)?;
         match self.window {
             Some(window_tokens) => Ok(options.with_window(StreamWindow {
                 window_tokens,

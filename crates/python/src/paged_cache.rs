@@ -110,7 +110,7 @@ impl GivenCache {
         let ram = self
             .kv_ram
             .as_deref()
-            .map(|text| parse_bytes("--kv-ram-budget", text.trim()))
+            .map(|text| parse_bytes("ram_budget_bytes", text.trim()))
             .transpose()?;
         if self.kv_disk.is_some() && (ram.is_none() || self.context.is_none()) {
             return Err(Failure::option(

@@ -139,7 +139,7 @@ def test_wrong_rows_leave_the_cache_as_it_was():
     assert cache.tokens() == 0
     for options, said in [
         ({"layers": 0}, "layers"),
-        ({"heads": 3}, "query heads is 3"),
+        ({"heads": 3}, "`heads` is 3"),
         ({"head_dim": 0}, "head_dim"),
         ({"kv_type": "f8"}, "kv-type"),
         ({"prefill": "quest"}, "prefill"),

@@ -62,9 +62,9 @@ def test_a_compressed_session_answers_with_fewer_bytes(text):
     report = session.compress(0.3)
     assert report["pairs"] < 0.4 * report["pairs_before"]
     assert session.usage["ram_bytes"] < before
-    with pytest.raises(errors.OptionError, match="--compress"):
+    with pytest.raises(errors.OptionError, match="`compress`"):
         session.compress(1.5)
-    with pytest.raises(errors.OptionError, match="--compress"):
+    with pytest.raises(errors.OptionError, match="`compress`"):
         session.compress(0.5, method="magic")
 
 

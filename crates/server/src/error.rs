@@ -9,7 +9,7 @@ use riffle_engine::EngineError;
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// The address cannot be listened on.
-    #[error("cannot listen on {address}: {source}; choose another --port, or another --host")]
+    #[error("cannot listen on {address}: {source}; choose another `port`, or another `host`")]
     Listen {
         /// The address.
         address: SocketAddr,
@@ -20,13 +20,13 @@ pub enum ServerError {
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// KV events cannot be published.
-    #[error("--kv-events: {0}")]
+    #[error("`kv_events`: {0}")]
     Events(#[from] riffle_events::EventsError),
     /// A thread could not be started.
     #[error("a thread of the server could not be started: {0}")]
     Thread(std::io::Error),
     /// The folder of sessions cannot be used.
-    #[error("--sessions {path}: {source}; create the folder, or choose another", path = path.display())]
+    #[error("`session_folder={path}`: {source}; create the folder, or choose another", path = path.display())]
     Sessions {
         /// The folder.
         path: PathBuf,
@@ -34,9 +34,9 @@ pub enum ServerError {
         source: std::io::Error,
     },
     /// An option makes no sense.
-    #[error("{option} {value}: {problem}")]
+    #[error("`{option}={value}`: {problem}")]
     Option {
-        /// The option.
+        /// The field of the options.
         option: &'static str,
         /// What was given.
         value: String,

@@ -5,7 +5,7 @@ use std::fmt;
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use riffle_engine::EngineError;
+use riffle_engine::{EngineError, rename_options};
 use serde_json::{Value, json};
 
 /// Why a request was refused or could not be answered. It is shown as one line.
@@ -27,6 +27,24 @@ pub struct Failure {
 pub(crate) enum Shape {
     OpenAi,
     Anthropic,
+}
+
+/// The field of a request that sets an option of the engine.
+fn field_of(option: &str) -> Option<&'static str> {
+    const FIELDS: [(&str, &str); 10] = [
+        ("decode", "riffle.decode"),
+        ("draft", "riffle.draft"),
+        ("frequency_penalty", "frequency_penalty"),
+        ("logit_bias", "logit_bias"),
+        ("min_p", "min_p"),
+        ("prefill", "riffle.prefill"),
+        ("presence_penalty", "presence_penalty"),
+        ("repeat_penalty", "repeat_penalty"),
+        ("temperature", "temperature"),
+        ("top_p", "top_p"),
+    ];
+    let field = FIELDS.iter().find(|(name, _)| *name == option)?;
+    Some(field.1)
 }
 
 impl Failure {
@@ -102,7 +120,11 @@ impl Failure {
             ))
             .with_code("context_length_exceeded"),
             EngineError::EmptyPrompt => Self::bad("the prompt is empty: give it at least one token"),
-            EngineError::Option { .. } | EngineError::Policy(_) => Self::bad(error.to_string()),
+            EngineError::Option { name, .. } => Self {
+                param: field_of(name).map(str::to_owned),
+                ..Self::bad(error.to_string())
+            },
+            EngineError::Policy(_) => Self::bad(error.to_string()),
             EngineError::Form(_) | EngineError::NoTokenizer(_) | EngineError::NoChatTemplate(_) => {
                 Self::bad(error.to_string())
             }
@@ -124,8 +146,12 @@ impl Failure {
             EngineError::OutOfMemory { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
             _ => Self::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
         };
+        let named = rename_options(&failure.message, |option, value| {
+            let field = field_of(option)?;
+            Some(value.map_or(field.to_owned(), |value| format!("{field} {value}")))
+        });
         Self {
-            message: failure.message.replace(['\n', '\r'], " "),
+            message: named.replace(['\n', '\r'], " "),
             ..failure
         }
     }
@@ -193,5 +219,26 @@ impl std::error::Error for Failure {}
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         self.into_response_of(Shape::OpenAi)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use riffle_engine::SamplingOptions;
+
+    use super::*;
+
+    #[test]
+    fn an_option_out_of_range_is_told_by_the_field_of_the_request() {
+        let sampling = SamplingOptions {
+            presence_penalty: f32::NAN,
+            ..SamplingOptions::default()
+        };
+        let failure = Failure::of(&sampling.validate().expect_err("not a number"));
+        assert_eq!(failure.param.as_deref(), Some("presence_penalty"));
+        assert_eq!(
+            failure.message,
+            "presence_penalty is NaN, but it must be a number (0 is off)"
+        );
     }
 }

@@ -159,22 +159,22 @@ fn check(options: &ServerOptions) -> Result<(), ServerError> {
         })
     };
     if options.limits.requests == 0 {
-        return refuse("--max-requests", "0".to_owned(), "at least 1 request has to be taken");
+        return refuse("limits.requests", "0".to_owned(), "at least 1 request has to be taken");
     }
     if options.limits.connections == 0 {
         return refuse(
-            "--max-connections",
+            "limits.connections",
             "0".to_owned(),
             "at least 1 connection has to be taken",
         );
     }
     if let Some(key) = options.api_keys.iter().find(|key| key.trim().is_empty()) {
-        return refuse("--api-key-file", format!("{key:?}"), "a key must not be empty");
+        return refuse("api_keys", format!("{key:?}"), "a key must not be empty");
     }
     if options.limits.bodies_bytes < options.limits.body_bytes {
         let bytes = options.limits.body_bytes.to_string();
         return refuse(
-            "--max-body",
+            "limits.body_bytes",
             bytes,
             "it is more than the bodies of all requests may have together",
         );

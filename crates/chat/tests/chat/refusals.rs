@@ -25,7 +25,7 @@ fn a_message_that_does_not_fit_is_refused_with_what_to_do_and_nothing_changes() 
     let error = conversation.ask(&FIRST.repeat(3), &mut go_on).expect_err("too long");
     let message = error.to_string();
     assert!(matches!(error, ChatError::ContextFull { .. }), "{message}");
-    for part in ["64", "--ctx", "/undo", "/clear", "was not read"] {
+    for part in ["64", "context_tokens", "/undo", "/clear", "was not read"] {
         assert!(message.contains(part), "no {part} in {message}");
     }
     assert_eq!((conversation.turns().len(), conversation.report().tokens), (1, held));
@@ -87,7 +87,7 @@ fn options_that_lose_tokens_of_a_prompt_are_refused() {
     };
     let (engine, _folder) = engine_with_template("model", TEMPLATE, options);
     let refused = Conversation::new(engine, chat_options(4, 0.0)).err().expect("refused");
-    assert!(refused.to_string().contains("--select-tokens"), "{refused}");
+    assert!(refused.to_string().contains("`token_selection`"), "{refused}");
 }
 
 #[test]

@@ -51,7 +51,7 @@ fn a_saved_conversation_goes_on_without_reading_again() {
     let engine = engine.with_options(other).expect("another format");
     let mut other = conversation(&engine, 12);
     let loaded = other.load(&path).expect("a conversation");
-    assert!(loaded.problem.is_some_and(|problem| problem.contains("--kv-type")));
+    assert!(loaded.problem.is_some_and(|problem| problem.contains("`kv_type`")));
     assert!(loaded.again_tokens > 10);
     let (_, report) = ask(&mut other, "And then?");
     assert_eq!(report.reused_tokens, 0);

@@ -1,5 +1,6 @@
 //! `riffle ask`: questions about documents.
 
+use std::borrow::Cow;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -18,7 +19,7 @@ use crate::ask_args::AskArguments;
 use crate::failure::Failure;
 use crate::interrupt::StopAnswer;
 use crate::progress::PrefillDisplay;
-use crate::{console, shown, unused};
+use crate::{console, flags, shown, unused};
 
 pub(crate) fn ask(arguments: &AskArguments) -> Result<(), Failure> {
     unused::refuse_audit("riffle ask", &arguments.engine)?;
@@ -122,7 +123,7 @@ fn introduce(conversation: &Conversation, left_out: &LeftOut) {
     note_documents(conversation.documents(), left_out);
     console::note(conversation.choice());
     if let Some(why) = conversation.not_kept() {
-        console::note(format!("nothing is kept for later: {why}"));
+        console::note(flags::typed(&format!("nothing is kept for later: {why}")));
     }
 }
 
@@ -213,7 +214,7 @@ impl Asker<'_> {
             print(&passages_text(&answer.passages))?;
             console::note(summary(&answer));
         }
-        notices.iter().for_each(console::note);
+        notices.iter().for_each(|notice| console::note(flags::typed(notice)));
         let (is_interrupted, tokens) = (answer.stop == StopReason::Interrupted, answer.generated_tokens);
         self.answers.push(answer);
         match is_interrupted {
@@ -257,7 +258,7 @@ fn summary(answer: &Answer) -> String {
         grouped(answer.prompt_tokens),
         grouped(answer.generated_tokens),
         answer.decode_tokens_per_s,
-        answer.stop
+        flags::typed(&answer.stop.to_string())
     )
 }
 
@@ -269,7 +270,7 @@ struct Report<'a> {
     documents: Vec<DocumentReport<'a>>,
     left_out: &'a LeftOut,
     /// Why nothing is kept on disk, where that was asked for.
-    not_kept: Option<&'a str>,
+    not_kept: Option<Cow<'a, str>>,
     answers: &'a [Answer],
 }
 
@@ -294,7 +295,7 @@ impl<'a> Report<'a> {
             choice: conversation.choice(),
             documents: conversation.documents().iter().map(document).collect(),
             left_out,
-            not_kept: conversation.not_kept(),
+            not_kept: conversation.not_kept().map(flags::typed),
             answers,
         }
     }

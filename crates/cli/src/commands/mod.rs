@@ -32,6 +32,7 @@ use crate::args::{EngineArguments, HeadsArguments, PromptArguments};
 use crate::console;
 use crate::device;
 use crate::failure::Failure;
+use crate::flags;
 use crate::unused;
 
 pub(crate) use crate::console::{print, print_json};
@@ -157,7 +158,7 @@ fn profile(arguments: &EngineArguments) -> Result<Profile, Failure> {
 pub(crate) fn note_activations(arguments: &EngineArguments, config: &ModelConfig, on_device: bool) {
     let given = arguments.activations;
     if let Some(note) = given.and_then(|given| riffle_engine::activations_note(config, given, on_device)) {
-        console::note(note);
+        console::note(flags::typed(&note));
     }
 }
 

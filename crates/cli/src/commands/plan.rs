@@ -8,6 +8,7 @@ use super::run::{plan_text, text_bytes};
 use super::{engine_options, grouped, note_activations, print, print_json};
 use crate::args::PlanArguments;
 use crate::failure::Failure;
+use crate::flags;
 
 /// A plan, and with --parallel the requests that it is for.
 #[derive(Serialize)]
@@ -82,6 +83,10 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
     let requests = arguments
         .parallel
         .map(|parallel| RequestsPlan::of(parallel, &options, &mut plan));
+    plan.advice = flags::typed(&plan.advice).into_owned();
+    for option in &mut plan.options_for_context {
+        *option = flags::typed(option).into_owned();
+    }
     note_activations(&arguments.engine, &info.config, plan.device.is_some());
     if arguments.json {
         let printed = print_json(&WithRequests {

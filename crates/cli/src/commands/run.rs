@@ -11,10 +11,10 @@ use riffle_engine::{
 
 use super::{engine_options, grouped, note_activations, print, print_json, read_input};
 use crate::args::{GenerateArguments, RunArguments};
-use crate::console;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::progress::PrefillDisplay;
+use crate::{console, flags};
 
 pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
     let mut options = engine_options(&arguments.engine)?;
@@ -220,7 +220,7 @@ memory    weights {weights}, scratch {scratch}, KV at most {kv_ceiling} for {con
         generated = grouped(report.generated_tokens),
         decode = report.decode_tokens_per_s,
         drafted = how_drafted(report.drafts),
-        stop = report.stop,
+        stop = flags::typed(&report.stop.to_string()),
         tokens = grouped(kv.tokens),
         pages = grouped(kv.pages),
         page = kv.page_tokens,

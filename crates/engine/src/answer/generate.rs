@@ -67,8 +67,8 @@ impl fmt::Display for StopReason {
         match self {
             Self::EndOfText => write!(f, "end of text"),
             Self::StopString(stop) => write!(f, "stop string {stop:?}"),
-            Self::MaxTokens => write!(f, "token limit (-n)"),
-            Self::ContextFull => write!(f, "context full (--ctx)"),
+            Self::MaxTokens => write!(f, "token limit (`max_tokens`)"),
+            Self::ContextFull => write!(f, "context full (`context_tokens`)"),
             Self::Interrupted => write!(f, "interrupted"),
         }
     }

@@ -88,10 +88,10 @@ impl CachedAttention {
         let shape = *cache.shape();
         if options.heads == 0 || !options.heads.is_multiple_of(shape.kv_heads) {
             let requirement = format!("it must be a multiple of the {} KV heads", shape.kv_heads);
-            return Err(EngineError::option("query heads", options.heads, requirement));
+            return Err(EngineError::option("heads", options.heads, requirement));
         }
         if options.chunk_tokens == 0 {
-            return Err(EngineError::option("-ub", 0, "it must be at least 1 token"));
+            return Err(EngineError::option("chunk_tokens", 0, "it must be at least 1 token"));
         }
         let heads = Heads {
             kv_heads: shape.kv_heads,
@@ -278,7 +278,7 @@ impl CachedAttention {
         match are_right {
             true => Ok(()),
             false => Err(EngineError::option(
-                "rows of a layer",
+                "tokens",
                 rows.tokens,
                 format!("queries and output need {queries} elements, keys and values {keys}, of at least 1 token"),
             )),

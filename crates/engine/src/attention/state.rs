@@ -346,7 +346,7 @@ impl AttentionState {
     pub(crate) fn observe_audit(&mut self, observer: AuditObserver) -> Result<(), EngineError> {
         let Some(audit) = &mut self.audit else {
             let problem = "queries are observed by an audit alone: turn it on";
-            return Err(EngineError::option("--audit", "off", problem));
+            return Err(EngineError::option("audit", "off", problem));
         };
         audit.observe(observer);
         Ok(())

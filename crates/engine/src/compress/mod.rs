@@ -103,7 +103,7 @@ pub(super) fn check_compressible(sequence: &Sequence, options: &CompressOptions)
     }
     if sequence.options().window.is_some() {
         return Err(EngineError::NotCompressible(
-            "it was read with --window-size, which keeps a window of the text alone; read the text without it",
+            "it was read with `window`, which keeps a window of the text alone; read the text without it",
         ));
     }
     if sequence
@@ -114,7 +114,7 @@ pub(super) fn check_compressible(sequence: &Sequence, options: &CompressOptions)
         .any(|policy| policy.traits().evicts)
     {
         return Err(EngineError::NotCompressible(
-            "its --decode policy evicts tokens by itself; use one that does not, such as full",
+            "its `decode` policy evicts tokens by itself; use one that does not, such as full",
         ));
     }
     let whole = sequence.engine().whole_layers();

@@ -86,7 +86,7 @@ impl CompressOptions {
     pub(crate) fn check(&self) -> Result<(), EngineError> {
         if !(self.keep > 0.0 && self.keep <= 1.0) {
             let requirement = "it must be a share above 0 and at most 1";
-            return Err(EngineError::option("--keep", self.keep, requirement));
+            return Err(EngineError::option("keep", self.keep, requirement));
         }
         let empty = match self.method {
             CompressMethod::KvZip { chunk_tokens, .. } => chunk_tokens == 0,
@@ -97,7 +97,7 @@ impl CompressOptions {
         };
         match empty {
             true => Err(EngineError::option(
-                "--method",
+                "method",
                 &self.method,
                 "it must read at least one token at a time, and more than the sinks",
             )),
@@ -119,7 +119,7 @@ impl FromStr for CompressOptions {
         parse().ok_or_else(|| {
             let requirement =
                 "it must be METHOD:KEEP, kvzip or expected with a share above 0 and at most 1, such as kvzip:0.3";
-            EngineError::option("--compress", format!("{text:?}"), requirement)
+            EngineError::option("compress", format!("{text:?}"), requirement)
         })
     }
 }
@@ -138,7 +138,7 @@ impl FromStr for CompressMethod {
             "kvzip" => Ok(Self::KVZIP),
             "expected" => Ok(Self::EXPECTED),
             _ => Err(EngineError::option(
-                "--method",
+                "method",
                 format!("{text:?}"),
                 "it must be kvzip or expected",
             )),

@@ -109,18 +109,18 @@ impl Drafter {
         if let Some(problem) = refusal(sequence) {
             return match spec.is_optional {
                 true => Ok(None),
-                false => Err(EngineError::option("--draft", spec, problem)),
+                false => Err(EngineError::option("draft", spec, problem)),
             };
         }
         if let Some(path) = &spec.model
             && sequence.engine().options().draft_model.as_ref() != Some(path)
         {
-            let problem = "this small model was not loaded beside the model: name it when the program starts, as --draft model:PATH";
-            return Err(EngineError::option("--draft", spec, problem));
+            let problem = "this small model was not loaded beside the model: name it when the program starts, as `draft=model:PATH`";
+            return Err(EngineError::option("draft", spec, problem));
         }
         if spec.has_predictor && sequence.answer().drafts.predictor.is_none() {
-            let problem = "the layer that predicts further tokens was not loaded: name it when the program starts, as --draft mtp";
-            return Err(EngineError::option("--draft", spec, problem));
+            let problem = "the layer that predicts further tokens was not loaded: name it when the program starts, as `draft=mtp`";
+            return Err(EngineError::option("draft", spec, problem));
         }
         let has_predictor = spec.has_predictor || (spec.is_auto && sequence.answer().drafts.predictor.is_some());
         let own = match &spec.own {
@@ -301,11 +301,11 @@ impl DraftedAnswer {
 /// Why tokens of a sequence cannot be drafted, if they cannot.
 fn refusal(sequence: &Sequence) -> Option<&'static str> {
     if sequence.engine().options().device.is_some() {
-        Some("drafts are made on the CPU alone: leave out --draft or --device")
+        Some("drafts are made on the CPU alone: leave out `draft` or `device`")
     } else if sequence.options().window.is_some() {
-        Some("an endless window moves with every token and cannot go back: leave out --draft or --window-size")
+        Some("an endless window moves with every token and cannot go back: leave out `draft` or `window`")
     } else if sequence.attention().audit.is_some() {
-        Some("an audit compares tokens that are read one by one: leave out --draft or --audit")
+        Some("an audit compares tokens that are read one by one: leave out `draft` or `audit`")
     } else {
         None
     }

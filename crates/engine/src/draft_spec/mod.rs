@@ -1,4 +1,4 @@
-//! The sources of drafts that `--draft` names.
+//! The sources of drafts.
 
 mod mass;
 
@@ -106,7 +106,7 @@ impl DraftSpec {
         match rules.specs().any(|spec| spec.info().traits.evicts) {
             false => Ok(()),
             true => Err(EngineError::option(
-                "--draft",
+                "draft",
                 self,
                 "a draft may be wrong, and its policy must not evict tokens for it: use streaming, quest or mass",
             )),
@@ -125,7 +125,7 @@ impl FromStr for DraftSpec {
 
     fn from_str(text: &str) -> Result<Self, EngineError> {
         let text = text.trim();
-        let refused = || EngineError::option("--draft", format!("{text:?}"), REQUIREMENT);
+        let refused = || EngineError::option("draft", format!("{text:?}"), REQUIREMENT);
         let (sources, tokens) = match text.rsplit_once('@') {
             // A path may hold an @ of its own.
             Some((sources, tokens)) if !sources.contains("model:") || tokens.parse::<usize>().is_ok() => {

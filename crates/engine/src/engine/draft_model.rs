@@ -27,7 +27,7 @@ impl DraftModel {
         let engine = Engine::load(path, options).map_err(|error| no_room(path, error))?;
         if let Some(problem) = other_tokens(engine.tokenizer()?, large.tokenizer()?) {
             return Err(EngineError::option(
-                "--draft",
+                "draft_model",
                 format!("model:{}", path.display()),
                 problem,
             ));
@@ -62,10 +62,10 @@ impl DraftModel {
 fn no_room(path: &Path, error: EngineError) -> EngineError {
     match error {
         EngineError::OutOfMemory { needed, available, .. } => EngineError::option(
-            "--draft",
+            "draft_model",
             format!("model:{}", path.display()),
             format!(
-                "it needs {needed} and the large model leaves {available}: lower --ctx, raise --memory, or leave it out"
+                "it needs {needed} and the large model leaves {available}: lower `context_tokens`, raise `memory_budget_bytes`, or leave it out"
             ),
         ),
         error => error,

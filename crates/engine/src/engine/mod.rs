@@ -108,11 +108,11 @@ impl Engine {
                 .rope_scaling
                 .map_or("none".to_owned(), |scaling| scaling.to_string());
             let problem = "the weights in memory were loaded with another one: load the model again with it";
-            return Err(EngineError::option("--rope-scaling", scaling, problem));
+            return Err(EngineError::option("rope_scaling", scaling, problem));
         }
         if options.activations != self.options.activations {
             let problem = "the weights in memory were loaded with the other: load the model again with it";
-            return Err(EngineError::option("--activations", options.activations, problem));
+            return Err(EngineError::option("activations", options.activations, problem));
         }
         let config = self.model().config();
         options.check_device(config)?;
@@ -120,14 +120,14 @@ impl Engine {
             let problem = "the model was loaded beside another one, or none; load it anew";
             let path = options.draft_model.as_deref().unwrap_or(Path::new(""));
             return Err(EngineError::option(
-                "--draft",
+                "draft_model",
                 format!("model:{}", path.display()),
                 problem,
             ));
         }
         if options.draft_predictor && config.predictor_bytes == 0 {
             let problem = "the model was loaded without its layer that predicts further tokens: load it anew with it";
-            return Err(EngineError::option("--draft", "mtp", problem));
+            return Err(EngineError::option("draft_predictor", "mtp", problem));
         }
         let available = options
             .memory_budget_bytes
@@ -266,11 +266,13 @@ impl Engine {
         };
         let planned = MemoryPlan::with_weights(config, self.vocabulary(), &options, self.plan.available_bytes);
         match planned {
-            Ok(plan) if plan.fits() => format!("raise --ctx to at least {needed} or shorten the input"),
+            Ok(plan) if plan.fits() => format!("raise `context_tokens` to at least {needed} or shorten the input"),
             Ok(plan) if plan.options_for_context.is_empty() => "shorten the input".to_owned(),
             Ok(plan) => {
                 let ways = plan.options_for_context.iter();
-                let ways: Vec<String> = ways.map(|options| format!("--ctx {needed} {options}")).collect();
+                let ways: Vec<String> = ways
+                    .map(|options| format!("`context_tokens={needed}` {options}"))
+                    .collect();
                 format!("use {}, or shorten the input", ways.join(", or "))
             }
             Err(_) => "shorten the input".to_owned(),
@@ -334,10 +336,10 @@ fn check_predictor(info: &ModelInfo, options: &EngineOptions) -> Result<(), Engi
         layers => format!("holds {layers} layers that predict further tokens, and one is supported"),
     };
     let problem = format!(
-        "{} {found}: use --draft ngram, sparse or model:PATH in place of it, or a file of the model that holds one",
+        "{} {found}: use `draft=ngram`, sparse or model:PATH in place of it, or a file of the model that holds one",
         info.path.display()
     );
-    Err(EngineError::option("--draft", "mtp", problem))
+    Err(EngineError::option("draft_predictor", "mtp", problem))
 }
 
 /// Refuses a text that cannot fit the context whatever its words, before it is encoded: no token has more bytes than the
@@ -359,7 +361,7 @@ fn check_text(info: &ModelInfo, options: &EngineOptions) -> Result<(), EngineErr
         context,
         advice: match needed > maximum {
             true => out_of_positions(needed, maximum),
-            false => format!("shorten the input, or raise --ctx up to {maximum}"),
+            false => format!("shorten the input, or raise `context_tokens` up to {maximum}"),
         },
     })
 }
@@ -367,7 +369,7 @@ fn check_text(info: &ModelInfo, options: &EngineOptions) -> Result<(), EngineErr
 fn out_of_positions(needed: usize, maximum: usize) -> String {
     let factor = factor(needed, maximum);
     format!(
-        "shorten the input to the {maximum} positions that the model was made for, or stretch them by --rope-scaling yarn:factor={factor} --ctx {needed}"
+        "shorten the input to the {maximum} positions that the model was made for, or stretch them by `rope_scaling=yarn:factor={factor}` `context_tokens={needed}`"
     )
 }
 
@@ -400,7 +402,7 @@ pub fn max_threads() -> usize {
 pub fn with_threads<T: Send>(threads: Option<usize>, work: impl FnOnce() -> T + Send) -> Result<T, EngineError> {
     if let Some(threads) = threads.filter(|threads| !(1..=max_threads()).contains(threads)) {
         let requirement = format!("it must be a whole number from 1 to {}", max_threads());
-        return Err(EngineError::option("--threads", threads, requirement));
+        return Err(EngineError::option("threads", threads, requirement));
     }
     // Zero stands for every core in rayon.
     let threads = threads.unwrap_or(0);
@@ -420,10 +422,7 @@ mod tests {
     fn more_threads_than_a_machine_can_use_are_refused() {
         for threads in [0, max_threads() + 1, 100_000, usize::MAX] {
             let error = with_threads(Some(threads), || ()).unwrap_err();
-            assert!(
-                matches!(error, EngineError::Option { name: "--threads", .. }),
-                "{error}"
-            );
+            assert!(matches!(error, EngineError::Option { name: "threads", .. }), "{error}");
         }
         assert_eq!(with_threads(Some(3), rayon::current_num_threads).unwrap(), 3);
     }

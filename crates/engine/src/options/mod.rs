@@ -1,5 +1,6 @@
 //! What a run is asked to do, checked once before anything is allocated.
 
+mod names;
 mod sequence;
 mod token_selection;
 mod window;
@@ -15,6 +16,7 @@ use riffle_policy::{CostModel, Phase, PolicyRules, PolicySpec};
 
 use crate::attention::rotation::Rotation;
 use crate::{AttentionPrecision, EngineError};
+pub use names::rename_options;
 pub use sequence::SequenceOptions;
 pub use token_selection::TokenSelection;
 pub use window::StreamWindow;
@@ -36,9 +38,9 @@ pub struct EngineOptions {
     /// What attention of prompt tokens does with what it multiplies. Rounded, hidden states after the first layer differ, and so
     /// do the keys and values made of them: they go together with no others.
     pub attention: AttentionPrecision,
-    /// Logical batch: tokens that go through one layer before the next layer starts (`-b`).
+    /// Logical batch: tokens that go through one layer before the next layer starts.
     pub batch_tokens: usize,
-    /// Chunk: tokens whose attention is computed together inside a layer (`-ub`).
+    /// Chunk: tokens whose attention is computed together inside a layer.
     pub chunk_tokens: usize,
     /// Tokens in a page of the KV cache: a multiple of 16.
     pub page_tokens: usize,
@@ -155,43 +157,43 @@ impl EngineOptions {
     /// not choose in its phase, or not with chunks this short.
     pub fn validate(&self) -> Result<(), EngineError> {
         if self.batch_tokens == 0 {
-            return Err(EngineError::option("-b", 0, "it must be at least 1 token"));
+            return Err(EngineError::option("batch_tokens", 0, "it must be at least 1 token"));
         }
         if self.chunk_tokens == 0 {
-            return Err(EngineError::option("-ub", 0, "it must be at least 1 token"));
+            return Err(EngineError::option("chunk_tokens", 0, "it must be at least 1 token"));
         }
         if self.chunk_tokens > self.batch_tokens {
             return Err(EngineError::option(
-                "-ub",
+                "chunk_tokens",
                 self.chunk_tokens,
                 format!(
-                    "a chunk cannot be larger than the logical batch (-b {})",
+                    "a chunk cannot be larger than the logical batch (`batch_tokens={}`)",
                     self.batch_tokens
                 ),
             ));
         }
         if self.sequences == 0 {
-            return Err(EngineError::option("--sequences", 0, "it must be at least 1 sequence"));
+            return Err(EngineError::option("sequences", 0, "it must be at least 1 sequence"));
         }
         if self.kv_tiers.slots == 0 {
-            return Err(EngineError::option(
-                "--kv-slots",
-                0,
-                "at least 1 page has to be on its way",
-            ));
+            return Err(EngineError::option("slots", 0, "at least 1 page has to be on its way"));
         }
         if let Some(disk) = self.kv_tiers.disk.as_ref().filter(|disk| !disk.folder.is_dir()) {
             return Err(EngineError::option(
-                "--kv-disk",
+                "disk.folder",
                 disk.folder.display(),
                 "there is no such folder: create it, or choose another",
             ));
         }
         if self.context_tokens == Some(0) {
-            return Err(EngineError::option("--ctx", 0, "it must be at least 1 token"));
+            return Err(EngineError::option("context_tokens", 0, "it must be at least 1 token"));
         }
         if let Some(target) = self.auto_target.filter(|target| !(0.0..=1.0).contains(target)) {
-            return Err(EngineError::option("--auto", target, "it must be a share from 0 to 1"));
+            return Err(EngineError::option(
+                "auto_target",
+                target,
+                "it must be a share from 0 to 1",
+            ));
         }
         self.prefill.check(Phase::Prefill, self.chunk_tokens)?;
         self.decode.check(Phase::Decode, self.chunk_tokens)?;
@@ -231,10 +233,10 @@ impl EngineOptions {
             && context > max_position
         {
             return Err(EngineError::option(
-                "--window-size",
+                "window_tokens",
                 window.window_tokens,
                 format!(
-                    "with sinks, a page and a chunk it takes {context} tokens and this model was made for {max_position}: use a smaller window, or a smaller -ub"
+                    "with sinks, a page and a chunk it takes {context} tokens and this model was made for {max_position}: use a smaller window, or a smaller `chunk_tokens`"
                 ),
             ));
         }

@@ -8,8 +8,8 @@ use riffle_model::ModelConfig;
 
 use crate::{EngineError, EngineOptions};
 
-/// The option that sets a selection.
-const OPTION: &str = "--select-tokens";
+/// The option that holds a selection.
+const OPTION: &str = "token_selection";
 
 /// First tokens of a prompt that the upper layers always read: attention sinks.
 const SINK_TOKENS: usize = 4;
@@ -79,10 +79,13 @@ impl TokenSelection {
             return refused(format!("layers must be from 1 to {} for this model", config.layers - 1));
         }
         let conflicts = [
-            (options.device.is_some(), "--device cuda"),
-            (options.window.is_some(), "--window-size"),
-            (options.audit, "--audit, which compares with all tokens"),
-            (options.auto_target.is_some(), "--auto, which compares with all tokens"),
+            (options.device.is_some(), "`device=cuda`"),
+            (options.window.is_some(), "`window`"),
+            (options.audit, "`audit`, which compares with all tokens"),
+            (
+                options.auto_target.is_some(),
+                "`auto_target`, which compares with all tokens",
+            ),
         ];
         match conflicts.iter().find(|(is_set, _)| *is_set) {
             Some((_, other)) => refused(format!("it does not go with {other}: leave one of them out")),
@@ -206,7 +209,7 @@ mod tests {
         }
         for text in ["", "0", "nan", "1.01", "0.2,layers", "0.2,layers=0", "0.2,rows=3"] {
             let error = text.parse::<TokenSelection>().unwrap_err().to_string();
-            assert!(error.contains("--select-tokens"), "{error}");
+            assert!(error.contains("token_selection"), "{error}");
         }
     }
 }

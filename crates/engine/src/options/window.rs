@@ -33,8 +33,8 @@ impl EngineOptions {
         } = window;
         if window_tokens == 0 || window_tokens > 1 << 32 || sink_tokens > 1 << 32 {
             let requirement = "window and sinks must be at most 4294967296 tokens, the window at least 1";
-            let given = format!("{window_tokens} with --sink-tokens {sink_tokens}");
-            return Err(EngineError::option("--window-size", given, requirement));
+            let given = format!("{window_tokens} with `sink_tokens={sink_tokens}`");
+            return Err(EngineError::option("window_tokens", given, requirement));
         }
         let spec = format!("streaming:sinks={sink_tokens},window={window_tokens},from=0");
         let rules: PolicyRules = spec.parse()?;

@@ -10,7 +10,7 @@ use crate::parse::typed_bytes;
 /// Contexts shorter than this are no answer to a lack of memory.
 const LEAST_CONTEXT_TOKENS: usize = 64;
 
-/// Options as they would be typed, and the run with them.
+/// Options in words, and the run with them.
 struct Way {
     text: String,
     options: EngineOptions,
@@ -34,7 +34,7 @@ impl Way {
     }
 
     fn with_disk(self) -> Self {
-        self.and("--kv-disk DIR", |options| {
+        self.and("`disk.folder=DIR`", |options| {
             options.kv_tiers.disk = Some(DiskTier {
                 folder: std::env::temp_dir(),
                 budget_bytes: None,
@@ -43,14 +43,14 @@ impl Way {
     }
 
     fn with_batch(self, tokens: usize) -> Self {
-        self.and(format!("-b {tokens}"), |options| {
+        self.and(format!("`batch_tokens={tokens}`"), |options| {
             options.batch_tokens = tokens;
             options.chunk_tokens = options.chunk_tokens.min(tokens);
         })
     }
 
     fn with_format(self, format: Format) -> Self {
-        self.and(format!("--kv-type {}", format.name()), |options| {
+        self.and(format!("`kv_type={}`", format.name()), |options| {
             (options.key_format, options.value_format) = (format, format);
         })
     }
@@ -60,7 +60,7 @@ impl Way {
 pub(super) fn of(planner: &Planner<'_>, options: &EngineOptions, plan: &MemoryPlan) -> (String, Vec<String>) {
     let mut found = Vec::new();
     if plan.largest_context_tokens >= LEAST_CONTEXT_TOKENS && options.window.is_none() {
-        found.push(format!("--ctx {} or less", plan.largest_context_tokens));
+        found.push(format!("`context_tokens={}` or less", plan.largest_context_tokens));
     }
     let ways = [
         budgets(planner, Way::new(options)),
@@ -117,8 +117,8 @@ fn budgets(planner: &Planner<'_>, way: Way) -> Option<Way> {
         .is_some_and(|disk| disk.budget_bytes.is_some())
     {
         let needed = typed_bytes(planner.plan_only(&way.options).ok()?.kv_tiers.disk_bytes);
-        let bytes = crate::parse_bytes("--kv-disk-budget", &needed).ok()?;
-        way = way.and(format!("--kv-disk-budget {needed}"), |options| {
+        let bytes = crate::parse_bytes("disk.budget_bytes", &needed).ok()?;
+        way = way.and(format!("`disk.budget_bytes={needed}`"), |options| {
             if let Some(disk) = &mut options.kv_tiers.disk {
                 disk.budget_bytes = Some(bytes);
             }
@@ -135,11 +135,11 @@ fn near_budget(planner: &Planner<'_>, way: Way) -> Option<Way> {
         let least = plan.kv_tiers.least_near_bytes;
         let beside = options.kv_tiers.device_budget_bytes;
         let typed = typed_bytes(least.saturating_sub(beside));
-        let bytes = crate::parse_bytes("--kv-ram-budget", &typed).ok()?;
+        let bytes = crate::parse_bytes("ram_budget_bytes", &typed).ok()?;
         options.kv_tiers.ram_budget_bytes = Some(bytes);
         let plan = planner.plan_only(&options).ok()?;
         if bytes.saturating_add(beside) >= plan.kv_tiers.least_near_bytes {
-            return Some(way.and(format!("--kv-ram-budget {typed}"), |way| *way = options));
+            return Some(way.and(format!("`ram_budget_bytes={typed}`"), |way| *way = options));
         }
     }
     None
@@ -171,7 +171,7 @@ fn slots(planner: &Planner<'_>, options: &EngineOptions) -> Option<Way> {
     let mut ways = fewer
         .filter(|slots| options.kv_tiers.has_farther() && *slots < options.kv_tiers.slots)
         .map(|slots| {
-            let text = format!("--kv-slots {slots}");
+            let text = format!("`slots={slots}`");
             Way::new(options).and(text, |options| options.kv_tiers.slots = slots)
         });
     ways.find(|way| fits(planner, way))
@@ -184,8 +184,8 @@ fn memory(planner: &Planner<'_>, options: &EngineOptions, plan: &MemoryPlan) -> 
     let beside = plan.total_bytes.saturating_sub(tiers.device_bytes + tiers.ram_bytes);
     let needed = plan.total_bytes.max(beside.saturating_add(tiers.least_near_bytes));
     let typed = typed_bytes(needed);
-    let bytes = crate::parse_bytes("--memory", &typed).ok()?;
-    let way = Way::new(options).and(format!("--memory {typed}"), |options| {
+    let bytes = crate::parse_bytes("memory_budget_bytes", &typed).ok()?;
+    let way = Way::new(options).and(format!("`memory_budget_bytes={typed}`"), |options| {
         options.memory_budget_bytes = Some(bytes);
     });
     let planner = Planner {
@@ -203,7 +203,7 @@ fn together(planner: &Planner<'_>, options: &EngineOptions) -> Option<Way> {
         .filter(|batch| *batch < options.batch_tokens);
     let on_disk = batches.clone().filter_map(|batch| {
         let way = Way::new(options).with_disk().with_batch(batch);
-        let way = way.and("--kv-slots 4", |options| options.kv_tiers.slots = 4);
+        let way = way.and("`slots=4`", |options| options.kv_tiers.slots = 4);
         budgets(planner, way)
     });
     let quantised =
@@ -212,7 +212,7 @@ fn together(planner: &Planner<'_>, options: &EngineOptions) -> Option<Way> {
         let plan = planner.plan_only(&way.options).ok()?;
         let tokens = plan.largest_context_tokens;
         (tokens >= LEAST_CONTEXT_TOKENS && options.window.is_none()).then(|| {
-            way.and(format!("--ctx {tokens}"), |options| {
+            way.and(format!("`context_tokens={tokens}`"), |options| {
                 options.context_tokens = Some(tokens);
             })
         })

@@ -5,7 +5,7 @@ pub fn available_memory_bytes() -> u64 {
     let mut system = sysinfo::System::new();
     system.refresh_memory();
     let free = system.available_memory();
-    // Without /proc nothing is known, and `sysinfo` must not be asked for limits: --memory says what may be used.
+    // Without /proc nothing is known, and `sysinfo` must not be asked for limits: `memory_budget_bytes` says what may be used.
     if system.total_memory() == 0 {
         return 0;
     }

@@ -92,11 +92,11 @@ impl DevicePlan {
             Some(left) if left >= self.least_kv_bytes => {
                 let range = (typed_bytes(self.least_kv_bytes), typed_bytes(left));
                 format!(
-                    "use --kv-device-budget from {} to {}, or --device cpu",
+                    "use `device_budget_bytes` from {} to {}, or `device=cpu`",
                     range.0, range.1
                 )
             }
-            _ => "use a smaller -b, a smaller --kv-slots, a smaller model, or --device cpu".to_owned(),
+            _ => "use a smaller `batch_tokens`, a smaller `slots`, a smaller model, or `device=cpu`".to_owned(),
         };
         EngineError::OutOfDeviceMemory {
             device: self.name.clone(),

@@ -98,7 +98,7 @@ pub struct RunReport {
     /// The decode policy.
     pub decode_policy: String,
     /// True if another chunk length, another page length or a prompt read in two parts may give another answer: a policy's selections
-    /// depend on chunks, tokens leave a window, tokens of the prompt are selected, or policies are chosen by the text (`--auto`).
+    /// depend on chunks, tokens leave a window, tokens of the prompt are selected, or policies are chosen by the text.
     pub depends_on_chunks: bool,
     /// Contexts shorter than this many tokens were read densely by the prefill policy, which would not have paid.
     pub prefill_dense_below: usize,

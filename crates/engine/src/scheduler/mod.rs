@@ -208,14 +208,14 @@ impl Scheduler {
         }
         if options.most_running == 0 {
             return Err(EngineError::option(
-                "--sequences",
+                "most_running",
                 0,
                 "at least 1 request must be able to run",
             ));
         }
         if options.most_running > engine.options().sequences {
             return Err(EngineError::option(
-                "--sequences",
+                "sequences",
                 engine.options().sequences,
                 format!(
                     "{} requests are to run at a time: give EngineOptions::sequences that number at least",
@@ -226,7 +226,7 @@ impl Scheduler {
         let share = options.prompt_share;
         if !(share > 0.0 && share < 1.0) {
             return Err(EngineError::option(
-                "--prompt-share",
+                "prompt_share",
                 share,
                 "it must be above 0 and below 1",
             ));

@@ -220,18 +220,18 @@ impl Scheduler {
         let held = held.ok_or_else(|| EngineError::SessionNotHeld(path.clone()))?;
         if request.prompt_probabilities.is_some() {
             let requirement = "the whole prompt has to be read for it: name no session";
-            return Err(EngineError::option("prompt probabilities", "asked for", requirement));
+            return Err(EngineError::option("prompt_probabilities", "asked for", requirement));
         }
         if !held.options().makes_the_same_pages(options) {
             let requirement = format!(
-                "the session was read under {0}: use --prefill {0}, or another session",
+                "the session was read under {0}: use `prefill={0}`, or another session",
                 held.options().prefill
             );
-            return Err(EngineError::option("--prefill", &options.prefill, requirement));
+            return Err(EngineError::option("prefill", &options.prefill, requirement));
         }
         if !options.decode.follows_from_keys() || !can_share(held) {
             let requirement = "this policy learns from every query of the text, which a session does not keep: use another policy, such as full";
-            return Err(EngineError::option("--decode", &options.decode, requirement));
+            return Err(EngineError::option("decode", &options.decode, requirement));
         }
         let shared = held.session_beginning(&request.tokens);
         match goes_back_to(held, shared) {

@@ -229,7 +229,7 @@ impl Sequence {
         for rules in [&self.setting.options.decode, &decode] {
             if !rules.follows_from_keys() {
                 let problem = "it has to see the text while it is read: read the text under it";
-                return Err(EngineError::option("--decode", rules, problem));
+                return Err(EngineError::option("decode", rules, problem));
             }
         }
         let options = SequenceOptions {

@@ -41,7 +41,7 @@ struct Record {
     turns_long: bool,
     /// Of the layers that hold no keys and values.
     recurrent: Vec<u8>,
-    /// Where `--auto` has moved heads.
+    /// Where automatic choice has moved heads.
     auto: Option<AutoState>,
     /// What was audited, `[layers, query heads]`.
     audit: Option<Vec<Option<HeadSums>>>,

@@ -61,7 +61,7 @@ fn check_sharing(sequence: &Sequence) -> Result<(), EngineError> {
     }
     if sequence.options().window.is_some() {
         return Err(EngineError::option(
-            "--window-size",
+            "window",
             "given",
             "pages are shared between sequences, and a window moves the tokens in its pages: leave it out",
         ));

@@ -471,7 +471,7 @@ fn drafts_that_cannot_be_made_are_refused_by_name_and_left_out_by_auto() {
             ..GenerateOptions::default()
         };
         let error = generate(&mut session, &ask("ngram"), 100).unwrap_err().to_string();
-        assert!(error.contains("--draft") && error.contains(said), "{error}");
+        assert!(error.contains("`draft`") && error.contains(said), "{error}");
         let generation = generate(&mut session, &ask("auto"), 100).unwrap();
         assert_eq!(generation.drafts, DraftCount::default());
         assert_eq!(generation.tokens.len(), 8);

@@ -112,7 +112,7 @@ fn one_reading_serves_several_decode_policies_to_the_bit() {
     for decode in ["h2o:budget=60", "snapkv:budget=60"] {
         let error = reader.fork_under(decode.parse().unwrap()).err().unwrap().to_string();
         assert!(
-            error.contains("--decode") && error.contains("read the text under it"),
+            error.contains("`decode`") && error.contains("read the text under it"),
             "{error}"
         );
         let error = read(decode)

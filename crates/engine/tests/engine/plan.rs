@@ -64,9 +64,9 @@ fn a_model_that_does_not_fit_is_refused_with_what_would() {
         Ok(_) => panic!("it fits"),
     };
     let advised = message
-        .split("--ctx ")
+        .split("`context_tokens=")
         .nth(1)
-        .and_then(|rest| rest.split(' ').next())
+        .and_then(|rest| rest.split('`').next())
         .unwrap();
     let options = EngineOptions {
         memory_budget_bytes: Some(40 << 20),

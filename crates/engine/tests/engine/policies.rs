@@ -212,7 +212,7 @@ fn policies_without_the_phase_and_chunks_too_short_are_refused_before_a_model_is
         ("quest", "full", "does not support prefill"),
         ("full", "xattention", "does not support decode"),
         ("full", "streaming:delta=64", "delta corrects what a prompt reads"),
-        ("h2o-chunk", "full", "-ub 1024"),
+        ("h2o-chunk", "full", "`chunk_tokens=1024`"),
     ] {
         let refused = Engine::load("no such model", options(prefill, decode));
         let message = refused.err().expect("a refusal").to_string();

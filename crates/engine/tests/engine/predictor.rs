@@ -87,7 +87,7 @@ fn the_layer_for_further_tokens_is_planned_and_refused_where_it_is_not_there() {
 
     let said = |error: EngineError, words: &[&str]| {
         let error = error.to_string();
-        for word in [&["--draft", "mtp"], words].concat() {
+        for word in [&["`draft_predictor`", "mtp"], words].concat() {
             assert!(error.contains(word), "{word:?} is not in: {error}");
         }
         assert!(!error.contains('\n'), "{error}");
@@ -95,7 +95,7 @@ fn the_layer_for_further_tokens_is_planned_and_refused_where_it_is_not_there() {
     let error = Engine::load(fixture("model-hybrid"), predicting(512)).err().unwrap();
     said(
         error,
-        &["model-hybrid", "no layer", "--draft ngram, sparse or model:PATH"],
+        &["model-hybrid", "no layer", "`draft=ngram`, sparse or model:PATH"],
     );
     said(without.with_options(predicting(512)).err().unwrap(), &["load it anew"]);
     let mut session = Session::new(&without).unwrap();

@@ -141,7 +141,7 @@ fn a_budget_that_cannot_hold_questions_is_refused_before_anything_is_read() {
         Err(error) => panic!("{error}"),
         Ok(_) => panic!("it fits"),
     };
-    assert!(message.contains("--kv-ram-budget "), "{message}");
+    assert!(message.contains("`ram_budget_bytes="), "{message}");
     // Without questions the same budget is enough.
     small.sequences = 1;
     assert!(Engine::load(fixture("model"), small).is_ok());

@@ -235,12 +235,12 @@ fn another_model_or_other_options_are_refused_by_name() {
         ..Default::default()
     }));
     assert!(
-        message.contains("--kv-type f16:f16, this run has q8_0:f16"),
+        message.contains("`kv_type` f16:f16, this run has q8_0:f16"),
         "{message}"
     );
     for (prefill, decode, what) in [
-        ("tri-shape", "full", "--prefill full"),
-        ("full", "quest", "--decode full"),
+        ("tri-shape", "full", "`prefill` full"),
+        ("full", "quest", "`decode` full"),
     ] {
         let message = refused(&engine(EngineOptions {
             prefill: prefill.parse().unwrap(),
@@ -254,7 +254,7 @@ fn another_model_or_other_options_are_refused_by_name() {
         ..Default::default()
     }));
     assert!(
-        message.contains("--attention not set, this run has rounded"),
+        message.contains("`attention` not set, this run has rounded"),
         "{message}"
     );
     let other_pages = EngineOptions {
@@ -262,7 +262,7 @@ fn another_model_or_other_options_are_refused_by_name() {
         ..Default::default()
     };
     let message = refused(&Engine::load(fixture("model"), other_pages).unwrap());
-    assert!(message.contains("--page-tokens 32, this run has 64"), "{message}");
+    assert!(message.contains("`page_tokens` 32, this run has 64"), "{message}");
     let message = refused(&crate::testing::small_engine(EngineOptions::default()));
     assert!(message.contains("saved with model"), "{message}");
     let short = EngineOptions {
@@ -271,7 +271,7 @@ fn another_model_or_other_options_are_refused_by_name() {
         ..Default::default()
     };
     let message = refused(&Engine::load(fixture("model"), short).unwrap());
-    assert!(message.contains("raise --ctx to at least 100"), "{message}");
+    assert!(message.contains("raise `context_tokens` to at least 100"), "{message}");
 }
 
 #[test]

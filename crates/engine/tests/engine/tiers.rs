@@ -251,7 +251,7 @@ fn a_disk_that_is_too_small_or_missing_is_refused_before_anything_is_read() {
     refused.kv_tiers.disk.as_mut().unwrap().budget_bytes = Some(needed - 1);
     let message = Engine::load(&model, refused).err().unwrap().to_string();
     assert!(
-        message.contains("--kv-disk-budget") && message.contains("--ctx"),
+        message.contains("`disk.budget_bytes") && message.contains("`context_tokens="),
         "{message}"
     );
 
@@ -259,7 +259,7 @@ fn a_disk_that_is_too_small_or_missing_is_refused_before_anything_is_read() {
     missing.kv_tiers.disk.as_mut().unwrap().folder = folder.path().join("missing");
     let message = Engine::load(&model, missing).err().unwrap().to_string();
     assert!(
-        message.contains("--kv-disk") && message.contains("no such folder"),
+        message.contains("`disk.folder`") && message.contains("no such folder"),
         "{message}"
     );
 
@@ -281,7 +281,12 @@ fn a_plan_that_does_not_fit_names_flags_that_make_it_fit() {
     };
     options.kv_tiers.ram_budget_bytes = Some(1 << 20);
     let message = Engine::load(&model, options.clone()).err().unwrap().to_string();
-    for part in ["100000 tokens", "--kv-ram-budget 245M", "--kv-disk DIR", "--ctx "] {
+    for part in [
+        "100000 tokens",
+        "`ram_budget_bytes=245M`",
+        "`disk.folder=DIR`",
+        "`context_tokens=",
+    ] {
         assert!(message.contains(part), "no {part:?} in {message}");
     }
     options.kv_tiers.disk = Some(DiskTier {
@@ -289,9 +294,9 @@ fn a_plan_that_does_not_fit_names_flags_that_make_it_fit() {
         budget_bytes: None,
     });
     let message = Engine::load(&model, options.clone()).err().unwrap().to_string();
-    let typed = message.split("--kv-ram-budget ").nth(1).unwrap();
-    let typed = typed.split([' ', ',']).next().unwrap();
-    options.kv_tiers.ram_budget_bytes = Some(riffle_engine::parse_bytes("--kv-ram-budget", typed).unwrap());
+    let typed = message.split("`ram_budget_bytes=").nth(1).unwrap();
+    let typed = typed.split('`').next().unwrap();
+    options.kv_tiers.ram_budget_bytes = Some(riffle_engine::parse_bytes("ram_budget_bytes", typed).unwrap());
     let plan = riffle_engine::plan(&info, &options).unwrap();
     assert!(plan.fits(), "{message}");
     assert!(plan.kv_tiers.disk_bytes > plan.kv_tiers.ram_bytes);

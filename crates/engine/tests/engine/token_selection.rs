@@ -196,7 +196,7 @@ fn going_back_into_the_prompt_reads_it_again() {
 fn what_needs_every_token_in_every_layer_is_refused_in_one_line() {
     let refused = |result: Result<(), EngineError>| {
         let error = result.unwrap_err().to_string();
-        assert!(error.contains("--select-tokens") && !error.contains('\n'), "{error}");
+        assert!(error.contains("`token_selection`") && !error.contains('\n'), "{error}");
     };
     let load = |path: PathBuf, options| Engine::load(path, options).map(drop);
     refused(load(

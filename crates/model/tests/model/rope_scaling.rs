@@ -96,7 +96,7 @@ fn a_text_that_is_no_stretching_is_refused_with_what_there_is() {
         ("linear:factor=2,theta=3", "factor=F and original=TOKENS"),
     ] {
         let error = text.parse::<RopeScaling>().unwrap_err().to_string();
-        assert!(error.contains("--rope-scaling") && error.contains(words), "{error}");
+        assert!(error.contains("`rope_scaling=") && error.contains(words), "{error}");
     }
     assert_eq!(
         scaling("yarn:factor=2.5,original=100").to_string(),

@@ -373,7 +373,7 @@ fn chunks_that_are_too_short_for_a_memory_are_refused() {
     assert!(rules.check(Phase::Prefill, 513).is_ok());
     let refused = rules.check(Phase::Prefill, 512).unwrap_err();
     assert!(matches!(refused, PolicyError::ChunkTooShort { above: 512, .. }));
-    assert!(refused.to_string().contains("-ub 1024"), "{refused}");
+    assert!(refused.to_string().contains("`chunk_tokens=1024`"), "{refused}");
     let smaller: PolicySpec = "h2o-chunk".parse::<PolicySpec>().unwrap().with("heavy", "100").unwrap();
     assert!(
         riffle_policy::PolicyRules::from(smaller)

@@ -1,7 +1,6 @@
 """Exceptions: one class for each kind of fault, all of them a `RiffleError`.
 
-Messages are those of the `riffle` command. Where they name a flag such as `--ctx`, the argument of the same meaning is in
-the table of the README ("Options").
+Messages are those of the `riffle` command. They name options by the keyword arguments of this package.
 """
 
 __all__ = [

@@ -214,7 +214,7 @@ fn take_parsed<T: FromStr>(
     text.parse().map(Some).map_err(refused)
 }
 
-/// What an option requires, without its name on the command line.
+/// What an option requires, without its name.
 fn requirement(error: &EngineError) -> String {
     match error {
         EngineError::Option { requirement, .. } => requirement.clone(),

@@ -177,7 +177,7 @@ fn a_request_that_cannot_go_on_from_the_session_it_names_is_refused() {
     );
     let mut learns = with(json!("book"), &format!("{book} And"));
     learns["riffle"]["decode"] = json!("h2o:budget=256");
-    refused("/v1/completions", learns, 400, "--decode");
+    refused("/v1/completions", learns, 400, "riffle.decode is h2o:budget=256");
     for (body, word) in [
         (json!({}), "keep"),
         (json!({"keep": 0}), "keep"),

@@ -6,6 +6,7 @@ use riffle_engine::human_bytes;
 use super::turns_text;
 use crate::commands::grouped;
 use crate::commands::run::audit_text;
+use crate::flags;
 
 /// Where the conversation stands, in a few lines.
 pub(crate) fn stats(report: &ChatReport) -> String {
@@ -65,7 +66,7 @@ answer    {written} at {decode:.1} tokens/s, ended by {stop}",
         first = turn.time_to_first_token_ms / 1e3,
         written = tokens_text(turn.generated_tokens),
         decode = turn.decode_tokens_per_s,
-        stop = turn.stop,
+        stop = flags::typed(&turn.stop.to_string()),
     )
 }
 
@@ -90,7 +91,10 @@ pub(crate) fn branches(report: &ChatReport) -> String {
 pub(crate) fn loaded(loaded: &Loaded) -> String {
     let turns = turns_text(loaded.turns);
     match (loaded.again_tokens, &loaded.problem) {
-        (_, Some(problem)) => format!("{turns}; your next message reads all of it again: {problem}"),
+        (_, Some(problem)) => format!(
+            "{turns}; your next message reads all of it again: {}",
+            flags::typed(problem)
+        ),
         (0, None) => format!("{turns}; nothing has to be read again"),
         (again, None) => format!("{turns}; your next message reads {} again", tokens_text(again)),
     }

@@ -141,12 +141,12 @@ fn a_prompt_that_does_not_go_on_from_its_session_is_refused() {
         "{error}"
     );
     for (options, problem) in [
-        ("streaming:sinks=4,window=64,from=0", "--prefill"),
-        ("h2o:budget=256", "--decode"),
+        ("streaming:sinks=4,window=64,from=0", "prefill"),
+        ("h2o:budget=256", "decode"),
     ] {
         let mut other = SequenceOptions::of(engine.options());
         match problem {
-            "--prefill" => other.prefill = options.parse().unwrap(),
+            "prefill" => other.prefill = options.parse().unwrap(),
             _ => other.decode = options.parse().unwrap(),
         }
         let request = Request {
