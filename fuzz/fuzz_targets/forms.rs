@@ -2,14 +2,12 @@
 
 #![no_main]
 
-#[path = "../../crates/server/tests/server/chains.rs"]
-mod chains;
-
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
 use riffle_engine::{Engine, EngineOptions};
 use riffle_server::{Server, ServerOptions};
+use riffle_testing::chains;
 
 /// A server of the shipped model whose answers are short.
 static SERVER: LazyLock<Server> = LazyLock::new(|| {

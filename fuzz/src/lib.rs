@@ -1,18 +1,10 @@
 //! What the fuzz targets share.
 
-mod cache_file;
-mod directory;
-mod documents;
-mod exercise;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 
-pub use cache_file::restore;
-pub use directory::write_directory;
-pub use documents::read_document;
-pub use exercise::use_model;
+pub use riffle_testing::{read_document, restore, use_model, write_directory};
 
 /// The weights of a small valid model directory.
 pub const TINY_WEIGHTS: &[u8] = include_bytes!("../seeds/safetensors/llama");

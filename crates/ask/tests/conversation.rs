@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
 
 use riffle_ask::{AskOptions, Conversation, KeepOptions};
 use riffle_documents::{Document, DocumentKind};
 use riffle_engine::{EngineOptions, GenerateOptions};
+use riffle_testing::fixture;
 
 const NAMES: [&str; 8] = [
     "field house",
@@ -18,10 +18,6 @@ const NAMES: [&str; 8] = [
     "man young",
     "horse red",
 ];
-
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)
-}
 
 fn fact(number: usize) -> String {
     format!("The pass key for {} is {}.", NAMES[number], 10_307 + 11_113 * number)

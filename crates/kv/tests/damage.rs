@@ -1,14 +1,7 @@
 //! Damaged cache files, thousands of them and the same in every run: what comes back is whole, and all else is refused.
 
-#[path = "../../../fuzz/src/cache_file.rs"]
-#[allow(unreachable_pub, reason = "public in the fuzz crate")]
-mod cache_file;
-#[path = "../../../fuzz/src/damage.rs"]
-#[allow(unreachable_pub, reason = "public in the fuzz crate")]
-mod damage;
-
-use cache_file::restore;
-use damage::{Damage, inputs};
+use riffle_testing::damage::{Damage, inputs};
+use riffle_testing::restore;
 
 const CASES: usize = 5000;
 

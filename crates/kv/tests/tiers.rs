@@ -1,9 +1,6 @@
 //! What comes back from farther tiers is what was appended, within every budget, whatever the timing.
 
 mod testing;
-#[path = "testing/unhurried.rs"]
-mod unhurried;
-
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -11,8 +8,8 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use riffle_attention::{Format, PageView, Span, read_keys, read_values};
 use riffle_kv::{CacheShape, CpuDevice, DiskTier, KvCache, KvError, KvTiers, Outlook, PagePool};
+use riffle_testing::Unhurried;
 use testing::{append_all, shape, tokens};
-use unhurried::Unhurried;
 
 /// Bits of the keys and the values of pages, by (KV head, page).
 type Contents = BTreeMap<(usize, usize), (Vec<u32>, Vec<u32>)>;

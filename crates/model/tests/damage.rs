@@ -1,24 +1,13 @@
 //! Damaged and hostile files, thousands of them and the same in every run: each loads or is refused in one line, without
 //! a panic and without taking memory the file does not account for.
 
-#[path = "../../../fuzz/src/damage.rs"]
-#[allow(unreachable_pub, reason = "public in the fuzz crate")]
-mod damage;
-#[path = "../../../fuzz/src/directory.rs"]
-#[allow(unreachable_pub, reason = "public in the fuzz crate")]
-mod directory;
-#[path = "../../../fuzz/src/exercise.rs"]
-#[allow(unreachable_pub, reason = "public in the fuzz crate")]
-mod exercise;
-
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use damage::{Damage, inputs};
-use directory::write_directory;
-use exercise::use_model;
+use riffle_testing::damage::{Damage, inputs};
+use riffle_testing::{use_model, write_directory};
 
 /// Memory held now, and the most that was held since it was last asked.
 struct Counting;

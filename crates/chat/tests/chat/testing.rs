@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use riffle_chat::{ChatOptions, Conversation, MOST_BRANCHES, TurnReport};
 use riffle_engine::{Engine, EngineOptions, GenerateOptions, RunEvent, SamplingOptions};
+pub(crate) use riffle_testing::fixture;
 use tempfile::TempDir;
 
 /// A template as models have it: roles in marks, and a line for the answer.
@@ -14,11 +14,6 @@ pub(crate) const TEMPLATE: &str = "{% for m in messages %}[{{ m.role }}] {{ m.co
 
 /// One that shows earlier answers otherwise than they were written, as models that think do.
 pub(crate) const CHANGING_TEMPLATE: &str = "{% for m in messages %}[{{ m.role }}] {% if m.role == 'assistant' %}({{ m.content }}){% else %}{{ m.content }}{% endif %}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}";
-
-/// A folder of the fixtures.
-pub(crate) fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)
-}
 
 /// The options that conversations take, with a short context.
 pub(crate) fn options() -> EngineOptions {

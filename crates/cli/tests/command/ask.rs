@@ -5,12 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use crate::testing::{assert_refused, riffle, run_with_input, shipped_model, stderr, stdout};
+use riffle_testing::documents as make;
 use serde_json::Value;
-
-// The same files as in the tests of riffle-documents.
-#[path = "../../../documents/tests/documents/make.rs"]
-#[allow(dead_code)]
-mod make;
 
 const FACT: &str = "The pass key for field house is 70452.";
 const QUESTION: &str = "What is the pass key for field house? The pass key for field house is";

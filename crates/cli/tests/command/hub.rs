@@ -8,12 +8,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-#[allow(dead_code, reason = "the library's tests use the rest")]
-#[path = "../../../hub/tests/hub/server.rs"]
-mod server;
-
 use crate::testing::{assert_refused, riffle, run, shipped_model, stderr, stdout};
-use server::{Fault, Hub, bytes};
+use riffle_testing::hub::{Fault, Hub, bytes};
 
 /// The command with a hub and a cache, and no token of this machine's.
 fn with_hub(hub: &str, cache: &Path) -> Command {

@@ -1,7 +1,7 @@
 //! Damage to GGUF files: their parts are taken apart, changed one at a time, and written again.
 
-use super::damage::{Damage, NUMBERS};
 use super::mutation::{Harm, Mutated, any_bytes, cut, havoc};
+use riffle_testing::damage::{Damage, NUMBERS};
 
 const ALIGNMENT: usize = 32;
 /// Types of metadata values: f32, text, list.

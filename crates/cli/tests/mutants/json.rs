@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::damage::Damage;
 use super::mutation::{Harm, Mutated, any_bytes, cut, havoc};
+use riffle_testing::damage::Damage;
 
 /// Damages a JSON text.
 pub(crate) fn damaged(damage: &mut Damage, text: &[u8]) -> Mutated {

@@ -13,9 +13,6 @@
 //! `RIFFLE_MUTANTS` sets how many mutants are made (`scripts/mutants` makes 5,000), `RIFFLE_MUTANT` runs one alone.
 #![cfg(unix)]
 
-#[path = "../../../../fuzz/src/damage.rs"]
-#[allow(unreachable_pub, dead_code, reason = "public in the fuzz crate")]
-mod damage;
 mod gguf;
 mod json;
 mod mutation;
@@ -29,7 +26,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use damage::Damage;
+use riffle_testing::damage::Damage;
 use subject::Subject;
 use verdict::{Outcome, Verdict};
 

@@ -1,6 +1,6 @@
 //! Damage that any file can take: bits, bytes, its end, its parts.
 
-use super::damage::Damage;
+use riffle_testing::damage::Damage;
 
 /// What damage may do to a file's meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

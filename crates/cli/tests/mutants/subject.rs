@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::damage::Damage;
 use super::mutation::{Harm, Mutated, any_bytes, cut, havoc};
 use super::testing::{riffle, shipped_model};
 use super::{gguf, json, verdict};
+use riffle_testing::damage::Damage;
 
 /// Arguments of every run of a model. A temperature makes the answer depend on every logit.
 const RUN: [&str; 12] = [

@@ -18,7 +18,7 @@ pub const TOKEN_BYTES: usize = LAYERS * KV_HEADS * 64 * 2 * 2;
 
 /// The shipped model's folder.
 pub fn shipped_model() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/model")
+    riffle_testing::fixture("model")
 }
 
 /// The command, ready for arguments; standard input is empty.

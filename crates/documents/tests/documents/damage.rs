@@ -1,18 +1,7 @@
 //! Damaged files end with a text or an error, within time and without a panic of the process.
 
-#[path = "../../../../fuzz/src/damage.rs"]
-#[allow(
-    unreachable_pub,
-    dead_code,
-    reason = "public in the fuzz crate, and shared with other tests"
-)]
-mod files;
-#[path = "../../../../fuzz/src/documents.rs"]
-#[allow(unreachable_pub, reason = "public in the fuzz crate")]
-mod fuzzed;
-
-use files::{Damage, inputs};
-use fuzzed::{NAMES, read_document};
+use riffle_testing::damage::{Damage, inputs};
+use riffle_testing::{NAMES, read_document};
 
 /// Damaged files of each kind.
 const MUTANTS: usize = 400;

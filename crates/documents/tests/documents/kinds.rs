@@ -7,8 +7,8 @@ use flate2::write::ZlibEncoder;
 use pdf_extract::{EncryptionState, EncryptionVersion, Permissions};
 use riffle_documents::{DocumentError, DocumentKind, Limits};
 
-use crate::make::{archive, docx, epub, epub_with, pdf, pdf_of_streams};
 use crate::{place, read_one, read_within};
+use riffle_testing::documents::{archive, docx, epub, epub_with, pdf, pdf_of_streams};
 
 fn squeezed(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = ZlibEncoder::new(Vec::new(), Compression::best());

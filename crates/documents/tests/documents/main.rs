@@ -2,7 +2,6 @@
 
 mod damage;
 mod kinds;
-mod make;
 mod trees;
 
 use std::fs;

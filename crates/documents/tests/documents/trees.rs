@@ -2,8 +2,8 @@
 
 use riffle_documents::{DocumentError, Limits, read};
 
-use crate::make::pdf;
 use crate::{Made, place};
+use riffle_testing::documents::pdf;
 
 #[test]
 fn a_source_tree_is_read_by_its_ignore_rules_and_binary_files_are_counted() {

@@ -425,13 +425,8 @@ fn machine(engine: &crate::Engine) -> String {
 }
 
 #[cfg(test)]
-#[path = "../../../kv/tests/testing/fake_store.rs"]
-mod fake_store;
-
-#[cfg(test)]
 mod tests {
     use std::ops::ControlFlow;
-    use std::path::Path;
 
     use super::*;
     use crate::{Engine, EngineOptions, Session, prefix_cuts};
@@ -442,7 +437,6 @@ mod tests {
 
     #[test]
     fn logits_after_adopted_pages_are_those_of_reading_everything_to_the_bit() {
-        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
         for (model, prefill_policy, any_machine) in [
             ("model", "full", false),
             ("model", "full", true),
@@ -457,8 +451,8 @@ mod tests {
                 prefill: prefill_policy.parse().unwrap(),
                 ..EngineOptions::default()
             };
-            let engine = Engine::load(fixtures.join(model), options).unwrap();
-            let store = fake_store::FakeStore::default();
+            let engine = Engine::load(riffle_testing::fixture(model), options).unwrap();
+            let store = riffle_testing::store::FakeStore::default();
             let open = || {
                 SharedPrefixes::open(&SharedStoreOptions {
                     store: Arc::new(store.clone()),

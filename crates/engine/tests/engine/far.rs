@@ -4,12 +4,12 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::counted::Counted;
 use crate::testing::{fixture, go_on, prompt};
 use riffle_attention::Format;
 use riffle_engine::{Engine, EngineOptions, Runner, Sequence, SequenceOptions, Session, Work};
 use riffle_kv::{CpuDevice, DiskTier, KvTiers, PagePool};
 use riffle_policy::Phase;
+use riffle_testing::Counted;
 
 const READERS: usize = 8;
 const DOCUMENT_TOKENS: usize = 400;

@@ -3,16 +3,12 @@
 mod attention_watch;
 mod cached_attention;
 mod compress;
-#[path = "../../../kv/tests/testing/counted.rs"]
-mod counted;
 mod delta;
 mod device;
 mod device_flow;
 mod device_summaries;
 mod draft;
 mod eviction;
-#[path = "../../../kv/tests/testing/fake_store.rs"]
-mod fake_store;
 mod far;
 #[cfg(target_os = "linux")]
 mod faults;
@@ -36,5 +32,3 @@ mod sliding;
 mod testing;
 mod tiers;
 mod token_selection;
-#[path = "../../../kv/tests/testing/unhurried.rs"]
-mod unhurried;

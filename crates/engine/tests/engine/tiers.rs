@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::counted::Counted;
 use crate::testing::{fixture, go_on, prompt};
-use crate::unhurried::Unhurried;
 use riffle_attention::Format;
 use riffle_engine::{Engine, EngineError, EngineOptions, Session};
 use riffle_kv::{CpuDevice, DiskTier, KvError, KvTiers};
 use riffle_policy::Phase;
+use riffle_testing::Counted;
+use riffle_testing::Unhurried;
 
 /// Policies for reading and for writing, with sizes that leave something out of a short text.
 const POLICIES: [(&str, &str); 10] = [

@@ -10,13 +10,9 @@ use std::sync::Arc;
 
 use riffle_attention::Format;
 use riffle_engine::{Engine, EngineOptions, PrefillProgress, Session};
+pub use riffle_testing::{fixture, largest_difference};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
-
-/// A folder below `fixtures`.
-pub fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)
-}
 
 /// A random model with two query heads to a KV head, on an f32 cache.
 pub fn small_engine(options: EngineOptions) -> Arc<Engine> {
@@ -93,10 +89,4 @@ pub fn logits_after(engine: &Arc<Engine>, tokens: &[u32]) -> Vec<f32> {
     let mut session = Session::new(engine).expect("a session");
     session.prefill(tokens, &mut go_on).expect("a prefill");
     session.logits().to_vec()
-}
-
-/// The largest absolute difference.
-pub fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
-    assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }

@@ -2,17 +2,14 @@
 
 use std::fs;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use riffle_attention::Format;
 use riffle_engine::{Engine, EngineOptions, Session};
 use riffle_eval::write_logits;
+use riffle_testing::{fixtures, largest_difference};
 use safetensors::SafeTensors;
-
-fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
-}
 
 /// Tensors of a vector's `expected.safetensors`.
 struct Expected(Vec<u8>);
@@ -78,11 +75,6 @@ fn logits(model: &Path, tokens: &[u32], chunk_tokens: usize) -> Vec<f32> {
         })
         .unwrap();
     all
-}
-
-fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
-    assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
 #[test]

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
 
 use riffle_attention::{QueryTile, Selection, Span};
 use riffle_engine::{Engine, EngineOptions};
@@ -11,10 +10,7 @@ use riffle_eval::{
     Wording, compare,
 };
 use riffle_policy::{BudgetParameter, ParameterInfo, PolicyInfo, SelectContext, SparsePolicy, Traits};
-
-fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
-}
+use riffle_testing::fixtures;
 
 /// Reads the end of the context, as long as the share says.
 struct Tail {

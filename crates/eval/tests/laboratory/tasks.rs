@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use riffle_engine::{Engine, EngineOptions};
@@ -10,10 +9,7 @@ use riffle_eval::{
     AskPlace, CompareOptions, ComparisonRow, Corpus, EvalError, GivenQuestion, Journal, NeedleKind, NeedleOptions,
     PerplexityOptions, RulerOptions, RulerTable, RulerTask, Step, Wording, compare, needle, perplexity, ruler,
 };
-
-fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
-}
+use riffle_testing::fixtures;
 
 fn engine() -> Arc<Engine> {
     Engine::load(fixtures().join("model"), EngineOptions::default()).unwrap()

@@ -3,8 +3,8 @@
 use std::fs;
 use std::time::Instant;
 
-use crate::server::{Fault, Hub, bytes, sum};
 use crate::{pull_named, refused};
+use riffle_testing::hub::{Fault, Hub, bytes, sum};
 
 const FILE: &str = "m-Q4_0.gguf";
 

@@ -3,8 +3,6 @@
 mod faults;
 mod pulls;
 mod refusals;
-#[allow(dead_code, reason = "the command's tests use all of it")]
-mod server;
 mod stored;
 mod tokens;
 
@@ -14,7 +12,7 @@ use std::time::Duration;
 
 use riffle_hub::{HubError, ModelName, Pulled, Settings, Token, Waits, pull};
 
-use server::Hub;
+use riffle_testing::hub::Hub;
 
 /// Settings for a hub and a cache, with waits that a test has time for.
 fn settings(hub: &Hub, cache: &Path) -> Settings {

@@ -7,8 +7,8 @@ use std::thread;
 
 use riffle_hub::{Activity, HubError, find, pull};
 
-use crate::server::{Fault, Hub, bytes, sum};
 use crate::{name, pull_named, settings};
+use riffle_testing::hub::{Fault, Hub, bytes, sum};
 
 #[test]
 fn a_gguf_file_is_pulled_into_python_s_layout_and_found() {
@@ -27,11 +27,11 @@ fn a_gguf_file_is_pulled_into_python_s_layout_and_found() {
     let folder = cache.path().join("models--owner--model");
     assert_eq!(
         fs::read_to_string(folder.join("refs/main")).expect("a reference"),
-        crate::server::COMMIT
+        riffle_testing::hub::COMMIT
     );
     let link = folder
         .join("snapshots")
-        .join(crate::server::COMMIT)
+        .join(riffle_testing::hub::COMMIT)
         .join("m-Q4_K_M.gguf");
     assert_eq!(link, pulled.path);
     let target = fs::read_link(&link).expect("a link");

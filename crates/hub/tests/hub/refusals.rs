@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use riffle_hub::{Settings, pull};
 
-use crate::server::{COMMIT, Fault, Hub, bytes};
 use crate::{name, refused, settings};
+use riffle_testing::hub::{COMMIT, Fault, Hub, bytes};
 
 pub(crate) fn hub() -> Hub {
     Hub::start(&[("m-Q4_0.gguf", bytes(2000, 1))])

@@ -6,8 +6,8 @@ use std::time::SystemTime;
 
 use riffle_hub::{HubError, StoredModel, find, list, mark_used, remove};
 
-use crate::server::{COMMIT, Hub, bytes, sum};
 use crate::{name, pull_named};
+use riffle_testing::hub::{COMMIT, Hub, bytes, sum};
 
 const OTHER_COMMIT: &str = "fedcba9876543210fedcba9876543210fedcba98";
 

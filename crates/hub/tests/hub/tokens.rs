@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use riffle_hub::{Token, pull};
 
 use crate::refusals::{hub, refused_with};
-use crate::server::{Asked, COMMIT, Fault, Hub};
 use crate::{name, settings};
+use riffle_testing::hub::{Asked, COMMIT, Fault, Hub};
 
 const TOKEN: &str = "hf_abcdefghijkl0123";
 

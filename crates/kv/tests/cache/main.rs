@@ -1,11 +1,7 @@
 //! One cache and several: what is held, moved, shared, saved and given back.
 
 mod cache;
-#[path = "../testing/counted.rs"]
-mod counted;
 mod evict;
-#[path = "../testing/fake_store.rs"]
-mod fake_store;
 #[cfg(unix)]
 mod kinds;
 mod memory;

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use riffle_attention::Format;
 use riffle_kv::{CacheShape, FetchRequest, KvCache, SharedBlocks, SharedOptions};
 
-use crate::fake_store::{FakeStore, Fault, Operation};
 use crate::testing::{all_contents, append_all, shape};
+use riffle_testing::store::{FakeStore, Fault, Operation};
 
 const PAGE: usize = 32;
 const IDENTITY: &[u8] = b"model";
@@ -217,20 +217,27 @@ fn a_store_that_gives_the_bytes_of_another_block_is_found_out() {
     let (store, shape) = (FakeStore::default(), shape(PAGE, Format::F16));
     let tokens = text(1, 6 * PAGE);
     publish(&open(&store, quick()), &cache(shape, 3, 6 * PAGE), &tokens);
-    let other = store.names()[2].clone();
-    store.set_faults(move |operation, _| match operation {
-        Operation::Get => Fault::Other(other.clone()),
-        _ => Fault::None,
-    });
-    let shared = open(&store, quick());
-    let mut fetches = 0;
-    while !shared.counts().is_paused {
-        let (filled, _) = fetched(&shared, shape, &tokens);
-        assert!(filled.tokens(0) <= PAGE && is_beginning_of(&filled, 3));
-        fetches += 1;
+    let mine = store.names();
+    publish(&open(&store, quick()), &cache(shape, 4, PAGE), &text(2, PAGE));
+    let foreign = store.names().into_iter().find(|name| !mine.contains(name)).unwrap();
+    for (other, most_tokens) in [(&mine[2], PAGE), (&foreign, 0)] {
+        let given = other.clone();
+        store.set_faults(move |operation, _| match operation {
+            Operation::Get => Fault::Other(given.clone()),
+            _ => Fault::None,
+        });
+        let (filled, _) = fetched(&open(&store, quick()), shape, &tokens);
+        assert!(filled.tokens(0) <= most_tokens && is_beginning_of(&filled, 3));
     }
-    // A store that is wrong again and again is left alone as one that fails.
-    assert!(fetches <= 3 && shared.counts().bad_blocks >= 3);
+    // A store that is wrong again and again is left alone as one that fails. Of one thread each fetch sees one bad block. A failure is
+    // counted for good, while the pause it begins may be over on a busy machine.
+    let shared = open(&store, SharedOptions { parallel: 1, ..quick() });
+    for failures in [0, 0, 1] {
+        fetched(&shared, shape, &tokens);
+        assert_eq!(shared.counts().failures, failures);
+    }
+    assert_eq!(shared.counts().bad_blocks, 3);
+    assert!(shared.take_notices()[1].contains("prompts are read here"));
 }
 
 #[test]
@@ -242,23 +249,27 @@ fn a_store_that_is_slow_or_gone_costs_one_operation_then_nothing() {
         let given = fault.clone();
         store.set_faults(move |_, _| given.clone());
         let shared = open(&store, quick());
-        let (filled, took) = fetched(&shared, shape, &tokens);
-        assert_eq!(filled.tokens(0), 0);
-        assert!(took < Duration::from_secs(2), "{took:?}");
-        let before = store.count(Operation::Contains);
+        let asked = store.count(Operation::Contains);
+        // The pause is of 2 seconds from the failure on: a machine that is held up for longer sees no more of it.
+        let began = Instant::now();
         for _ in 0..20 {
-            let (filled, took) = fetched(&shared, shape, &tokens);
-            assert!(filled.tokens(0) == 0 && took < Duration::from_millis(150), "{took:?}");
+            let (filled, _) = fetched(&shared, shape, &tokens);
+            assert_eq!(filled.tokens(0), 0);
         }
-        assert_eq!(store.count(Operation::Contains), before);
-        assert!(shared.counts().is_paused && !shared.can_publish(&shape));
+        let (counts, can_publish) = (shared.counts(), shared.can_publish(&shape));
+        let asked = store.count(Operation::Contains) - asked;
+        if began.elapsed() < Duration::from_secs(2) {
+            assert!(asked == 1 && counts.is_paused && !can_publish, "{asked}");
+        }
         let notices = shared.take_notices();
         assert_eq!(notices.len(), 1, "{notices:?}");
         assert!(notices[0].contains("prompts are read here"));
         // After the pause it is tried again, and told when it works.
         store.set_faults(|_, _| Fault::None);
-        thread::sleep(Duration::from_millis(2050));
-        assert_eq!(fetched(&shared, shape, &tokens).0.tokens(0), 6 * PAGE);
+        while fetched(&shared, shape, &tokens).0.tokens(0) < 6 * PAGE {
+            assert!(began.elapsed() < Duration::from_secs(150), "it is not tried again");
+            thread::sleep(Duration::from_millis(10));
+        }
         assert_eq!(shared.take_notices(), ["fake://store works again"]);
     }
 }
@@ -290,7 +301,8 @@ fn a_full_queue_and_a_paused_store_never_block_the_publisher() {
     store.set_faults(|_, _| Fault::Slow(Duration::from_secs(3600)));
     let options = SharedOptions {
         publish_bytes: 3 * block,
-        ..quick()
+        operation_time: Duration::from_secs(1),
+        ..SharedOptions::default()
     };
     let shared = open(&store, options);
     let began = Instant::now();
@@ -302,9 +314,10 @@ fn a_full_queue_and_a_paused_store_never_block_the_publisher() {
             .unwrap(),
         offered
     );
-    assert!(began.elapsed() < Duration::from_millis(100) && !shared.can_publish(&shape));
+    // It waited for no operation of the store: the first takes a second.
+    assert!(began.elapsed() < Duration::from_secs(1) && !shared.can_publish(&shape));
     assert_eq!(shared.counts().queued_bytes, 3 * block as u64);
-    assert!(!shared.flush(Duration::from_millis(300)) && shared.counts().failures > 0);
+    assert!(!shared.flush(Duration::from_millis(1500)) && shared.counts().failures > 0);
     // What waits is written when the store works again.
     store.set_faults(|_, _| Fault::None);
     assert!(shared.flush(Duration::from_secs(20)));
@@ -331,7 +344,8 @@ fn who_waits_gets_blocks_as_another_publishes_them_and_gives_up_after_the_wait()
     let (store, shape) = (FakeStore::default(), shape(PAGE, Format::F16));
     let tokens = text(1, 6 * PAGE);
     let original = cache(shape, 3, 6 * PAGE);
-    let wait = Duration::from_millis(600);
+    // Far longer than the pauses of the publisher, so that no slow machine is taken for one that is late.
+    let wait = Duration::from_secs(3);
     let options = SharedOptions { wait, ..quick() };
     let publisher = open(&store, quick());
     let (waiting, others) = (open(&store, options), tokens.clone());
@@ -340,12 +354,12 @@ fn who_waits_gets_blocks_as_another_publishes_them_and_gives_up_after_the_wait()
         (filled.tokens(0), is_beginning_of(&filled, 3), took)
     });
     for blocks in 1..=4 {
-        thread::sleep(Duration::from_millis(250));
+        thread::sleep(Duration::from_millis(50));
         publish(&publisher, &original, &tokens[..blocks * PAGE]);
     }
     let (filled, is_right, took) = reader.join().unwrap();
     assert!(filled == 4 * PAGE && is_right);
-    assert!(took > Duration::from_millis(1000) + wait, "{took:?}");
+    assert!(took > wait, "{took:?}");
     // All that is wanted is there: nothing is waited for.
     let (filled, took) = fetched(
         &open(&store, SharedOptions { wait, ..quick() }),

@@ -6,7 +6,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::counted::Counted;
 use crate::testing::{append_all, shape, tokens};
 use proptest::prelude::*;
 use riffle_attention::{
@@ -15,6 +14,7 @@ use riffle_attention::{
 };
 use riffle_kv::stream_together;
 use riffle_kv::{CacheShape, CpuDevice, DiskTier, KvCache, KvError, KvTiers, LayerRead, Outlook, PageId, PagePool};
+use riffle_testing::Counted;
 
 const SEQUENCES: usize = 4;
 const MOST_TOKENS: usize = 300;

@@ -9,6 +9,8 @@ pub(crate) use gguf::{gguf_file, gguf_string, tiny_gguf};
 pub(crate) use sequence::{Cuts, DenseAttention, Reader, Sequence, WHOLE, logits_of, read_in_blocks, read_together};
 pub(crate) use tokenizers::{byte_fallback_tokenizer, bytes_as_characters, character_map, write_tokenizer};
 
+pub(crate) use riffle_testing::{fixtures, largest_difference};
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -130,18 +132,6 @@ fn integers(file: &SafeTensors<'_>, name: &str) -> Option<Vec<usize>> {
     })
 }
 
-/// The largest difference of two sequences; infinite where one is not a number.
-pub(crate) fn largest_difference(left: impl Iterator<Item = f32>, right: impl Iterator<Item = f32>) -> f32 {
-    left.zip(right).fold(0.0, |largest, (left, right)| {
-        let difference = (left - right).abs();
-        if difference.is_nan() {
-            f32::INFINITY
-        } else {
-            largest.max(difference)
-        }
-    })
-}
-
 /// Every case directory below `root` whose name begins with `prefix`, sorted.
 pub(crate) fn cases(root: &Path, prefix: &str) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(root) else {
@@ -159,11 +149,6 @@ pub(crate) fn cases(root: &Path, prefix: &str) -> Vec<PathBuf> {
 /// The vectors of this crate.
 pub(crate) fn vectors() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors")
-}
-
-/// The fixtures of the workspace.
-pub(crate) fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
 }
 
 /// The model that lies at `path`.

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use riffle_server::{Limits, ServerOptions};
+use riffle_testing::chains;
 use serde_json::{Value, json};
 
-use crate::chains;
 use crate::testing::{Running, options, start};
 
 /// Requests of each kind.
-const EACH: u64 = 300;
+const EACH: u64 = 150;
 
 /// No answer may take longer, on any machine.
 const PATIENCE: Duration = Duration::from_secs(60);

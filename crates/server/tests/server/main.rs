@@ -3,7 +3,6 @@
 mod access;
 mod answers;
 mod captured;
-mod chains;
 mod clients;
 mod events;
 mod hostile;

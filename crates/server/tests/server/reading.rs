@@ -34,7 +34,7 @@ fn leave_after(server: &crate::testing::Running, prompt: &str, share: f64) -> us
 #[test]
 fn who_goes_and_comes_back_reads_only_what_was_not_read() {
     let server = start(options());
-    let prompt = text(80_000);
+    let prompt = text(30_000);
     let read = leave_after(&server, &prompt, 0.6);
     server.wait_for("vllm:num_requests_running", |running| running == 0.0);
     let answer = server.complete(&prompt, json!({"max_tokens": 2}));
@@ -88,8 +88,7 @@ fn models_with_recurrent_layers_go_on_from_a_state_they_know() {
             keeps_beginnings: true,
             ..EngineOptions::default()
         };
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/model-hybrid");
-        Engine::load(path, options).unwrap()
+        Engine::load(riffle_testing::fixture("model-hybrid"), options).unwrap()
     };
     let few = || riffle_server::ServerOptions {
         parallel: 4,
@@ -133,7 +132,7 @@ fn what_was_read_outlives_the_server_with_a_prefix_cache() {
         }),
         ..options()
     };
-    let prompt = text(60_000);
+    let prompt = text(30_000);
     let first = start(kept());
     let read = leave_after(&first, &prompt, 0.5);
     first.stop();

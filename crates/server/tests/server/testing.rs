@@ -27,8 +27,7 @@ pub(crate) fn engine() -> Arc<Engine> {
             keeps_beginnings: true,
             ..EngineOptions::default()
         };
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/model");
-        Engine::load(path, options).unwrap()
+        Engine::load(riffle_testing::fixture("model"), options).unwrap()
     };
     Arc::clone(ENGINE.get_or_init(load))
 }

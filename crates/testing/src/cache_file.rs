@@ -1,4 +1,4 @@
-//! A KV cache file restored: shared by the fuzz target and by `crates/kv/tests/damage.rs`.
+//! A KV cache file restored: for the fuzz target and the tests of riffle-kv.
 
 use std::path::Path;
 
@@ -19,6 +19,9 @@ const BUDGET_BYTES: u64 = 1 << 20;
 
 /// Restores the file; what comes back keeps its budget and its count of tokens. Every second input, by its last byte,
 /// gets the right hash of its head first, which chance would never find.
+///
+/// # Errors
+/// Those of a restore.
 pub fn restore(path: &Path, input: &[u8]) -> Result<(), KvError> {
     let mut bytes = input.to_vec();
     if bytes.pop().is_some_and(|last| last % 2 == 1) {

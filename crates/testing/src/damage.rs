@@ -1,4 +1,4 @@
-//! Damage done to files, the same in every run: shared by the tests of the crates that read them.
+//! Damage done to files, the same in every run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -56,12 +56,13 @@ const WORDS: [&str; 14] = [
 pub struct Damage(u64);
 
 impl Damage {
+    /// The same damage for the same seed.
     pub fn new(seed: u64) -> Damage {
         Damage(seed)
     }
 
     /// The next 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut x = self.0;
         x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -71,7 +72,7 @@ impl Damage {
 
     /// A number below `end`; 0 where `end` is 0.
     pub fn below(&mut self, end: usize) -> usize {
-        (self.next() % end.max(1) as u64) as usize
+        (self.bits() % end.max(1) as u64) as usize
     }
 
     /// One of `of`.
@@ -91,7 +92,7 @@ impl Damage {
 
     fn hurt(&mut self, bytes: &mut Vec<u8>, inputs: &[Vec<u8>]) {
         // Headers stand in front: half of the damage is done to the first 600 bytes.
-        let reach = if self.next().is_multiple_of(2) {
+        let reach = if self.bits().is_multiple_of(2) {
             bytes.len().min(600)
         } else {
             bytes.len()

@@ -1,4 +1,4 @@
-//! A device for tests that count what is brought near; the engine's tests use it too.
+//! A device for tests that count what is brought near.
 
 use std::io;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use riffle_kv::{CpuDevice, Device, DeviceMemory};
 
 /// Main memory that counts the planes which are brought into it from farther tiers.
 #[derive(Debug)]
-pub(crate) struct Counted {
+pub struct Counted {
     memory: CpuDevice,
     loads: Arc<Loads>,
 }
@@ -22,10 +22,9 @@ struct Loads {
 
 struct CountedMemory(Box<dyn DeviceMemory>, Arc<Loads>);
 
-// Each test binary uses its own part of this device.
-#[allow(dead_code)]
 impl Counted {
-    pub(crate) fn over(memory: CpuDevice) -> Arc<Self> {
+    /// Counts over another device.
+    pub fn over(memory: CpuDevice) -> Arc<Self> {
         Arc::new(Self {
             memory,
             loads: Arc::default(),
@@ -33,12 +32,12 @@ impl Counted {
     }
 
     /// Planes that were loaded so far.
-    pub(crate) fn planes(&self) -> u64 {
+    pub fn planes(&self) -> u64 {
         self.loads.planes.load(Ordering::Relaxed)
     }
 
     /// Bytes of these planes.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.loads.bytes.load(Ordering::Relaxed)
     }
 }

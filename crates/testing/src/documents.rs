@@ -6,7 +6,7 @@ use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipWriter};
 
 /// A PDF with a page for each text, whose lines stand below one another.
-pub(crate) fn pdf(pages: &[&str]) -> Vec<u8> {
+pub fn pdf(pages: &[&str]) -> Vec<u8> {
     let content = |text: &&str| {
         let lines = text.lines().map(|line| {
             let escaped = line.replace('\\', "\\\\").replace('(', "\\(").replace(')', "\\)");
@@ -18,7 +18,7 @@ pub(crate) fn pdf(pages: &[&str]) -> Vec<u8> {
 }
 
 /// A PDF with a page for each content stream; `filter` is that of all of them.
-pub(crate) fn pdf_of_streams(contents: &[Vec<u8>], filter: &str) -> Vec<u8> {
+pub fn pdf_of_streams(contents: &[Vec<u8>], filter: &str) -> Vec<u8> {
     let kids: String = (0..contents.len())
         .map(|page| format!("{} 0 R ", 4 + 2 * page))
         .collect();
@@ -62,7 +62,7 @@ pub(crate) fn pdf_of_streams(contents: &[Vec<u8>], filter: &str) -> Vec<u8> {
 }
 
 /// A ZIP archive of these parts.
-pub(crate) fn archive(parts: &[(&str, &[u8])]) -> Vec<u8> {
+pub fn archive(parts: &[(&str, &[u8])]) -> Vec<u8> {
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
     for (name, bytes) in parts {
         let method = match *name == "mimetype" {
@@ -76,16 +76,17 @@ pub(crate) fn archive(parts: &[(&str, &[u8])]) -> Vec<u8> {
     zip.finish().expect("an archive").into_inner()
 }
 
-pub(crate) const CONTAINER: &[u8] = b"<?xml version=\"1.0\"?><container version=\"1.0\" xmlns=\"urn:oasis:names:tc:opendocument:xmlns:container\">\
+/// The part of an EPUB book that names the others.
+pub const CONTAINER: &[u8] = b"<?xml version=\"1.0\"?><container version=\"1.0\" xmlns=\"urn:oasis:names:tc:opendocument:xmlns:container\">\
     <rootfiles><rootfile full-path=\"OEBPS/content.opf\" media-type=\"application/oebps-package+xml\"/></rootfiles></container>";
 
 /// An EPUB book of chapters: their titles and paragraphs.
-pub(crate) fn epub(chapters: &[(&str, &str)]) -> Vec<u8> {
+pub fn epub(chapters: &[(&str, &str)]) -> Vec<u8> {
     epub_with(chapters, &[])
 }
 
 /// The same with further parts.
-pub(crate) fn epub_with(chapters: &[(&str, &str)], more: &[(&str, &[u8])]) -> Vec<u8> {
+pub fn epub_with(chapters: &[(&str, &str)], more: &[(&str, &[u8])]) -> Vec<u8> {
     let each = |make: &dyn Fn(usize, &str) -> String| {
         let titles = chapters.iter().map(|(title, _)| *title);
         titles
@@ -128,7 +129,7 @@ pub(crate) fn epub_with(chapters: &[(&str, &str)], more: &[(&str, &[u8])]) -> Ve
 }
 
 /// A Word document: a heading, paragraphs, a table of two cells and a footnote.
-pub(crate) fn docx(heading: &str, paragraphs: &[&str]) -> Vec<u8> {
+pub fn docx(heading: &str, paragraphs: &[&str]) -> Vec<u8> {
     let paragraphs: String = paragraphs
         .iter()
         .map(|text| format!("<w:p><w:r><w:t xml:space=\"preserve\">{text}</w:t></w:r></w:p>"))

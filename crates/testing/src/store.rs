@@ -1,4 +1,4 @@
-//! A store in memory that fails as it is told; the engine's tests use it too.
+//! A store in memory that fails as it is told.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 use riffle_kv::{BlockStore, StoreError, StoredItem};
 
 /// What goes wrong with one operation.
-#[allow(dead_code, reason = "each test binary uses its own part")]
 #[derive(Debug, Clone)]
-pub(crate) enum Fault {
+pub enum Fault {
+    /// Nothing.
     None,
     /// It takes so long, or until its time is up.
     Slow(Duration),
+    /// It is refused.
     Fails,
     /// Bytes that are read or written are cut.
     Cut(usize),
@@ -24,13 +25,18 @@ pub(crate) enum Fault {
     Other(String),
 }
 
-#[allow(dead_code, reason = "each test binary uses its own part")]
+/// What a store is asked to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Operation {
+pub enum Operation {
+    /// Say which names it has.
     Contains,
+    /// Give the bytes of a name.
     Get,
+    /// Keep bytes under a name.
     Put,
+    /// List everything.
     List,
+    /// Remove names.
     Remove,
 }
 
@@ -46,7 +52,7 @@ struct State {
 
 /// A store in memory.
 #[derive(Clone, Default)]
-pub(crate) struct FakeStore(Arc<Mutex<State>>);
+pub struct FakeStore(Arc<Mutex<State>>);
 
 impl fmt::Debug for FakeStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -54,51 +60,55 @@ impl fmt::Debug for FakeStore {
     }
 }
 
-// Each test binary uses its own part of this store.
-#[allow(dead_code)]
 impl FakeStore {
     /// From now on operations fail as `faults` says.
-    pub(crate) fn set_faults(&self, faults: impl Fn(Operation, &str) -> Fault + Send + Sync + 'static) {
+    pub fn set_faults(&self, faults: impl Fn(Operation, &str) -> Fault + Send + Sync + 'static) {
         self.0.lock().unwrap().faults = Some(Arc::new(faults));
     }
 
-    pub(crate) fn ask_few_at_a_time(&self, names: usize) {
+    /// Takes so many names in a question.
+    pub fn ask_few_at_a_time(&self, names: usize) {
         self.0.lock().unwrap().names_per_question = names;
     }
 
-    pub(crate) fn names(&self) -> Vec<String> {
+    /// All names, sorted.
+    pub fn names(&self) -> Vec<String> {
         self.0.lock().unwrap().items.keys().cloned().collect()
     }
 
-    pub(crate) fn bytes(&self) -> u64 {
+    /// Bytes of everything that is kept.
+    pub fn bytes(&self) -> u64 {
         let state = self.0.lock().unwrap();
         state.items.values().map(|(bytes, _)| bytes.len() as u64).sum()
     }
 
-    pub(crate) fn count(&self, operation: Operation) -> usize {
+    /// Operations of a kind so far.
+    pub fn count(&self, operation: Operation) -> usize {
         self.0.lock().unwrap().operations.get(&operation).copied().unwrap_or(0)
     }
 
     /// Changes what is kept under a name.
-    pub(crate) fn change(&self, name: &str, change: impl FnOnce(&mut Vec<u8>)) {
+    pub fn change(&self, name: &str, change: impl FnOnce(&mut Vec<u8>)) {
         change(&mut self.0.lock().unwrap().items.get_mut(name).unwrap().0);
     }
 
     /// All that is kept.
-    pub(crate) fn copy(&self) -> BTreeMap<String, (Vec<u8>, Instant)> {
+    pub fn copy(&self) -> BTreeMap<String, (Vec<u8>, Instant)> {
         self.0.lock().unwrap().items.clone()
     }
 
-    pub(crate) fn restore(&self, items: &BTreeMap<String, (Vec<u8>, Instant)>) {
+    /// Keeps exactly these.
+    pub fn restore(&self, items: &BTreeMap<String, (Vec<u8>, Instant)>) {
         self.0.lock().unwrap().items.clone_from(items);
     }
 
-    pub(crate) fn remove_one(&self, name: &str) {
+    /// Removes a name that is there.
+    pub fn remove_one(&self, name: &str) {
         self.0.lock().unwrap().items.remove(name).unwrap();
     }
 
     /// Makes everything of which `is_old` is true older by `age`.
-    pub(crate) fn grow_older(&self, age: Duration, is_old: impl Fn(&str) -> bool) {
+    pub fn grow_older(&self, age: Duration, is_old: impl Fn(&str) -> bool) {
         let mut state = self.0.lock().unwrap();
         for (_, (_, written)) in state.items.iter_mut().filter(|(name, _)| is_old(name)) {
             *written = written.checked_sub(age).unwrap();

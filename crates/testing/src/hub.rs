@@ -11,32 +11,34 @@ use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
 /// The commit of every repository here.
-pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 /// Files from this length on are kept by Git LFS.
 const LARGE: usize = 1000;
 
 /// What a client asked.
 #[derive(Debug, Clone)]
-pub(crate) struct Asked {
+pub struct Asked {
     /// With what follows `?`.
-    pub(crate) path: String,
+    pub path: String,
     /// With names in small letters.
-    pub(crate) headers: BTreeMap<String, String>,
+    pub headers: BTreeMap<String, String>,
 }
 
 impl Asked {
-    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+    /// A header by its name in small letters.
+    pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).map(String::as_str)
     }
 
-    pub(crate) fn is_for(&self, file: &str) -> bool {
+    /// Whether this asks for the content of a file.
+    pub fn is_for(&self, file: &str) -> bool {
         self.path.ends_with(&format!("/{file}")) && !self.path.contains("/api/")
     }
 }
 
 /// What goes wrong with an answer.
 #[derive(Debug, Clone)]
-pub(crate) enum Fault {
+pub enum Fault {
     /// The connection ends after this many bytes of the body.
     Cut(usize),
     /// Nothing more comes after this many bytes, and the connection stays open.
@@ -61,30 +63,34 @@ pub(crate) enum Fault {
     Noise,
 }
 
-type Faults = Box<dyn FnMut(&Asked, usize) -> Option<Fault> + Send>;
+/// Says what goes wrong with a request, of which the number is given.
+pub type Faults = Box<dyn FnMut(&Asked, usize) -> Option<Fault> + Send>;
 
 /// What the server has and does.
-pub(crate) struct State {
-    pub(crate) repository: String,
-    pub(crate) files: BTreeMap<String, Vec<u8>>,
+pub struct State {
+    /// The one repository, as `owner/model`.
+    pub repository: String,
+    /// Its files by their paths.
+    pub files: BTreeMap<String, Vec<u8>>,
     /// Every request so far.
-    pub(crate) log: Vec<Asked>,
+    pub log: Vec<Asked>,
     /// Asked for each request, with its number from 0.
-    pub(crate) faults: Faults,
+    pub faults: Faults,
     /// Large files are redirected here.
-    pub(crate) storage: Option<String>,
+    pub storage: Option<String>,
     /// Entries of a page of the list.
-    pub(crate) page: usize,
+    pub page: usize,
 }
 
 /// A hub on a port of its own, until the process ends.
-pub(crate) struct Hub {
+pub struct Hub {
     address: SocketAddr,
     state: Arc<Mutex<State>>,
 }
 
 impl Hub {
-    pub(crate) fn start(files: &[(&str, Vec<u8>)]) -> Self {
+    /// A hub with one repository of these files.
+    pub fn start(files: &[(&str, Vec<u8>)]) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
         let address = listener.local_addr().expect("an address");
         let state = Arc::new(Mutex::new(State {
@@ -112,29 +118,32 @@ impl Hub {
         Self { address, state }
     }
 
-    pub(crate) fn url(&self) -> String {
+    /// Its address.
+    pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+    /// What it has and does, to look at and to change.
+    pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no panic")
     }
 
-    pub(crate) fn faults(&self, faults: impl FnMut(&Asked, usize) -> Option<Fault> + Send + 'static) {
+    /// Forgets earlier requests; from now on answers go wrong as `faults` says.
+    pub fn faults(&self, faults: impl FnMut(&Asked, usize) -> Option<Fault> + Send + 'static) {
         let mut state = self.state();
         state.log.clear();
         state.faults = Box::new(faults);
     }
 
     /// What was asked of a file.
-    pub(crate) fn asked_for(&self, file: &str) -> Vec<Asked> {
+    pub fn asked_for(&self, file: &str) -> Vec<Asked> {
         let state = self.state();
         state.log.iter().filter(|asked| asked.is_for(file)).cloned().collect()
     }
 }
 
 /// Bytes without a pattern that a shift would keep.
-pub(crate) fn bytes(length: usize, seed: u64) -> Vec<u8> {
+pub fn bytes(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let next = || {
         state ^= state << 13;
@@ -146,7 +155,7 @@ pub(crate) fn bytes(length: usize, seed: u64) -> Vec<u8> {
 }
 
 /// The name of a file's blob in a cache.
-pub(crate) fn sum(content: &[u8]) -> String {
+pub fn sum(content: &[u8]) -> String {
     let digits = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     match content.len() >= LARGE {
         true => digits(&Sha256::digest(content)),

@@ -3,10 +3,10 @@
 use serde_json::{Map, Value, json};
 
 /// A source of choices: a number below the one given.
-pub(crate) type Choose<'a> = &'a mut dyn FnMut(usize) -> usize;
+pub type Choose<'a> = &'a mut dyn FnMut(usize) -> usize;
 
 /// Fields of a request for an answer of some form.
-pub(crate) fn form(choose: Choose<'_>) -> Value {
+pub fn form(choose: Choose<'_>) -> Value {
     match choose(6) {
         0 | 1 => {
             let schema = schema(choose);
@@ -39,7 +39,8 @@ fn length(choose: Choose<'_>) -> usize {
     }
 }
 
-pub(crate) fn schema(choose: Choose<'_>) -> Value {
+/// A schema.
+pub fn schema(choose: Choose<'_>) -> Value {
     let (length, kind, is_round) = (length(choose), choose(9), choose(3) == 0);
     let mut definitions = Map::new();
     for at in 0..length {
@@ -74,7 +75,8 @@ pub(crate) fn schema(choose: Choose<'_>) -> Value {
     json!({"$defs": definitions, "$ref": "#/$defs/d0"})
 }
 
-pub(crate) fn pattern(choose: Choose<'_>) -> String {
+/// A regular expression.
+pub fn pattern(choose: Choose<'_>) -> String {
     let length = length(choose);
     match choose(7) {
         0 => "(".repeat(length),
@@ -87,7 +89,8 @@ pub(crate) fn pattern(choose: Choose<'_>) -> String {
     }
 }
 
-pub(crate) fn grammar(choose: Choose<'_>) -> String {
+/// A grammar.
+pub fn grammar(choose: Choose<'_>) -> String {
     let (length, kind, is_round) = (length(choose), choose(8), choose(3) == 0);
     let name = if kind < 4 { "a" } else { "A" };
     let mut text = format!("start: {name}0\n");

@@ -1,4 +1,4 @@
-//! The text files of a model directory as one input: shared by the fuzz target and by `crates/model/tests/damage.rs`.
+//! The text files of a model directory as one input: for the fuzz target and the tests of riffle-model.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! A device for tests that must not depend on when pages arrive; the engine's tests use it too.
+//! A device for tests that must not depend on when pages arrive.
 
 use std::io;
 use std::ops::Range;
@@ -9,10 +9,11 @@ use riffle_kv::{CpuDevice, Device, DeviceMemory};
 
 /// Main memory in which every page takes a while to arrive, never the same.
 #[derive(Debug)]
-pub(crate) struct Unhurried(AtomicU64);
+pub struct Unhurried(AtomicU64);
 
 impl Unhurried {
-    pub(crate) fn new(seed: u64) -> Self {
+    /// The same pauses for the same seed.
+    pub fn new(seed: u64) -> Self {
         Self(AtomicU64::new(seed))
     }
 }

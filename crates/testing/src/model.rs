@@ -1,4 +1,4 @@
-//! A model used as far as it loads: shared by the fuzz targets and by `crates/model/tests/damage.rs`.
+//! A model used as far as it loads: for the fuzz targets and the tests of riffle-model.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,6 +14,9 @@ const MOST_STATE_BYTES: u64 = 64 << 20;
 const TEXTS: [&str; 3] = ["", " a Word's 1234\r\n\t{é}\u{301}🙂  \u{0} <|im_end|>", "\u{fdfa}ﷺ ①"];
 
 /// Inspects and loads what lies at `path`; if it loads, encodes texts, renders a chat and runs three tokens of two sequences.
+///
+/// # Errors
+/// Those of loading.
 pub fn use_model(path: &Path) -> Result<(), ModelError> {
     let inspected = inspect(path);
     let LoadedModel {

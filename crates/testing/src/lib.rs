@@ -1,0 +1,42 @@
+//! What tests of several crates share: places of fixtures, damage done to files, and stores, devices, servers and documents that are made up.
+//!
+//! A helper that the tests of one crate use stays in its `tests/testing`. One that a second crate needs moves here, behind the feature of
+//! what it depends on.
+
+#[cfg(feature = "chains")]
+pub mod chains;
+pub mod damage;
+#[cfg(feature = "documents")]
+pub mod documents;
+#[cfg(feature = "hub")]
+pub mod hub;
+#[cfg(feature = "kv")]
+pub mod store;
+
+#[cfg(feature = "kv")]
+mod cache_file;
+#[cfg(feature = "kv")]
+mod counted;
+mod directory;
+#[cfg(feature = "model")]
+mod model;
+mod numbers;
+mod place;
+#[cfg(feature = "documents")]
+mod read_document;
+#[cfg(feature = "kv")]
+mod unhurried;
+
+#[cfg(feature = "kv")]
+pub use cache_file::restore;
+#[cfg(feature = "kv")]
+pub use counted::Counted;
+pub use directory::write_directory;
+#[cfg(feature = "model")]
+pub use model::use_model;
+pub use numbers::largest_difference;
+pub use place::{book, fixture, fixtures};
+#[cfg(feature = "documents")]
+pub use read_document::{NAMES, read_document};
+#[cfg(feature = "kv")]
+pub use unhurried::Unhurried;
