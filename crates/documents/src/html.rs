@@ -11,9 +11,65 @@ use crate::builder::{TextBuilder, title};
 use crate::encoding::decode_markup;
 use crate::{Document, DocumentKind, PlaceKind};
 
-/// Elements whose content is not read.
-const SKIPPED: [&str; 8] = [
-    "script", "style", "noscript", "template", "svg", "math", "head", "iframe",
+/// Elements whose content is not read. Formulas are: their text without their other forms.
+const SKIPPED: [&str; 10] = [
+    "script",
+    "style",
+    "noscript",
+    "template",
+    "svg",
+    "head",
+    "title",
+    "iframe",
+    "annotation",
+    "annotation-xml",
+];
+/// Elements that a head holds. Any other ends it, since pages may leave its end tag out.
+const IN_HEAD: [&str; 10] = [
+    "base", "basefont", "bgsound", "link", "meta", "noframes", "noscript", "script", "style", "template",
+];
+/// Elements within a picture that hold a page's own.
+const PAGE_IN_PICTURE: [&str; 3] = ["foreignobject", "desc", "title"];
+/// Elements of a page that no picture holds: they end one that was left open, as HTML's rules for foreign content say.
+const ENDS_PICTURE: [&str; 38] = [
+    "b",
+    "big",
+    "blockquote",
+    "body",
+    "br",
+    "center",
+    "code",
+    "dd",
+    "div",
+    "dl",
+    "dt",
+    "em",
+    "embed",
+    "h1",
+    "h2",
+    "h3",
+    "h4",
+    "h5",
+    "h6",
+    "head",
+    "hr",
+    "i",
+    "img",
+    "li",
+    "menu",
+    "meta",
+    "ol",
+    "p",
+    "pre",
+    "ruby",
+    "s",
+    "small",
+    "span",
+    "strong",
+    "sub",
+    "sup",
+    "table",
+    "ul",
 ];
 /// Elements that begin and end paragraphs.
 const PARAGRAPHS: [&str; 12] = [
@@ -31,8 +87,11 @@ const PARAGRAPHS: [&str; 12] = [
     "header",
 ];
 /// Elements that begin and end lines.
-const LINES: [&str; 16] = [
+const LINES: [&str; 19] = [
     "div",
+    "summary",
+    "button",
+    "legend",
     "br",
     "tr",
     "li",
@@ -142,6 +201,9 @@ impl TokenSink for Page {
 
 impl State {
     fn text(&mut self, text: &str) {
+        if self.is_in_head() && !text.trim().is_empty() {
+            self.skipped.clear();
+        }
         if !self.skipped.is_empty() {
             return;
         }
@@ -156,18 +218,20 @@ impl State {
 
     fn tag(&mut self, tag: &Tag, dialect: Dialect) -> TokenSinkResult<()> {
         let name: &str = &tag.name;
-        let closes_itself = tag.self_closing && dialect == Dialect::Xhtml;
-        if tag.kind == TagKind::StartTag && SKIPPED.contains(&name) {
+        let is_start = tag.kind == TagKind::StartTag;
+        if is_start {
+            self.end_what_was_left_open(name);
+        }
+        let is_foreign = self.skipped.iter().any(|open| open == "svg") || name == "svg";
+        let closes_itself = tag.self_closing && (dialect == Dialect::Xhtml || is_foreign);
+        let is_skipped = SKIPPED.contains(&name) || (is_foreign && PAGE_IN_PICTURE.contains(&name));
+        if is_start && is_skipped {
             if !closes_itself {
                 self.skipped.push(name.to_owned());
             }
-        } else if tag.kind == TagKind::EndTag
-            && let Some(open) = self.skipped.iter().rposition(|open| open == name)
-        {
+        } else if !is_start && let Some(open) = self.skipped.iter().rposition(|open| open == name) {
             self.skipped.truncate(open);
-        } else if tag.kind == TagKind::StartTag && name == "body" {
-            // A head may be left open.
-            self.skipped.retain(|open| open != "head");
+            return TokenSinkResult::Continue;
         }
         if self.skipped.is_empty() {
             match tag.kind {
@@ -176,11 +240,32 @@ impl State {
             }
         }
         match name {
-            _ if tag.kind == TagKind::EndTag || closes_itself => TokenSinkResult::Continue,
+            // Elements of a picture hold tags, whatever they are called.
+            _ if !is_start || closes_itself || is_foreign => TokenSinkResult::Continue,
             "script" => TokenSinkResult::RawData(RawKind::ScriptData),
             "style" | "iframe" => TokenSinkResult::RawData(RawKind::Rawtext),
             "title" | "textarea" => TokenSinkResult::RawData(RawKind::Rcdata),
             _ => TokenSinkResult::Continue,
+        }
+    }
+
+    /// Whether the head is open and nothing within it.
+    fn is_in_head(&self) -> bool {
+        self.skipped.len() == 1 && self.skipped[0] == "head"
+    }
+
+    /// Ends the head, or the pictures, that a start tag shows to be over.
+    fn end_what_was_left_open(&mut self, name: &str) {
+        if self.is_in_head() && !IN_HEAD.contains(&name) && !["title", "head", "html"].contains(&name) {
+            self.skipped.clear();
+        }
+        if ENDS_PICTURE.contains(&name) {
+            while self.skipped.last().is_some_and(|open| open == "svg") {
+                self.skipped.pop();
+            }
+        }
+        if name == "body" {
+            self.skipped.retain(|open| open != "head");
         }
     }
 
@@ -249,6 +334,32 @@ mod tests {
             "Ships & men\n\nOne two\n\nthree\n\n- a\n- b\n\n1 | 2\n3\n\nx\n  y\n\ncafé\n"
         );
         assert_eq!(document.describe(&(20..21)), "under \"Ships & men\"");
+    }
+
+    #[test]
+    fn tags_that_are_left_out_and_pictures_that_close_themselves_lose_no_text() {
+        for page in [
+            "<html lang=en><head><meta charset=utf-8><title>T</title><p>Text.",
+            "<title>T</title>Text.",
+            "<head><title>T</title>Text.",
+            "<body><svg width=0 height=0 /><p>Text.</body>",
+            "<body><svg><title/><path d=M0/></svg><p>Text.</body>",
+            "<body><math /><p>Text.</body>",
+            "<body><svg><path d=M0><p>Text.</body>",
+            "<body><svg><g><style/><script/></g></svg><p>Text.</body>",
+            "<body><svg><title>In a picture</title><text>a</text></svg>Text.</body>",
+            "<body><svg><foreignObject><p>of the picture</p></foreignObject></svg><p>Text.",
+        ] {
+            let document = read("a.html", format!("<!doctype html>{page}").as_bytes());
+            assert_eq!(document.text, "Text.\n", "{page}");
+        }
+    }
+
+    #[test]
+    fn formulas_are_read_as_text_once() {
+        let page = "<p>Area <math><semantics><mrow><mi>x</mi><mo>=</mo><mn>42</mn></mrow>\
+            <annotation encoding='application/x-tex'>x=42</annotation></semantics></math> is known.";
+        assert_eq!(read("a.html", page.as_bytes()).text, "Area x=42 is known.\n");
     }
 
     #[test]

@@ -128,6 +128,56 @@ fn an_epub_with_locked_chapters_is_refused_and_locked_fonts_are_not() {
 }
 
 #[test]
+fn parts_of_a_docx_are_those_that_its_relations_name() {
+    let relation = |kind: &str, target: &str| {
+        format!(
+            r#"<Relationships><Relationship Id="r" Type="http://schemas.openxmlformats.org/officeDocument/2006/relationships/{kind}" Target="{target}"/></Relationships>"#
+        )
+    };
+    let paragraph = |text: &str| format!("<w:p><w:r><w:t>{text}</w:t></w:r></w:p>");
+    let document = format!("<w:document><w:body>{}</w:body></w:document>", paragraph("Text."));
+    let notes = format!("<w:footnotes>{}</w:footnotes>", paragraph("A note."));
+    let (package, main) = (
+        relation("officeDocument", "/word/document2.xml"),
+        relation("footnotes", "notes7.xml"),
+    );
+    let file = archive(&[
+        ("_rels/.rels", package.as_bytes()),
+        ("word/document2.xml", document.as_bytes()),
+        ("word/_rels/document2.xml.rels", main.as_bytes()),
+        ("word/notes7.xml", notes.as_bytes()),
+    ]);
+    for name in ["a.docx", "a"] {
+        assert_eq!(read_one(name, &file).unwrap().text, "Text.\n\nA note.\n");
+    }
+}
+
+#[test]
+fn a_sentence_that_was_moved_is_read_at_its_new_place_alone() {
+    let body = "<w:document><w:body>\
+        <w:p><w:moveFrom w:id='1'><w:r><w:t>Moved.</w:t></w:r></w:moveFrom><w:r><w:t>First.</w:t></w:r></w:p>\
+        <w:p><w:r><w:t>Second. </w:t></w:r><w:moveTo w:id='2'><w:r><w:t>Moved.</w:t></w:r></w:moveTo></w:p>\
+        </w:body></w:document>";
+    let document = read_one("a.docx", &archive(&[("word/document.xml", body.as_bytes())])).unwrap();
+    assert_eq!(document.text, "First.\n\nSecond. Moved.\n");
+}
+
+#[test]
+fn headings_are_found_by_the_name_of_their_style_whatever_its_id() {
+    let styles = "<w:styles><w:style w:type='paragraph' w:styleId='berschrift1'><w:name w:val='heading 1'/></w:style>\
+        <w:style w:styleId='Textkrper'><w:name w:val='Body Text'/></w:style></w:styles>";
+    let body = "<w:document><w:body>\
+        <w:p><w:pPr><w:pStyle w:val='berschrift1'/></w:pPr><w:r><w:t>Hafen</w:t></w:r></w:p>\
+        <w:p><w:pPr><w:pStyle w:val='Textkrper'/></w:pPr><w:r><w:t>Ein Schiff.</w:t></w:r></w:p></w:body></w:document>";
+    let parts = [
+        ("word/document.xml", body.as_bytes()),
+        ("word/styles.xml", styles.as_bytes()),
+    ];
+    let document = read_one("a.docx", &archive(&parts)).unwrap();
+    assert_eq!(place(&document, "Schiff"), "under \"Hafen\"");
+}
+
+#[test]
 fn headings_tables_and_notes_of_a_docx_are_read() {
     let document = read_one("a.docx", &docx("Ships &amp; men", &["One  two.", "Three."])).unwrap();
     assert_eq!(document.kind, DocumentKind::Docx);

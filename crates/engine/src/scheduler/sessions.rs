@@ -233,7 +233,7 @@ impl Scheduler {
             let requirement = "this policy learns from every query of the text, which a session does not keep: use another policy, such as full";
             return Err(EngineError::option("decode", &options.decode, requirement));
         }
-        let shared = held.session_beginning(&request.tokens);
+        let shared = session_beginning(held, &request.tokens);
         match goes_back_to(held, shared) {
             true => Ok(()),
             false => Err(EngineError::OtherText {
@@ -254,7 +254,7 @@ impl Scheduler {
         let not_held = || EngineError::SessionNotHeld(path.to_owned());
         let held = FileState::of(path).and_then(|file| self.idle.session_mut(&file));
         let held = held.ok_or_else(not_held)?;
-        let shared = held.session_beginning(tokens);
+        let shared = session_beginning(held, tokens);
         let mut fork = fork_beginning(held, shared, options)?.ok_or_else(not_held)?;
         // The prompt holds the whole text, so nothing is lost.
         fork.turn_for(tokens.len());
@@ -288,9 +288,8 @@ pub(super) fn is_named(waiting: &[Waiting], path: &Path) -> bool {
         .any(|waiting| waiting.request.session.as_deref() == Some(path))
 }
 
-impl Sequence {
-    /// Tokens of the sequence that a prompt goes on from: the last token of the prompt is left to be read.
-    fn session_beginning(&self, prompt: &[u32]) -> usize {
-        common_prefix(self.tokens(), prompt).min(prompt.len().saturating_sub(1))
-    }
+/// Tokens of a sequence that a prompt goes on from: the last token of the prompt is left to be read.
+fn session_beginning(sequence: &Sequence, prompt: &[u32]) -> usize {
+    let shared = common_prefix(sequence.tokens(), prompt);
+    shared.min(prompt.len().saturating_sub(1))
 }
