@@ -19,6 +19,9 @@ const STORED: [(&str, &str); 10] = [
     ("--window-size", "window"),
 ];
 
+/// The part that holds the lengths of batches and chunks, as files name it.
+pub(crate) const CHUNKS: &str = "-b -ub";
+
 /// A part of an origin as messages name it.
 fn shown_name(stored: &str) -> String {
     let option = STORED.iter().find(|(name, _)| *name == stored);

@@ -1,7 +1,7 @@
 //! Lengths at which sequences go on from one another, and policies that allow it.
 
 use crate::attention::sliding::lcm;
-use crate::origin::Origin;
+use crate::origin::{CHUNKS, Origin};
 use crate::sequence::common_prefix;
 use crate::{EngineError, EngineOptions, Sequence};
 
@@ -146,7 +146,7 @@ pub(crate) fn prefix_identity(sequence: &Sequence) -> Result<Vec<u8>, EngineErro
     }
     if !sequence.options().prefill.is_dense() {
         // What such a policy chooses depends on the chunk it is asked for.
-        origin.add("-b -ub", format!("{} {}", options.batch_tokens, options.chunk_tokens));
+        origin.add(CHUNKS, format!("{} {}", options.batch_tokens, options.chunk_tokens));
     }
     Ok(origin.to_bytes())
 }
