@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::testing::{assert_refused, riffle, run, shipped_model, stderr, stdout};
-use riffle_testing::hub::{Fault, Hub, bytes, sum};
+use riffle_testing::hub::{Fault, Hub, bytes};
 
 /// The command with a hub and a cache, and no token of this machine's.
 fn with_hub(hub: &str, cache: &Path) -> Command {
@@ -120,9 +120,10 @@ fn a_killed_pull_goes_on_where_it_was() {
         .stderr(Stdio::null())
         .spawn()
         .expect("the binary runs");
-    let partial = cache
-        .path()
-        .join(format!("models--owner--model/blobs/{}.incomplete", sum(&weights)));
+    let partial = cache.path().join(format!(
+        "models--owner--model/blobs/{}.incomplete",
+        riffle_testing::hub::sum(&weights)
+    ));
     let length = || fs::metadata(&partial).map_or(0, |metadata| metadata.len());
     let start = Instant::now();
     while length() < 200_000 {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::mutation::{Harm, Mutated, any_bytes, cut, havoc};
 use super::testing::{riffle, shipped_model};
 use super::{gguf, json, verdict};
-use riffle_testing::damage::{Damage, NUMBERS};
+use riffle_testing::damage::Damage;
 
 /// Arguments of every run of a model. A temperature makes the answer depend on every logit.
 const RUN: [&str; 12] = [
@@ -333,7 +333,7 @@ fn safetensors(damage: &mut Damage, bytes: &[u8]) -> Mutated {
     match damage.below(8) {
         0 => cut(damage, bytes),
         1 => {
-            let number = damage.choose(&NUMBERS);
+            let number = damage.choose(&riffle_testing::damage::NUMBERS);
             Mutated {
                 bytes: join(number, header),
                 harm: Harm::Structure,
