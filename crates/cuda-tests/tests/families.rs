@@ -39,7 +39,7 @@ fn attend_nothing_else(config: &ModelConfig, batch: &Batch, projected: &mut Proj
     }
 }
 
-/// The logits of all rows of a batch, whose segments begin with `states`.
+/// The logits of the last 16 rows of a batch, whose segments begin with `states`.
 fn read(
     forward: &mut dyn Forward,
     config: &ModelConfig,
@@ -71,7 +71,8 @@ fn read_in_blocks(
             forward.finish(layer, block.clone(), states).unwrap();
         }
     }
-    let rows: Vec<usize> = (0..batch.rows()).collect();
+    // The last of many: whatever is wrong in one before sways them.
+    let rows: Vec<usize> = (batch.rows().saturating_sub(16)..batch.rows()).collect();
     let mut all = vec![0.0; rows.len() * config.vocab_size];
     forward.logits(&rows, &mut all).unwrap();
     all
@@ -93,6 +94,17 @@ fn models() -> Vec<PathBuf> {
     let mut models: Vec<PathBuf> = entries.filter(|path| path.join("config.json").exists()).collect();
     models.sort();
     models
+}
+
+/// The first model of each family; of those with recurrent layers, all.
+fn families() -> Vec<PathBuf> {
+    let mut families = models();
+    families.retain(|path| {
+        let name = path.file_name().unwrap().to_string_lossy();
+        name.ends_with("-0") || name.starts_with("qwen3_5")
+    });
+    assert!(families.len() >= 9, "only {} families", families.len());
+    families
 }
 
 /// A GPU where RIFFLE_TEST_GPU gives its number.
@@ -137,7 +149,7 @@ fn every_family_gives_the_logits_of_the_cpu() {
 fn two_sequences_in_one_batch_have_the_bits_of_each_alone() {
     let gpu = gpu();
     let stream = Arc::new(gpu.stream().unwrap());
-    for path in models() {
+    for path in families() {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         let model = Arc::new(DeviceModel::upload(&gpu, load(&path).unwrap().model).unwrap());
         let host = load(&path).unwrap().model;
@@ -194,7 +206,7 @@ fn layers_that_are_cut_by_rows_give_the_bits_of_whole_ones() {
 fn up_to_eight_rows_verified_at_once_have_the_bits_of_single_steps() {
     let gpu = gpu();
     let stream = Arc::new(gpu.stream().unwrap());
-    for path in models() {
+    for path in families() {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         let model = Arc::new(DeviceModel::upload(&gpu, load(&path).unwrap().model).unwrap());
         let config = load(&path).unwrap().model.config;

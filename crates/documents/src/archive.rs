@@ -112,7 +112,7 @@ pub(crate) fn kind_of(name: &str, bytes: &[u8]) -> Result<Option<DocumentKind>, 
     let has = |part: &str| zip.index_for_name(part).is_some();
     Ok(match () {
         () if has("META-INF/container.xml") => Some(DocumentKind::Epub),
-        () if zip.file_names().any(|part| part.starts_with("word/document")) => Some(DocumentKind::Docx),
+        () if zip.file_names().flatten().any(|part| part.starts_with("word/document")) => Some(DocumentKind::Docx),
         () => by_name,
     })
 }

@@ -196,6 +196,7 @@ fn recurrent_layers_and_windows_of_layers_are_left_alone() {
 #[test]
 fn a_device_compresses_as_the_processor_does() {
     use crate::testing::device::{MODEL, any_device, difference};
+    let tokens = prompt(150);
     let run = |device| {
         let options = EngineOptions {
             device,
@@ -204,7 +205,7 @@ fn a_device_compresses_as_the_processor_does() {
         };
         let engine = Engine::load(fixture(MODEL), options).unwrap();
         methods(0.5).map(|asked| {
-            let mut session = session(&engine, &prompt(TOKENS));
+            let mut session = session(&engine, &tokens);
             let found = session.compress(&asked, &mut go_on).unwrap();
             session.advance(7).unwrap();
             (found.pairs, vec![session.logits().to_vec()])

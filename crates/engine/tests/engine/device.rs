@@ -14,7 +14,7 @@ fn a_model_on_a_device_gives_the_logits_of_the_cpu() {
     // Weights of 16 bits round activations to 16 bits as well where there are many rows.
     let device = any_device();
     for (name, tolerance) in [(MODEL, 2e-3), ("vectors/group4-dim80-llama3-f16", 4e-3)] {
-        let tokens = prompt(150);
+        let tokens = prompt(130);
         let cpu = logits(&load(&fixture(name), options(None)), &tokens);
         let there = logits(&load(&fixture(name), options(Some(device.clone()))), &tokens);
         let found = difference(&there, &cpu);
@@ -32,7 +32,7 @@ fn a_hybrid_on_a_device_gives_the_logits_of_the_cpu_and_goes_on_where_its_state_
     let hybrid = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/vectors/qwen3_5-0");
     let cpu = load(&hybrid, batches(None));
     let there = load(&hybrid, batches(Some(device)));
-    let tokens = crate::testing::hybrid_prompt(150);
+    let tokens = crate::testing::hybrid_prompt(110);
     let expected = logits(&cpu, &tokens);
     let found = difference(&logits(&there, &tokens), &expected);
     assert!(found <= 2e-3, "{found}");
@@ -66,7 +66,7 @@ fn a_hybrid_on_a_device_gives_the_logits_of_the_cpu_and_goes_on_where_its_state_
 #[test]
 fn pages_that_come_from_main_memory_or_a_disk_give_the_bits_of_resident_ones() {
     let device = any_device();
-    let tokens = prompt(200);
+    let tokens = prompt(130);
     let resident = logits(&load(&fixture(MODEL), options(Some(device.clone()))), &tokens);
     let folder = tempfile::tempdir().unwrap();
     for (slots, pages, on_disk) in [(1, 0, false), (2, 3, false), (5, 4, true)] {
@@ -82,7 +82,7 @@ fn pages_that_come_from_main_memory_or_a_disk_give_the_bits_of_resident_ones() {
 #[test]
 fn what_the_device_appends_is_the_same_in_its_pages_and_in_main_memory() {
     let device = any_device();
-    let tokens = prompt(150);
+    let tokens = prompt(100);
     for (key_format, value_format) in [(Format::Q8_0, Format::Q4_0), (Format::Q4_0, Format::Bf16)] {
         let encoded = |options: EngineOptions| EngineOptions {
             key_format,
@@ -106,7 +106,7 @@ fn what_the_device_appends_is_the_same_in_its_pages_and_in_main_memory() {
 #[test]
 fn quest_ranks_by_bounds_on_the_device_as_a_session_of_the_cpu_does() {
     let device = any_device();
-    let tokens = prompt(190);
+    let tokens = prompt(130);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("session");
     let with = |mut options: EngineOptions| {
@@ -119,7 +119,7 @@ fn quest_ranks_by_bounds_on_the_device_as_a_session_of_the_cpu_does() {
     for options in [options(Some(device.clone())), far(&device, 2, 3)] {
         let mut session = Session::new(&with(options)).unwrap();
         session.prefill(&tokens, &mut go_on).unwrap();
-        for token in [7, 11, 13] {
+        for token in [7, 11] {
             // The same keys on the CPU: what is chosen of them is the same, so that only roundings differ.
             session.sequence().save(&path).unwrap();
             let mut there = Session::restore(&cpu, &path).unwrap();
@@ -135,8 +135,8 @@ fn quest_ranks_by_bounds_on_the_device_as_a_session_of_the_cpu_does() {
             assert!(found <= 2e-3, "{found}");
         }
         // Within a block, and over what was there before.
-        session.truncate(150).unwrap();
-        session.prefill(&tokens[150..], &mut go_on).unwrap();
+        session.truncate(100).unwrap();
+        session.prefill(&tokens[100..], &mut go_on).unwrap();
         session.advance(7).unwrap();
         session.sequence().save(&path).unwrap();
         let mut elsewhere = Session::restore(session.engine(), &path).unwrap();
@@ -149,7 +149,7 @@ fn quest_ranks_by_bounds_on_the_device_as_a_session_of_the_cpu_does() {
 #[test]
 fn policies_read_the_same_wherever_pages_lie() {
     let device = any_device();
-    let tokens = prompt(140);
+    let tokens = prompt(100);
     for (prefill, decode) in [
         (
             "streaming:sinks=4,window=50",
@@ -191,10 +191,10 @@ fn what_policies_evict_leaves_the_device_as_well() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("session");
     let mut options = options(Some(device));
-    options.decode = "h2o:budget=100,recent=32,observed=16".parse().unwrap();
+    options.decode = "h2o:budget=60,recent=16,observed=8".parse().unwrap();
     let engine = load(&fixture(MODEL), options);
     let mut session = Session::new(&engine).unwrap();
-    session.prefill(&prompt(260), &mut go_on).unwrap();
+    session.prefill(&prompt(140), &mut go_on).unwrap();
     let pages = session.sequence().usage().pages;
     // Pages that lie on the device, though others are in their places now, would be read.
     for token in 0..3 {
@@ -214,6 +214,16 @@ fn forks_take_turns_in_one_budget_and_answer_as_if_they_had_read_alone() {
     let device = any_device();
     let book = prompt(70);
     let questions = [prompt(9), vec![3, 1, 4, 1, 5], prompt(20)];
+    let alone = load(&fixture(MODEL), options(Some(device.clone())));
+    let expected = questions.each_ref().map(|question| {
+        let mut alone = Session::new(&alone).unwrap();
+        alone.prefill(&book, &mut go_on).unwrap();
+        alone.prefill(question, &mut go_on).unwrap();
+        for token in [7, 11] {
+            alone.advance(token).unwrap();
+        }
+        alone.logits().to_vec()
+    });
     for (options, is_near) in [(options(Some(device.clone())), true), (far(&device, 2, 3), false)] {
         let engine = load(&fixture(MODEL), options);
         let mut reader = Session::new(&engine).unwrap();
@@ -246,14 +256,8 @@ fn forks_take_turns_in_one_budget_and_answer_as_if_they_had_read_alone() {
                 assert_eq!(sessions[0].sequence().device_usage().transferred.pages, before);
             }
         }
-        for (session, question) in sessions.iter().zip(&questions) {
-            let mut alone = Session::new(&engine).unwrap();
-            alone.prefill(&book, &mut go_on).unwrap();
-            alone.prefill(question, &mut go_on).unwrap();
-            for token in [7, 11] {
-                alone.advance(token).unwrap();
-            }
-            assert_eq!(session.logits(), alone.logits());
+        for (session, expected) in sessions.iter().zip(&expected) {
+            assert_eq!(session.logits(), expected);
         }
     }
 }
@@ -320,7 +324,7 @@ fn a_device_lost_in_mid_run_is_an_error_and_saved_sessions_stay() {
 
 #[test]
 fn memory_that_runs_short_at_any_allocation_is_an_error_and_the_session_goes_on() {
-    let tokens = prompt(24);
+    let tokens = prompt(9);
     let plain = load(&fixture(MODEL), options(Some(any_device())));
     let mut session = Session::new(&plain).unwrap();
     session.prefill(&tokens, &mut go_on).unwrap();
@@ -423,7 +427,7 @@ fn an_endless_window_moves_on_the_device_as_on_the_cpu() {
         };
         load(&fixture(MODEL), options.with_window(window).unwrap())
     };
-    let tokens = prompt(330);
+    let tokens = prompt(210);
     let cpu = logits(&windowed(options(None)), &tokens);
     let found = difference(&logits(&windowed(options(Some(any_device()))), &tokens), &cpu);
     assert!(found <= 5e-3, "{found}");

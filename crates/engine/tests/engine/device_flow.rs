@@ -64,14 +64,14 @@ fn what_attention_returns_stays_on_the_device_with_the_bits_it_has_in_main_memor
             }
         };
         let what = format!("{key_format:?} {value_format:?} {chunk_tokens} {are_near}");
-        assert_the_same_with_an_audit(&fixture(MODEL), options, &prompt(150), &what);
+        assert_the_same_with_an_audit(&fixture(MODEL), options, &prompt(100), &what);
     }
 }
 
 #[test]
 fn gated_attention_and_recurrent_layers_go_on_from_what_stays_on_the_device() {
     let device = any_device();
-    let tokens = crate::testing::hybrid_prompt(150);
+    let tokens = crate::testing::hybrid_prompt(100);
     for (format, rotate) in [(Format::F16, false), (Format::Q8_0, true)] {
         let options = EngineOptions {
             key_format: format,
@@ -104,7 +104,7 @@ fn policies_that_vote_by_mass_leave_attention_on_the_device() {
         assert_the_same_with_an_audit(
             &fixture(MODEL),
             with(options(Some(device.clone()))),
-            &prompt(140),
+            &prompt(100),
             &what,
         );
     }
@@ -115,7 +115,7 @@ fn what_the_cpu_adds_to_comes_to_main_memory() {
     let device = any_device();
     let mut options = options(Some(device));
     options.prefill = "h2o-chunk:from=0,local=4,heavy=8".parse().unwrap();
-    let (_, returned) = logits_and_returned(&load(&fixture(MODEL), options), &prompt(140));
+    let (_, returned) = logits_and_returned(&load(&fixture(MODEL), options), &prompt(100));
     assert!(returned > 0);
 }
 
@@ -138,7 +138,7 @@ fn logits_and_ahead(engine: &Arc<Engine>, tokens: &[u32]) -> (Vec<Vec<f32>>, [u6
 #[test]
 fn pages_read_ahead_of_the_next_layer_give_the_bits_of_resident_ones() {
     let device = any_device();
-    let tokens = prompt(150);
+    let tokens = prompt(100);
     for decode in ["full", "quest:from=0,topk=4,threshold=2,block=16,dense_layers=0"] {
         let with = |mut options: EngineOptions| {
             options.decode = decode.parse().unwrap();
@@ -166,11 +166,11 @@ fn pages_read_ahead_of_the_next_layer_give_the_bits_of_resident_ones() {
 fn logits_of_changes(engine: &Arc<Engine>) -> Vec<Vec<f32>> {
     let mut all = Vec::new();
     let mut reader = Session::new(engine).unwrap();
-    reader.prefill(&prompt(150), &mut go_on).unwrap();
+    reader.prefill(&prompt(110), &mut go_on).unwrap();
     reader.advance(7).unwrap();
     all.push(reader.logits().to_vec());
-    reader.truncate(101).unwrap();
-    reader.prefill(&prompt(90)[40..], &mut go_on).unwrap();
+    reader.truncate(90).unwrap();
+    reader.prefill(&prompt(90)[45..], &mut go_on).unwrap();
     all.push(reader.logits().to_vec());
     let mut fork = reader.fork().unwrap();
     for session in [&mut reader, &mut fork] {
@@ -181,7 +181,7 @@ fn logits_of_changes(engine: &Arc<Engine>) -> Vec<Vec<f32>> {
     fork.advance(9).unwrap();
     all.push(fork.logits().to_vec());
     fork.truncate(64).unwrap();
-    fork.prefill(&prompt(140)[64..], &mut go_on).unwrap();
+    fork.prefill(&prompt(100)[64..], &mut go_on).unwrap();
     fork.advance(4).unwrap();
     all.push(fork.logits().to_vec());
     all
@@ -203,7 +203,7 @@ fn sessions_that_change_while_pages_are_read_ahead_answer_as_with_all_pages_on_t
     let folder = tempfile::tempdir().unwrap();
     for (decode, orders) in [
         ("full", [(2, 2, false), (3, 6, true)]),
-        ("h2o:budget=100,recent=32,observed=16", [(4, 6, false), (5, 2, true)]),
+        ("h2o:budget=70,recent=16,observed=8", [(4, 6, false), (5, 2, true)]),
     ] {
         let with = |mut options: EngineOptions| {
             options.decode = decode.parse().unwrap();

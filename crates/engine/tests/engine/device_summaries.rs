@@ -19,21 +19,29 @@ fn with(options: EngineOptions, prefill: &str, decode: &str) -> Arc<Engine> {
 #[test]
 fn means_are_kept_and_read_on_the_device_as_on_the_cpu_wherever_pages_lie() {
     let device = any_device();
-    let tokens = prompt(190);
-    for (prefill, decode, formats) in [
+    for (prefill, decode, formats, length) in [
         // Blocks within pages, over their ends, and others for the answer.
         (
             "log-stride:window=8,block=8",
             "log-stride:window=8,block=8",
             [Format::F16; 2],
+            130,
         ),
         (
             "log-stride:window=5,block=24,globals=0+70",
             "log-stride:window=3,block=5",
             [Format::Q8_0, Format::Q4_0],
+            130,
         ),
-        ("full", "log-stride:window=16,block=30", [Format::Q4_0, Format::F16]),
+        // Keys of 4 bits: a rounding that falls otherwise sways the logits of a shorter text more.
+        (
+            "full",
+            "log-stride:window=16,block=30",
+            [Format::Q4_0, Format::F16],
+            190,
+        ),
     ] {
+        let tokens = prompt(length);
         let of = |options: EngineOptions| {
             let [key_format, value_format] = formats;
             let options = EngineOptions {
@@ -65,32 +73,32 @@ fn means_are_kept_and_read_on_the_device_as_on_the_cpu_wherever_pages_lie() {
 #[test]
 fn means_on_the_device_follow_a_session_that_goes_back_forks_and_is_restored() {
     let device = any_device();
-    let tokens = prompt(180);
+    let tokens = prompt(100);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("session");
     for options in [options(Some(device.clone())), far(&device, 2, 3)] {
         let engine = with(options, "log-stride:window=8,block=12", "log-stride:window=8,block=12");
         let mut straight = Session::new(&engine).unwrap();
-        straight.prefill(&tokens[..128], &mut go_on).unwrap();
-        straight.prefill(&tokens[128..], &mut go_on).unwrap();
+        straight.prefill(&tokens[..64], &mut go_on).unwrap();
+        straight.prefill(&tokens[64..], &mut go_on).unwrap();
         let expected = straight.logits().to_vec();
         // Elsewhere for a while, back to within a block.
         let mut session = Session::new(&engine).unwrap();
-        session.prefill(&tokens[..128], &mut go_on).unwrap();
+        session.prefill(&tokens[..64], &mut go_on).unwrap();
         let mut fork = session.fork().unwrap();
         session.prefill(&prompt(230)[190..], &mut go_on).unwrap();
-        session.truncate(128).unwrap();
-        fork.prefill(&tokens[100..150], &mut go_on).unwrap();
-        session.prefill(&tokens[128..], &mut go_on).unwrap();
+        session.truncate(64).unwrap();
+        fork.prefill(&tokens[30..70], &mut go_on).unwrap();
+        session.prefill(&tokens[64..], &mut go_on).unwrap();
         assert_eq!(session.logits(), expected);
-        fork.truncate(128).unwrap();
-        fork.prefill(&tokens[128..], &mut go_on).unwrap();
+        fork.truncate(64).unwrap();
+        fork.prefill(&tokens[64..], &mut go_on).unwrap();
         assert_eq!(fork.logits(), expected);
         // Nothing of what was read, means included, came to main memory.
         assert_eq!(session.sequence().device_usage().transferred.returned_bytes, 0);
         session.sequence().save(&path).unwrap();
         let mut restored = Session::restore(&engine, &path).unwrap();
-        for token in [7, 11, 13] {
+        for token in [7, 11] {
             for reader in [&mut session, &mut fork, &mut restored, &mut straight] {
                 reader.advance(token).unwrap();
             }

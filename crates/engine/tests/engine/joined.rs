@@ -129,7 +129,9 @@ impl Group {
             unread: Vec::new(),
             logits: BTreeMap::new(),
         };
-        let length = self.random.random_range(1..180);
+        // Over a boundary of pages and of batches.
+        let most = if self.device.is_some() { 100 } else { 180 };
+        let length = self.random.random_range(1..most);
         member.begin_prompt(self.text(length));
         self.members.push(member);
     }

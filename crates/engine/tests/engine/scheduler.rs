@@ -498,15 +498,15 @@ fn an_answer_that_is_stopped_reports_what_was_written() {
 fn more_answers_than_a_device_multiplies_alike_take_turns() {
     let device = crate::testing::device::any_device();
     let options = EngineOptions {
-        sequences: 10,
+        sequences: 9,
         page_tokens: 64,
         device: Some(Arc::new(device)),
         ..options()
     };
     let engine = engine(options.clone());
-    let mut scheduler = scheduler(&engine, 10);
-    let requests: Vec<Request> = (0..10)
-        .map(|number| request(tokens(&engine, "And it came to pass ", 5 + number), 4))
+    let mut scheduler = scheduler(&engine, 9);
+    let requests: Vec<Request> = (0..9)
+        .map(|number| request(tokens(&engine, "And it came to pass ", 2 + number % 4), 3))
         .collect();
     let ids: Vec<RequestId> = requests
         .iter()

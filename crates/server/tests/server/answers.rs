@@ -66,7 +66,7 @@ fn same_under_load(count: usize) {
 
 #[test]
 fn answers_under_load_are_those_alone_to_the_byte() {
-    same_under_load(80);
+    same_under_load(48);
 }
 
 #[test]
