@@ -406,7 +406,7 @@ fn first_options(options: &EngineOptions) -> EngineOptions {
     }
 }
 
-/// Whether the policies can use pages that another process computed.
+/// True if the policies can use pages that another process computed.
 fn follows_from_keys(engine: &Engine) -> bool {
     let options = engine.options();
     options.prefill.follows_from_keys() && options.decode.follows_from_keys()

@@ -22,7 +22,7 @@ pub enum AskError {
         rest: usize,
         /// Tokens that the context holds.
         limit: usize,
-        /// Whether the options set that limit.
+        /// True if the options set that limit.
         is_given: bool,
         /// Positions that the model was made for.
         maximum: usize,

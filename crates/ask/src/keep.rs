@@ -14,7 +14,7 @@ pub struct KeepOptions {
     pub folder: PathBuf,
     /// Bytes that its pages take at most; those used longest ago go first.
     pub budget_bytes: u64,
-    /// Whether a folder that cannot be used is an error; otherwise nothing is kept.
+    /// True if a folder that cannot be used is an error; otherwise nothing is kept.
     pub is_needed: bool,
 }
 

@@ -46,7 +46,7 @@ pub struct AttendOptions<'a> {
     pub scale: f32,
     /// Logits become cap·tanh(logit / cap).
     pub soft_cap: Option<f32>,
-    /// Whether a query sees only keys at or before its own position.
+    /// True if a query sees only keys at or before its own position.
     pub causal: bool,
     /// How keys and values are multiplied.
     pub arithmetic: Arithmetic,

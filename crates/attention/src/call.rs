@@ -41,7 +41,7 @@ pub(crate) struct Call<'a, V: Visible> {
     pub(crate) level: Level,
     pub(crate) queries: QueryTile<'a>,
     pub(crate) kv: KvView<'a>,
-    /// Whether any of its planes holds integers.
+    /// True if any of its planes holds integers.
     pub(crate) quantised: bool,
     pub(crate) visible: &'a V,
     pub(crate) options: &'a AttendOptions<'a>,
@@ -72,12 +72,12 @@ impl<V: Visible> Call<'_, V> {
         self.options.arithmetic == Arithmetic::Fused
     }
 
-    /// Whether each byte that `total` rows read is likely to come from memory, so that it is asked for ahead of its use.
+    /// True if each byte that `total` rows read is likely to come from memory, so that it is asked for ahead of its use.
     pub(crate) fn looks_ahead(&self, total: usize) -> bool {
         self.fused() || total <= LONE_ROWS
     }
 
-    /// Whether `total` rows read planes of floats as they lie, which costs no more than widening them for so few. The same
+    /// True if `total` rows read planes of floats as they lie, which costs no more than widening them for so few. The same
     /// floats are multiplied either way.
     fn reads_floats_in_place(&self, total: usize) -> bool {
         total <= self.level.rows_in_place()

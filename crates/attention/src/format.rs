@@ -110,7 +110,7 @@ impl Plane<'_> {
         }
     }
 
-    /// Whether the slice is empty.
+    /// True if the slice is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -124,7 +124,7 @@ impl Plane<'_> {
         }
     }
 
-    /// Whether both are the same slice in the same format.
+    /// True if both are the same slice in the same format.
     pub(crate) fn is_same_memory(&self, other: &Self) -> bool {
         self.format() == other.format() && (self.address(), self.len()) == (other.address(), other.len())
     }
@@ -177,7 +177,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// Whether the slice is empty.
+    /// True if the slice is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

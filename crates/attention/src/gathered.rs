@@ -17,7 +17,7 @@ pub(crate) struct Gathered {
 }
 
 impl Gathered {
-    /// Whether this many active stripes hold so few tokens that at least half of the work would be for nothing.
+    /// True if this many active stripes hold so few tokens that at least half of the work would be for nothing.
     pub(crate) fn pays(bits: u128, stripes: usize) -> bool {
         2 * (bits.count_ones() as usize).div_ceil(LANES) <= stripes
     }

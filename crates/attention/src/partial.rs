@@ -33,7 +33,7 @@ pub(crate) struct Sums<'a> {
 }
 
 impl Sums<'_> {
-    /// Whether no row has read anything.
+    /// True if no row has read anything.
     pub(crate) fn is_empty(&self) -> bool {
         self.m.iter().all(|m| *m == f32::NEG_INFINITY)
     }
@@ -128,7 +128,7 @@ impl Partial {
         Ok(())
     }
 
-    /// Whether no row has read anything.
+    /// True if no row has read anything.
     pub(crate) fn is_empty(&self) -> bool {
         self.m.iter().all(|m| *m == f32::NEG_INFINITY)
     }

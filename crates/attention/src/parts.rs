@@ -74,7 +74,7 @@ impl PartUnderWay {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Footing {
     number: Option<usize>,
-    /// Whether later tokens are summed apart from what the rows' own partial holds.
+    /// True if later tokens are summed apart from what the rows' own partial holds.
     apart: bool,
 }
 

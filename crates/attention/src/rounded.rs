@@ -28,7 +28,7 @@ pub(crate) struct Rounded {
     weights: Vec<PairWeights>,
 }
 
-/// Whether a row reads so few tokens here and there in a block that it takes them exactly: they are then laid side by side,
+/// True if a row reads so few tokens here and there in a block that it takes them exactly: they are then laid side by side,
 /// where rounding would take whole stripes.
 fn scattered(bits: u128) -> bool {
     let stripes = (0..STRIPES).filter(|stripe| (bits >> (stripe * LANES)) as u16 != 0);
@@ -36,7 +36,7 @@ fn scattered(bits: u128) -> bool {
 }
 
 impl<V: Visible> Call<'_, V> {
-    /// Whether what goes into `output` from a block is computed in integers, but for scattered tokens and diagonals.
+    /// True if what goes into `output` from a block is computed in integers, but for scattered tokens and diagonals.
     pub(crate) fn rounds(&self, block: &Block, output: &Output) -> bool {
         let asked = self.options.arithmetic == Arithmetic::Rounded;
         asked && !matches!(output, Output::Mass { .. }) && self.visible.bias(block.span.start).is_none()

@@ -117,7 +117,7 @@ impl Scan {
         self.tops.len()
     }
 
-    /// Whether it weighed for these queries.
+    /// True if it weighed for these queries.
     pub fn covers(&self, tile: &QueryTile) -> bool {
         (self.rows, self.group, self.start) == (tile.rows, tile.group, tile.start)
     }

@@ -23,7 +23,7 @@ impl Span {
         self.end.saturating_sub(self.start)
     }
 
-    /// Whether the span holds no position.
+    /// True if the span holds no position.
     pub fn is_empty(&self) -> bool {
         self.end <= self.start
     }
@@ -180,7 +180,7 @@ impl Selection {
         &self.extras[begin..end]
     }
 
-    /// Whether any row has extras.
+    /// True if any row has extras.
     pub fn has_row_extras(&self) -> bool {
         !self.extras.is_empty()
     }
@@ -195,7 +195,7 @@ impl Selection {
         &self.summaries
     }
 
-    /// Whether the query at `query` reads the key at `key`, causally.
+    /// True if the query at `query` reads the key at `key`, causally.
     pub fn contains(&self, query: usize, key: usize) -> bool {
         self.contains_with(query, key, true)
     }
@@ -211,7 +211,7 @@ impl Selection {
             || self.row_extras(query).binary_search(&key).is_ok()
     }
 
-    /// Whether the query at `query` reads `block` as a summary: the block lies wholly before it (or,
+    /// True if the query at `query` reads `block` as a summary: the block lies wholly before it (or,
     /// without causality, does not hold it) and no token of it is read in full.
     pub fn sees_summary(&self, query: usize, block: Span, causal: bool) -> bool {
         let holds_query = block.start <= query && query < block.end;
@@ -262,7 +262,7 @@ impl Selection {
         mask
     }
 
-    /// Whether the row reads a token of the block on a diagonal.
+    /// True if the row reads a token of the block on a diagonal.
     fn diagonals_touch(&self, query: usize, block: Span, causal: bool) -> bool {
         self.diagonals.iter().any(|distance| {
             let behind = query.checked_sub(*distance);
@@ -288,7 +288,7 @@ impl Selection {
         Span::new(start, end)
     }
 
-    /// Whether any span holds a token of the block.
+    /// True if any span holds a token of the block.
     pub(crate) fn spans_touch(&self, block: Span) -> bool {
         let after = self.spans.partition_point(|span| span.end <= block.start);
         self.spans.get(after).is_some_and(|span| span.start < block.end)

@@ -403,7 +403,7 @@ impl<V: Visible> Call<'_, V> {
 pub(crate) struct Part<'a> {
     pub(crate) queries: QueryBlock,
     pub(crate) biased: bool,
-    /// Whether all rows see the same.
+    /// True if all rows see the same.
     pub(crate) uniform: bool,
     /// What any of them sees.
     pub(crate) union: u128,
@@ -461,7 +461,7 @@ pub(crate) struct TileWork<'a> {
     pub(crate) bits: Option<u128>,
     pub(crate) uniform: bool,
     pub(crate) bias: Option<&'a [f32; KEY_BLOCK]>,
-    /// Whether the planes are read as they lie, rather than widened.
+    /// True if the planes are read as they lie, rather than widened.
     pub(crate) keys_in_place: bool,
     pub(crate) values_in_place: bool,
     /// What the tile asks for beside scoring keys, and beside accumulating values.

@@ -79,7 +79,7 @@ impl<'a> QueryTile<'a> {
 }
 
 impl KvView<'_> {
-    /// Whether any plane holds integers.
+    /// True if any plane holds integers.
     pub(crate) fn is_quantised(&self) -> bool {
         let quantised = |plane: &Plane| matches!(plane, Plane::Q8_0(_) | Plane::Q4_0(_));
         self.pages

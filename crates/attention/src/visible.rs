@@ -12,7 +12,7 @@ pub(crate) trait Visible {
     fn needs(&self, first: usize, rows: usize, needs: &mut Vec<Span>);
     /// Bits of the block that every row shares, before the row's own rules.
     fn block_bits(&self, block: Span) -> u128;
-    /// Whether each of the rows sees exactly the shared bits.
+    /// True if each of the rows sees exactly the shared bits.
     fn uniform(&self, block: Span, shared: u128, first: usize, rows: usize) -> bool;
     /// Bits the query sees.
     fn row_bits(&self, block: Span, shared: u128, query: usize) -> u128;
@@ -20,7 +20,7 @@ pub(crate) trait Visible {
     fn diagonals(&self) -> &[usize];
     /// Of the lanes, query `query + i` beside key `key + i`, those that see their key by nothing but a diagonal.
     fn diagonal_lanes(&self, query: usize, key: usize, lanes: u16) -> u16;
-    /// Whether diagonals reach only backwards.
+    /// True if diagonals reach only backwards.
     fn causal(&self) -> bool;
     /// Added to the logit of the key at `position`, where keys stand for more than themselves.
     fn bias(&self, position: usize) -> Option<f32>;
@@ -147,7 +147,7 @@ pub(crate) struct Summaries<'a> {
     pub(crate) causal: bool,
     /// Sorted by start.
     pub(crate) blocks: &'a [Span],
-    /// Whether blocks are disjoint, so that the window hides a run of them.
+    /// True if blocks are disjoint, so that the window hides a run of them.
     pub(crate) disjoint: bool,
     /// Per block: the selection names it and reads none of its tokens by a span.
     pub(crate) open: &'a [bool],

@@ -14,7 +14,7 @@ use crate::{Plane, Span};
 struct Reading<'a> {
     queries: QueryBlock,
     needs: &'a [Span],
-    /// Whether the queries are packed, which they are once a block is read.
+    /// True if the queries are packed, which they are once a block is read.
     packed: bool,
 }
 

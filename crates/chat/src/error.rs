@@ -73,7 +73,7 @@ pub enum ChatError {
 }
 
 impl ChatError {
-    /// Whether the caller asked to stop.
+    /// True if the caller asked to stop.
     pub fn is_interrupted(&self) -> bool {
         matches!(
             self,

@@ -33,7 +33,7 @@ pub struct BranchReport {
     pub name: String,
     /// Its turns.
     pub turns: usize,
-    /// Whether it is the one that goes on.
+    /// True if it is the one that goes on.
     pub is_current: bool,
 }
 

@@ -37,7 +37,7 @@ impl Transcript {
         self.marks.last().copied().unwrap_or_default()
     }
 
-    /// Whether lengths, marks and tokens go together, of a transcript from a file. Tokens are below `vocabulary`.
+    /// True if lengths, marks and tokens go together, of a transcript from a file. Tokens are below `vocabulary`.
     pub(crate) fn is_sound(&self, vocabulary: usize) -> bool {
         let ascending = self.marks.is_sorted_by_key(|mark| (mark.text, mark.tokens));
         let fits = |mark: &Mark| mark.tokens <= self.tokens.len() && self.text.is_char_boundary(mark.text);
@@ -108,7 +108,7 @@ impl Transcript {
     }
 }
 
-/// Whether tokens in the middle of a text are exactly `text`.
+/// True if tokens in the middle of a text are exactly `text`.
 fn spells(tokenizer: &Tokenizer, tokens: &[u32], text: &str) -> Result<bool, ModelError> {
     let mut rest = text.as_bytes();
     for token in tokens {

@@ -71,12 +71,12 @@ pub(crate) fn end(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// Whether help or the version was asked for, and nothing is wrong.
+/// True if help or the version was asked for, and nothing is wrong.
 pub(crate) fn asks_for_help(error: &clap::Error) -> bool {
     matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion)
 }
 
-/// Whether a value was refused, rather than an argument that the command does not have or that has no value.
+/// True if a value was refused, rather than an argument that the command does not have or that has no value.
 pub(crate) fn refuses_a_value(error: &clap::Error) -> bool {
     error.kind() == ErrorKind::ValueValidation
 }

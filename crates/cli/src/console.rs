@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::failure::Failure;
 use crate::shown;
 
-/// Whether the last text on standard output left its line without an end.
+/// True if the last text on standard output left its line without an end.
 static LINE_IS_OPEN: AtomicBool = AtomicBool::new(false);
 
 /// Writes text of ours to standard output, control characters in it escaped, and says plainly when that fails.
@@ -63,7 +63,7 @@ pub(crate) fn aside(text: impl Display) {
     };
 }
 
-/// Whether colours are written there: on a terminal, unless NO_COLOR is set (no-color.org).
+/// True if colours are written there: on a terminal, unless NO_COLOR is set (no-color.org).
 pub(crate) fn has_colours(stream: &impl IsTerminal) -> bool {
     let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     stream.is_terminal() && !is_set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")

@@ -18,7 +18,7 @@ pub(crate) struct Interrupt(Arc<AtomicBool>);
 #[derive(Clone)]
 pub(crate) struct StopAnswer {
     asked: Arc<AtomicBool>,
-    /// Whether Ctrl-C ends the program.
+    /// True if Ctrl-C ends the program.
     ends: Arc<AtomicBool>,
 }
 

@@ -50,7 +50,7 @@ pub struct AppendedTokens<'a> {
     pub layer: usize,
     /// Where keys and values lie.
     pub rows: &'a dyn DeviceRows,
-    /// Whether keys and values are rotated on the way.
+    /// True if keys and values are rotated on the way.
     pub rotated: [bool; 2],
 }
 
@@ -195,7 +195,7 @@ pub trait PageRoom: Send {
         queries: &BatchRows<'p>,
     ) -> Result<Option<Box<dyn RoomScan + 'p>>, DeviceError>;
 
-    /// Whether there is room for the summaries of blocks of `block` tokens of a layer with `tokens` tokens.
+    /// True if there is room for the summaries of blocks of `block` tokens of a layer with `tokens` tokens.
     fn have_summaries_room(&self, kind: SummaryKind, block: usize, tokens: usize) -> bool;
 
     /// Makes room for the summaries of blocks of `block` tokens of a layer with `tokens` tokens; those of sequences that were asked

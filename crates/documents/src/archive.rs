@@ -40,7 +40,7 @@ impl<'a> Archive<'a> {
         })
     }
 
-    /// Whether there is a part of this name.
+    /// True if there is a part of this name.
     pub(crate) fn has(&self, part: &str) -> bool {
         self.zip.index_for_name(part).is_some()
     }

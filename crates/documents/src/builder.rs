@@ -7,7 +7,7 @@ use crate::{Place, PlaceKind};
 pub(crate) struct TextBuilder {
     text: String,
     marks: Vec<(usize, PlaceKind)>,
-    /// Whether white space stands before what comes next.
+    /// True if white space stands before what comes next.
     space: bool,
     /// Line ends that stand before what comes next.
     breaks: usize,
@@ -146,7 +146,7 @@ pub(crate) fn places(marks: &[(usize, PlaceKind)], end: usize) -> Vec<Place> {
     places
 }
 
-/// Whether a character separates words; a no-break space does as well, since a model knows the plain one better.
+/// True if a character separates words; a no-break space does as well, since a model knows the plain one better.
 fn is_space(c: char) -> bool {
     c.is_whitespace()
 }

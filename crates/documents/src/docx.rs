@@ -132,7 +132,7 @@ struct Paragraphs {
     headings: BTreeSet<String>,
     /// Open elements whose text stands elsewhere as well: for old programs, or at the place from which it was moved.
     repeated: usize,
-    /// Whether the paragraph has a heading's style, and what it says.
+    /// True if the paragraph has a heading's style, and what it says.
     heading: Option<String>,
     in_table: usize,
     cells: usize,

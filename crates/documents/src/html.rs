@@ -154,7 +154,7 @@ struct State {
     /// The heading that is open, and what it says so far.
     heading: Option<String>,
     first_heading: Option<String>,
-    /// Whether a cell of the row stands before the next one.
+    /// True if a cell of the row stands before the next one.
     in_row: bool,
 }
 
@@ -249,7 +249,7 @@ impl State {
         }
     }
 
-    /// Whether the head is open and nothing within it.
+    /// True if the head is open and nothing within it.
     fn is_in_head(&self) -> bool {
         self.skipped.len() == 1 && self.skipped[0] == "head"
     }

@@ -39,7 +39,7 @@ pub(crate) enum Sniffed {
 }
 
 impl DocumentKind {
-    /// Whether lines of the text are lines of the file.
+    /// True if lines of the text are lines of the file.
     pub fn has_lines(self) -> bool {
         matches!(self, Self::Text | Self::Markdown)
     }

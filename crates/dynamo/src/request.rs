@@ -162,7 +162,7 @@ fn sampling(asked: &DynamoSampling, engine: &Engine) -> SamplingOptions {
     }
 }
 
-/// Whether the answer is held to anything.
+/// True if the answer is held to anything.
 fn guides(guided: &GuidedDecodingOptions) -> bool {
     let GuidedDecodingOptions {
         json,

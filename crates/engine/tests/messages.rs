@@ -16,7 +16,7 @@ fn visit(folder: &Path, found: &mut impl FnMut(&Path)) {
     }
 }
 
-/// Whether a line of code holds a text with a flag, such as `--ctx`, `-b` or `-ub`.
+/// True if a line of code holds a text with a flag, such as `--ctx`, `-b` or `-ub`.
 fn has_flag(line: &str) -> bool {
     let code = line.trim_start();
     if code.starts_with("//") {

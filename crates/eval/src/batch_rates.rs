@@ -361,11 +361,11 @@ struct Answers<'a> {
 
 /// What a step of the scheduler did.
 struct Step {
-    /// Whether it read a piece of the prompt.
+    /// True if it read a piece of the prompt.
     has_read: bool,
-    /// Whether the prompt was read to its end.
+    /// True if the prompt was read to its end.
     has_ended_prompt: bool,
-    /// Whether nothing is left to do.
+    /// True if nothing is left to do.
     is_last: bool,
 }
 

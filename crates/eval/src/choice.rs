@@ -55,7 +55,7 @@ impl PolicyChoice {
         }
     }
 
-    /// Whether everything is read.
+    /// True if everything is read.
     pub fn is_full(&self) -> bool {
         self.auto_target.is_none() && self.rules().is_dense()
     }

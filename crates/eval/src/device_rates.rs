@@ -54,7 +54,7 @@ pub struct DeviceRate {
 pub struct InstructionRate {
     /// `mma` or `wgmma`.
     pub name: String,
-    /// Whether the device takes them.
+    /// True if the device takes them.
     pub is_chosen: bool,
     /// Median milliseconds, by events.
     pub median_ms: f64,
@@ -81,7 +81,7 @@ pub struct OffloadRate {
     pub upload_share: f64,
     /// Of the shorter of copying and computing, measured apart, the share that passed behind the other.
     pub overlap_share: f64,
-    /// Whether both gave the same bits.
+    /// True if both gave the same bits.
     pub same_bits: bool,
 }
 
@@ -103,7 +103,7 @@ pub struct AheadRate {
     pub ahead_share: f64,
     /// Of the milliseconds that copying those takes by itself, the share by which calls are shorter: what passed behind kernels.
     pub overlap_share: f64,
-    /// Whether both gave the same bits.
+    /// True if both gave the same bits.
     pub same_bits: bool,
 }
 
@@ -130,6 +130,6 @@ pub struct DevicePolicyRate {
     pub offloaded_share: f64,
     /// Share of causal pairs that the selection reads.
     pub density: f64,
-    /// Whether what was chosen and what came of it are the same to the bit, wherever pages lie.
+    /// True if what was chosen and what came of it are the same to the bit, wherever pages lie.
     pub same_bits: bool,
 }

@@ -136,7 +136,7 @@ struct Context {
     session: Session,
     random: ChaCha8Rng,
     vocab_size: u32,
-    /// Whether one reading serves several depths.
+    /// True if one reading serves several depths.
     grows: bool,
     /// Its tokens; the session may hold more behind them.
     depth: usize,

@@ -320,7 +320,7 @@ impl WindowReader<'_> {
 /// What dense attention predicts, for the other policies to be compared with.
 struct DensePredictions<'a> {
     reader: &'a WindowReader<'a>,
-    /// Whether there are others.
+    /// True if there are others.
     are_kept: bool,
     /// Those of the latest window, and where it begins.
     latest: Option<(usize, Predictions)>,

@@ -1,4 +1,4 @@
-//! Whether what is to be measured has room, asked before anything is allocated.
+//! True if what is to be measured has room, asked before anything is allocated.
 
 use riffle_engine::{Engine, available_memory_bytes, human_bytes};
 

@@ -106,7 +106,7 @@ impl Table {
         html + "</tbody></table></div>\n"
     }
 
-    /// Whether every cell begins as a number does, or is blank.
+    /// True if every cell begins as a number does, or is blank.
     fn is_numeric(&self, column: usize) -> bool {
         let number =
             |cell: &str| cell.is_empty() || cell == "–" || cell.starts_with(|c: char| c.is_ascii_digit() || c == '-');

@@ -25,7 +25,7 @@ impl Picture {
         }
     }
 
-    /// Whether a block is held there.
+    /// True if a block is held there.
     pub fn holds(&self, hash: u64, medium: Medium, group: Group) -> bool {
         self.held.contains_key(&(hash, medium, group))
     }
@@ -35,7 +35,7 @@ impl Picture {
         self.held.len()
     }
 
-    /// Whether nothing is held.
+    /// True if nothing is held.
     pub fn is_empty(&self) -> bool {
         self.held.is_empty()
     }

@@ -70,7 +70,7 @@ struct State {
     picture: Picture,
     /// The number of the next batch.
     next: u64,
-    /// Whether the next batch has to tell everything.
+    /// True if the next batch has to tell everything.
     is_behind: bool,
 }
 

@@ -188,7 +188,7 @@ fn is_the_same(_file: &File, path: &Path) -> bool {
     path.exists()
 }
 
-/// Whether a text is a commit's hash, and so a plain name of a folder.
+/// True if a text is a commit's hash, and so a plain name of a folder.
 pub(crate) fn is_commit(text: &str) -> bool {
     text.len() == COMMIT_DIGITS && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }

@@ -5,7 +5,7 @@ const LONGEST: usize = 1000;
 /// Folders of a path at most.
 const DEEPEST: usize = 16;
 
-/// Whether a path stays below the folder that it is joined to, on any system, and can be shown: parts of visible characters
+/// True if a path stays below the folder that it is joined to, on any system, and can be shown: parts of visible characters
 /// between slashes, none of them `.` or `..` or empty.
 pub(crate) fn is_plain_path(path: &str) -> bool {
     let mut parts = path.split('/');

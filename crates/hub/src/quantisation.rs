@@ -30,7 +30,7 @@ pub(crate) fn of_file(path: &str) -> Option<String> {
     found.map(|(_, word)| word.to_owned())
 }
 
-/// Whether a word in capitals names a quantisation.
+/// True if a word in capitals names a quantisation.
 fn is_quantisation(word: &str) -> bool {
     if ["F32", "F16", "BF16", "FP16", "FP32", "MXFP4", "MXFP4_MOE"].contains(&word) {
         return true;

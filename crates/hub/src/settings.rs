@@ -16,7 +16,7 @@ pub struct Settings {
     pub cache: PathBuf,
     /// What proves who asks, where one was given.
     pub token: Option<Token>,
-    /// Whether nothing may be downloaded.
+    /// True if nothing may be downloaded.
     pub offline: bool,
     /// How long is waited, and for what.
     pub waits: Waits,

@@ -77,7 +77,7 @@ impl KvCache {
         PagePool(Arc::clone(&self.pool))
     }
 
-    /// Whether the pages of another sequence come from the same pool.
+    /// True if the pages of another sequence come from the same pool.
     pub fn is_beside(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.pool, &other.pool)
     }
@@ -162,7 +162,7 @@ impl KvCache {
         self.pages_in(&self.pool.read()).page_versions(layer)
     }
 
-    /// Whether all pages of a layer lie near.
+    /// True if all pages of a layer lie near.
     pub fn is_near(&self, layer: usize) -> bool {
         self.pages_in(&self.pool.read()).are_near(layer)
     }

@@ -11,7 +11,7 @@ use crate::reclaim::release;
 /// On a CPU it is main memory ([`CpuDevice`]). An accelerator implements it over memory of its own that the host can
 /// address; pages then travel into it before they are read.
 pub trait Device: Debug + Send + Sync {
-    /// Whether kernels read main memory in place. Pages of the RAM tier are then attended to where they lie, and the
+    /// True if kernels read main memory in place. Pages of the RAM tier are then attended to where they lie, and the
     /// device tier is the part of main memory that the newest pages count for.
     fn reads_main_memory(&self) -> bool;
 

@@ -24,7 +24,7 @@ const KIND_BYTES: u64 = 4096;
 pub struct FileKind {
     /// With its article, as in "a profile".
     pub name: &'static str,
-    /// Whether a file that begins with these bytes (at most 4096) is of this kind.
+    /// True if a file that begins with these bytes (at most 4096) is of this kind.
     pub matches: fn(&[u8]) -> bool,
 }
 

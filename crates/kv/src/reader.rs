@@ -124,7 +124,7 @@ impl<'a> SequencePages<'a> {
         self.tables[table].pages()
     }
 
-    /// Whether all pages of a layer lie near.
+    /// True if all pages of a layer lie near.
     pub(crate) fn are_near(&self, layer: usize) -> bool {
         let heads = self.shape().kv_heads;
         let mut tables = self.tables[layer * heads..(layer + 1) * heads].iter();

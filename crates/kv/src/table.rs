@@ -11,7 +11,7 @@ pub(crate) struct PageTable {
     /// Pages from this one on are wanted near.
     near_from: usize,
     wants_first: bool,
-    /// Whether the last page holds tokens behind those that the sequence counts: the next append writes over them.
+    /// True if the last page holds tokens behind those that the sequence counts: the next append writes over them.
     is_cut: bool,
 }
 

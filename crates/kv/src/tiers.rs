@@ -50,7 +50,7 @@ pub struct Outlook {
     pub context_tokens: usize,
     /// Tokens appended at a time at most.
     pub append_tokens: usize,
-    /// Whether all keys of a (layer, KV head) are looked through at once ([`with_keys`](crate::KvCache::with_keys)):
+    /// True if all keys of a (layer, KV head) are looked through at once ([`with_keys`](crate::KvCache::with_keys)):
     /// keys then stay nearer than values, and memory is set aside for those that do not.
     pub scans_keys: bool,
     /// Sequences that are alive at a time; 0 counts as one. Each has windows of its own, and copies the last page that it shares
@@ -131,7 +131,7 @@ impl KvTiers {
             + far(layout.near_value_slots.saturating_add(ram), shape.value_plane_bytes())
     }
 
-    /// Whether a page can lie anywhere but in the nearest tier.
+    /// True if a page can lie anywhere but in the nearest tier.
     pub fn has_farther(&self) -> bool {
         self.disk.is_some() || !self.device.reads_main_memory()
     }
@@ -189,7 +189,7 @@ impl KvTiers {
         u64::from(needed) * (pages * scan_stride(shape) as u64).next_multiple_of(GRAIN_BYTES)
     }
 
-    /// Whether all keys can lie near.
+    /// True if all keys can lie near.
     fn keys_fit(&self, shape: &CacheShape) -> bool {
         let Some(budget) = self.near_budget_bytes() else {
             return true;

@@ -50,11 +50,11 @@ pub struct ModelConfig {
     pub predictor_bytes: u64,
     /// Added to the variance in norms.
     pub norm_epsilon: f32,
-    /// Whether the embedding serves as output head too.
+    /// True if the embedding serves as output head too.
     pub tied_embeddings: bool,
     /// The format that holds most of the weights.
     pub weight_format: WeightFormat,
-    /// Whether any of the weights are bf16.
+    /// True if any of the weights are bf16.
     pub has_bf16_weights: bool,
     /// Bytes the weights take in memory.
     pub weight_bytes: u64,

@@ -24,7 +24,7 @@ pub struct ModelInfo {
     pub tokenizer: Option<TokenizerInfo>,
     /// Stop tokens and sampling defaults.
     pub generation: GenerationDefaults,
-    /// Whether the model has a chat template.
+    /// True if the model has a chat template.
     pub has_chat_template: bool,
 }
 

@@ -57,7 +57,7 @@ pub struct OpenedModel {
 pub struct LoadOptions {
     /// Positions stretched in place of the model's own stretching.
     pub rope_scaling: Option<RopeScaling>,
-    /// Whether linear layers of bf16 weights round their input on the CPU.
+    /// True if linear layers of bf16 weights round their input on the CPU.
     pub activations: Activations,
     /// Families beside those of this crate, for models in Hugging Face directories.
     pub families: &'static [Family],
@@ -216,7 +216,7 @@ pub(crate) struct Parts {
     pub(crate) family: &'static Family,
     pub(crate) config: ModelConfig,
     pub(crate) weights: Checkpoint,
-    /// Whether the layer that predicts further tokens is loaded.
+    /// True if the layer that predicts further tokens is loaded.
     pub(crate) loads_predictor: bool,
     pub(crate) tokenizer: Option<Tokenizer>,
     /// The file the tokenizer came from.
@@ -300,7 +300,7 @@ impl Parts {
         self.loads_predictor = options.predictor && self.config.predicting_layers == 1;
     }
 
-    /// Whether a tensor takes memory.
+    /// True if a tensor takes memory.
     fn is_computed(&self, name: &str) -> bool {
         match name.starts_with(PREDICTOR) {
             true => self.loads_predictor,

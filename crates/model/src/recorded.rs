@@ -12,7 +12,7 @@ pub(crate) const MOST_ROWS: usize = 16;
 /// The inputs of one layer since [`begin`](Self::begin).
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Recorded {
-    /// Whether every row since is here.
+    /// True if every row since is here.
     is_whole: bool,
     rows: usize,
     /// `[rows, channels]`, before the convolution.

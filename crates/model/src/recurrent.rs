@@ -199,7 +199,7 @@ impl RecurrentState {
         }
     }
 
-    /// Whether the model has no recurrent layers, so that there is nothing to keep.
+    /// True if the model has no recurrent layers, so that there is nothing to keep.
     pub fn is_empty(&self) -> bool {
         self.shape.is_none()
     }

@@ -72,17 +72,17 @@ impl PolicyRules {
         needs.map(|need| need.preferred).max()
     }
 
-    /// Whether a policy attends in two phases, and so needs a whole logical batch at once.
+    /// True if a policy attends in two phases, and so needs a whole logical batch at once.
     pub fn has_two_phases(&self) -> bool {
         self.specs().any(|spec| spec.info().traits.two_phases)
     }
 
-    /// Whether every policy reads every token.
+    /// True if every policy reads every token.
     pub fn is_dense(&self) -> bool {
         self.specs().all(|spec| spec.info().traits.dense)
     }
 
-    /// Whether all policies choose from keys and current queries alone. Then keys that another sequence or process computed serve as well.
+    /// True if all policies choose from keys and current queries alone. Then keys that another sequence or process computed serve as well.
     pub fn follows_from_keys(&self) -> bool {
         self.specs().all(|spec| spec.info().traits.follows_from_keys)
     }
@@ -92,7 +92,7 @@ impl PolicyRules {
         self.specs().any(|spec| spec.info().traits.depends_on_chunks)
     }
 
-    /// Whether a policy looks through the keys of the whole sequence.
+    /// True if a policy looks through the keys of the whole sequence.
     pub fn scans_keys(&self) -> bool {
         self.specs().any(|spec| spec.info().traits.keys == KeyUse::Scanned)
     }

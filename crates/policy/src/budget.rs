@@ -11,7 +11,7 @@ pub struct BudgetParameter {
     pub high: f64,
     /// How values are spread.
     pub scale: BudgetScale,
-    /// Whether a higher value reads more.
+    /// True if a higher value reads more.
     pub rising: bool,
 }
 

@@ -56,7 +56,7 @@ impl PolicyInfo {
         self
     }
 
-    /// Whether it selects in this phase.
+    /// True if it selects in this phase.
     pub fn supports(&self, phase: Phase) -> bool {
         match phase {
             Phase::Prefill => self.traits.prefill,

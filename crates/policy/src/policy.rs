@@ -259,7 +259,7 @@ impl Policy {
         self.truncate(0);
     }
 
-    /// Whether the context is too short for the policy to pay.
+    /// True if the context is too short for the policy to pay.
     fn reads_all(&self, context: &SelectContext<'_>) -> bool {
         let length = match self.info.traits.two_phases {
             true => context.total_tokens,

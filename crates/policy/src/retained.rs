@@ -81,7 +81,7 @@ pub(crate) struct ProtectedTokens {
 }
 
 impl ProtectedTokens {
-    /// Whether the position is protected in a sequence of `tokens`.
+    /// True if the position is protected in a sequence of `tokens`.
     pub(crate) fn contains(&self, position: usize, tokens: usize) -> bool {
         position < self.sinks
             || position + self.recent >= tokens

@@ -57,7 +57,7 @@ impl PolicySet {
         self.heads.iter()
     }
 
-    /// Whether every policy follows from keys: none has learned what keys do not give back.
+    /// True if every policy follows from keys: none has learned what keys do not give back.
     pub fn follows_from_keys(&self) -> bool {
         self.heads.iter().all(|policy| policy.traits().follows_from_keys)
     }

@@ -112,12 +112,12 @@ impl PolicySpec {
         self.delta
     }
 
-    /// Whether callers can compute an [`Estimate`](crate::Estimate) for it.
+    /// True if callers can compute an [`Estimate`](crate::Estimate) for it.
     pub fn has_estimate(&self) -> bool {
         self.info.traits.estimate.is_some()
     }
 
-    /// Whether that is an estimate from bounds, which whoever computes it keeps of the whole sequence.
+    /// True if that is an estimate from bounds, which whoever computes it keeps of the whole sequence.
     pub fn has_bounds(&self) -> bool {
         self.info.traits.estimate == Some(EstimateKind::Bounds)
     }

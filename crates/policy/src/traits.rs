@@ -19,11 +19,11 @@ use crate::{BudgetParameter, ChunkSize, ChunkWork, Parameters};
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Traits {
-    /// Whether it selects for prompt tokens.
+    /// True if it selects for prompt tokens.
     pub prefill: bool,
-    /// Whether it selects for generated tokens.
+    /// True if it selects for generated tokens.
     pub decode: bool,
-    /// Whether every query reads every token: the baseline of all comparisons.
+    /// True if every query reads every token: the baseline of all comparisons.
     pub dense: bool,
     /// Which facts it promises to find.
     pub recall: Recall,
@@ -31,16 +31,16 @@ pub struct Traits {
     pub keys: KeyUse,
     /// The estimate that callers can compute for it, where the keys lie.
     pub estimate: Option<EstimateKind>,
-    /// Whether a chunk is attended to in two phases: first every chunk of a logical batch to itself, all at once, then
+    /// True if a chunk is attended to in two phases: first every chunk of a logical batch to itself, all at once, then
     /// chunk by chunk to what the policy selects.
     pub two_phases: bool,
-    /// Whether it learns from attention mass ([`Learn`](crate::Learn)).
+    /// True if it learns from attention mass ([`Learn`](crate::Learn)).
     pub learns: bool,
-    /// Whether it evicts tokens for good ([`Evict`](crate::Evict)).
+    /// True if it evicts tokens for good ([`Evict`](crate::Evict)).
     pub evicts: bool,
-    /// Whether it has state that a session stores ([`Persist`](crate::Persist)).
+    /// True if it has state that a session stores ([`Persist`](crate::Persist)).
     pub persists: bool,
-    /// Whether its selections follow from keys and the queries at hand. Then keys that another sequence with the same
+    /// True if its selections follow from keys and the queries at hand. Then keys that another sequence with the same
     /// beginning computed serve as well, and a decode policy selects the same for a token whether the token is generated
     /// alone, beside other sequences, or drafted and verified with others. False for a policy that learns from queries
     /// which are over.
@@ -48,7 +48,7 @@ pub struct Traits {
     /// True if its selections depend on where chunks and tiles begin and end: then another chunk length, another page length, or
     /// a prompt that is read in two parts may give another answer.
     pub depends_on_chunks: bool,
-    /// Whether automatic choice may move a head to it.
+    /// True if automatic choice may move a head to it.
     pub automatic: bool,
     /// What it asks of the chunk length, where it matters.
     pub chunk: Option<ChunkNeed>,

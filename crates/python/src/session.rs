@@ -36,7 +36,7 @@ pub(crate) struct PySession {
 pub(crate) struct Begun {
     pub(crate) tokens: Vec<u32>,
     pub(crate) generate: GenerateOptions,
-    /// Whether what the session and the tokens do not share is forgotten first.
+    /// True if what the session and the tokens do not share is forgotten first.
     pub(crate) replaces: bool,
 }
 

@@ -33,7 +33,7 @@ impl Watch {
         self.is_stopped.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the call goes on.
+    /// True if the call goes on.
     pub(crate) fn flow(&self) -> ControlFlow<()> {
         match self.is_stopped.load(Ordering::Relaxed) {
             true => ControlFlow::Break(()),

@@ -80,7 +80,7 @@ impl Worker {
         self.metrics.text()
     }
 
-    /// Whether the thread is alive. It ends by itself only where the engine cannot begin anew after it failed.
+    /// True if the thread is alive. It ends by itself only where the engine cannot begin anew after it failed.
     pub fn is_alive(&self) -> bool {
         self.driver.is_alive()
     }

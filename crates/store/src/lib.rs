@@ -47,7 +47,7 @@ pub struct Opened {
     pub any_machine: bool,
 }
 
-/// Whether a text is the address of a store rather than a path.
+/// True if a text is the address of a store rather than a path.
 pub fn is_address(text: &str) -> bool {
     text.contains("://")
 }

@@ -365,7 +365,7 @@ macro_rules! cache {
                 self.0.len()
             }
 
-            /// Whether no token is held.
+            /// True if no token is held.
             pub fn is_empty(&self) -> bool {
                 self.0.len() == 0
             }
@@ -375,7 +375,7 @@ macro_rules! cache {
                 self.0.capacity
             }
 
-            /// Whether the next token needs an eviction.
+            /// True if the next token needs an eviction.
             pub fn is_full(&self) -> bool {
                 self.0.len() == self.0.capacity
             }

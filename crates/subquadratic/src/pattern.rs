@@ -15,7 +15,7 @@ pub struct SparseAttentionConfig {
     pub block_size: usize,
     /// Positions that every query reads.
     pub global_tokens: Vec<usize>,
-    /// Whether a query reads only positions up to its own.
+    /// True if a query reads only positions up to its own.
     pub causal: bool,
     /// Reads `i − 2ᵏ` (and `i + 2ᵏ` without causality).
     pub use_log_stride: bool,

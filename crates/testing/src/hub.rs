@@ -30,7 +30,7 @@ impl Asked {
         self.headers.get(name).map(String::as_str)
     }
 
-    /// Whether this asks for the content of a file.
+    /// True if this asks for the content of a file.
     pub fn is_for(&self, file: &str) -> bool {
         self.path.ends_with(&format!("/{file}")) && !self.path.contains("/api/")
     }

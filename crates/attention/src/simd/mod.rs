@@ -28,7 +28,7 @@ pub(crate) trait Simd: Copy {
     type Sums: Copy;
     /// 16 words of two 16-bit integers, prepared for [`dot2`](Self::dot2).
     type Pairs: Copy;
-    /// Whether registers suffice for tiles of 12 rows × 2 vectors.
+    /// True if registers suffice for tiles of 12 rows × 2 vectors.
     const WIDE: bool;
     /// The most rows of a tile whose integer sums have room in registers.
     const INTEGER_ROWS: usize;
@@ -218,7 +218,7 @@ impl Level {
         }
     }
 
-    /// Whether registers suffice for tiles of 12 rows × 2 vectors.
+    /// True if registers suffice for tiles of 12 rows × 2 vectors.
     #[inline]
     pub(crate) fn is_wide(self) -> bool {
         self.tile_rows() == 12
@@ -255,7 +255,7 @@ impl Level {
         }
     }
 
-    /// Whether a small tile multiplies quantised keys and values as integers, without widening them.
+    /// True if a small tile multiplies quantised keys and values as integers, without widening them.
     #[inline]
     pub(crate) fn int8_dot(self) -> bool {
         match self.0 {

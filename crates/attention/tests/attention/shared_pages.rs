@@ -28,7 +28,7 @@ struct Sequence {
     own: Vec<usize>,
     rows: usize,
     selection: Selection,
-    /// Whether its partial holds something before.
+    /// True if its partial holds something before.
     begun: bool,
 }
 

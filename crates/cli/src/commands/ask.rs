@@ -97,7 +97,7 @@ fn words(arguments: &AskArguments) -> Result<(Vec<String>, Vec<String>), Failure
     Ok((before, questions))
 }
 
-/// Whether a word is a path rather than a question.
+/// True if a word is a path rather than a question.
 fn looks_like_a_file(word: &str) -> bool {
     let ending = Path::new(word).extension().and_then(|ending| ending.to_str());
     let has_ending = ending

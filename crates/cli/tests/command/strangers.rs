@@ -41,7 +41,7 @@ mod interruption {
         )
     }
 
-    /// Whether the process has asked to be told of signal 15.
+    /// True if the process has asked to be told of signal 15.
     fn listens_for_sigterm(id: u32) -> bool {
         let status = fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
         let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));

@@ -123,7 +123,7 @@ impl Subject {
         &self.expected
     }
 
-    /// Whether the command goes on without a file that it refuses, and says so: a report is made of the other records.
+    /// True if the command goes on without a file that it refuses, and says so: a report is made of the other records.
     pub(crate) fn goes_on_without(&self) -> bool {
         self.target == "records"
     }

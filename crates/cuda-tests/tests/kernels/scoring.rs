@@ -306,7 +306,7 @@ fn vertical_slash_chooses_the_lines_the_cpu_chooses() {
     });
 }
 
-/// Whether this machine's vector kernels fuse product and sum, as a device does.
+/// True if this machine's vector kernels fuse product and sum, as a device does.
 fn is_fused() -> bool {
     cfg!(target_arch = "x86_64") && riffle_attention::ceiling::instructions() != "scalar"
 }

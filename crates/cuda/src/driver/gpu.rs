@@ -82,7 +82,7 @@ impl Gpu {
         }
     }
 
-    /// Whether a library multiplies 16-bit matrices.
+    /// True if a library multiplies 16-bit matrices.
     pub(crate) fn has_blas(&self) -> bool {
         self.driver().blas().is_ok()
     }

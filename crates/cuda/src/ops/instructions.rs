@@ -27,7 +27,7 @@ impl PrefillInstructions {
     /// Both.
     pub const ALL: [Self; 2] = [Self::Mma, Self::Wgmma];
 
-    /// Whether there is a kernel in these for a device and a width.
+    /// True if there is a kernel in these for a device and a width.
     pub fn are_on(self, gpu: &Gpu, head_dim: usize) -> bool {
         match self {
             Self::Mma => true,

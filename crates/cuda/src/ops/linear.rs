@@ -174,7 +174,7 @@ impl DeviceMatrix {
         stream.launch(&kernel, Grid::line(rows, 128), &arguments)
     }
 
-    /// Whether a library is asked for the product.
+    /// True if a library is asked for the product.
     fn goes_to_library(&self, rows: usize) -> bool {
         let is_16_bit = matches!(self.format, WeightFormat::F16 | WeightFormat::Bf16);
         is_16_bit && rows > FEW_ROWS && self.data.gpu().has_blas()

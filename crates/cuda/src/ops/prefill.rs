@@ -13,9 +13,9 @@ pub struct PrefillState<'a> {
     pub sums: Region<'a>,
     /// `[rows, heads, head_dim]`.
     pub outputs: Region<'a>,
-    /// Whether an earlier call has left something.
+    /// True if an earlier call has left something.
     pub resume: bool,
-    /// Whether this is the last: it writes the outputs.
+    /// True if this is the last: it writes the outputs.
     pub finish: bool,
 }
 

@@ -422,7 +422,7 @@ impl Flat {
     }
 }
 
-/// Whether rows of the tile may see different keys of the block.
+/// True if rows of the tile may see different keys of the block.
 fn per_row(tile: &TileReads<'_>, block: Span) -> bool {
     let selection = tile.selection;
     let (first, last) = (tile.start, tile.start + tile.rows - 1);

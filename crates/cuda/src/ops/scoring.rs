@@ -54,7 +54,7 @@ pub struct LineSums<'a> {
     pub columns: Region<'a>,
     /// By distance query − key.
     pub distances: Region<'a>,
-    /// Whether they hold the sums of queries before these already.
+    /// True if they hold the sums of queries before these already.
     pub continues: bool,
 }
 

@@ -203,7 +203,7 @@ impl Residence {
         true
     }
 
-    /// Whether it is the last page of one of its holders, which is written to.
+    /// True if it is the last page of one of its holders, which is written to.
     fn is_newest(&self, resident: &Resident) -> bool {
         resident.holders.iter().any(|holder| {
             let table = self.sequences.get(holder).and_then(|tables| tables.get(resident.table));

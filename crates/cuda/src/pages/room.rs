@@ -306,7 +306,7 @@ impl DeviceRoom {
         KeyScan::new(traffic, &mut self.lists, &mut self.estimates, shown, queries, group)
     }
 
-    /// Whether there is room for the summaries of blocks of `block` tokens of a layer with `tokens` tokens.
+    /// True if there is room for the summaries of blocks of `block` tokens of a layer with `tokens` tokens.
     pub fn have_summaries_room(&self, kind: SummaryKind, block: usize, tokens: usize) -> bool {
         let summaries = match kind {
             SummaryKind::Bounds => &self.bounds.summaries,

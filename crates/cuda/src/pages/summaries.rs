@@ -79,7 +79,7 @@ impl Summaries {
         self.budget_bytes / (self.block_bytes() * self.shape.layers).max(1)
     }
 
-    /// Whether there is room for the blocks of `block` tokens of a layer that holds `tokens` tokens.
+    /// True if there is room for the blocks of `block` tokens of a layer that holds `tokens` tokens.
     pub(super) fn have_room(&self, block: usize, tokens: usize) -> bool {
         block > 0 && tokens.div_ceil(block) <= self.most_blocks()
     }

@@ -97,7 +97,7 @@ impl Draws {
         }
     }
 
-    /// Whether a token ends the answer.
+    /// True if a token ends the answer.
     pub(super) fn ends_text(&self, token: u32) -> bool {
         let ends = &self.engine.generation_defaults().eos;
         (ends.contains(&token) && !self.options.ignores_end) || self.options.stop_tokens.contains(&token)
@@ -105,7 +105,7 @@ impl Draws {
 }
 
 impl Guess {
-    /// Whether nothing can follow.
+    /// True if nothing can follow.
     pub(crate) fn is_complete(&self) -> bool {
         self.is_complete
     }

@@ -70,7 +70,7 @@ impl Answer {
         Ok(())
     }
 
-    /// Whether it has as many tokens as it may.
+    /// True if it has as many tokens as it may.
     pub(crate) fn is_full(&self) -> bool {
         self.tokens.len() >= self.options.max_tokens
     }

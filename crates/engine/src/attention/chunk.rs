@@ -29,7 +29,7 @@ pub(crate) struct LayerStep {
     /// Tokens that the layer looks back at most; such a layer is sparse by design and no policy acts on it.
     pub(crate) window: Option<usize>,
     pub(crate) rotation: Rotation,
-    /// Whether the pages that the next layer is expected to read are brought to the device behind this one.
+    /// True if the pages that the next layer is expected to read are brought to the device behind this one.
     pub(crate) reads_ahead: bool,
     pub(crate) options: AttendOptions<'static>,
 }
@@ -83,7 +83,7 @@ pub(crate) struct Chosen<'q> {
     pub(crate) next: usize,
     /// Tokens in the blocks whose means the device reads, by KV head; empty where it reads none.
     pub(crate) device_means: Vec<Option<usize>>,
-    /// Whether the result stays on the device that attends.
+    /// True if the result stays on the device that attends.
     pub(crate) stays_on_device: bool,
 }
 

@@ -33,7 +33,7 @@ impl Evicted {
             .collect()
     }
 
-    /// Whether the sequence can go back to its first `tokens` tokens.
+    /// True if the sequence can go back to its first `tokens` tokens.
     pub(crate) fn reaches(&self, tokens: usize) -> bool {
         tokens >= self.since
     }
@@ -68,7 +68,7 @@ impl Evicted {
         self.evicted_tokens.is_empty()
     }
 
-    /// Whether heads that hold `held` tokens, `[layers, kv_heads]`, hold what these left of a sequence of `tokens`.
+    /// True if heads that hold `held` tokens, `[layers, kv_heads]`, hold what these left of a sequence of `tokens`.
     pub(crate) fn leaves(&self, tokens: usize, held: &[usize]) -> bool {
         let evicted = self.evicted_tokens.iter().copied().chain(std::iter::repeat(0));
         let sound = self.is_empty() || self.evicted_tokens.len() == held.len();
@@ -86,7 +86,7 @@ pub(crate) fn head_slot(Slot(slot): Slot, evicted: usize) -> HeadSlot {
     HeadSlot(slot - evicted)
 }
 
-/// Whether so many pages of a head that holds `held` tokens would be empty without the others than `retained` that it pays to free them.
+/// True if so many pages of a head that holds `held` tokens would be empty without the others than `retained` that it pays to free them.
 pub(crate) fn runs_empty(shape: &CacheShape, held: usize, retained: &[Span]) -> bool {
     let kept: usize = retained.iter().map(Span::len).sum();
     let left = kept.div_ceil(shape.page_tokens);
@@ -94,7 +94,7 @@ pub(crate) fn runs_empty(shape: &CacheShape, held: usize, retained: &[Span]) -> 
     empty >= (left / WORTH).max(1)
 }
 
-/// Whether an operation on pages was refused for want of room.
+/// True if an operation on pages was refused for want of room.
 pub(crate) fn lacks_room(error: &KvError) -> bool {
     matches!(
         error,

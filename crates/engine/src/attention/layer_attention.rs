@@ -39,12 +39,12 @@ pub struct LayerAttention {
     state: AttentionState,
     /// A device that attends, on which the pages have a room of their own.
     queue: Option<Arc<dyn DeviceQueue>>,
-    /// Whether the pages that the next layer is expected to read are brought to the device behind each chunk.
+    /// True if the pages that the next layer is expected to read are brought to the device behind each chunk.
     reads_ahead: bool,
     partials: Vec<Partial>,
     // [tokens, heads, head_dim]
     output: Vec<f32>,
-    /// Whether the latest chunk's lies on the device.
+    /// True if the latest chunk's lies on the device.
     has_output_on_device: bool,
 }
 

@@ -65,7 +65,7 @@ impl LearnedRows {
         Some(self.evicts_behind.unwrap_or(rows))
     }
 
-    /// Whether the states after the first `kept` tokens behind the first `tokens` are known.
+    /// True if the states after the first `kept` tokens behind the first `tokens` are known.
     pub(crate) fn reaches(&self, tokens: usize, kept: usize) -> bool {
         let is_recorded =
             |(before, rows)| before == tokens && (kept == rows || (kept > 0 && kept <= self.states.len()));

@@ -63,7 +63,7 @@ pub(crate) trait Reader: Send + Sync {
     /// Forgets the pages behind the first `tokens` tokens of a (layer, KV head).
     fn truncate_head(&mut self, layer: usize, kv_head: usize, tokens: usize);
 
-    /// Whether a result may stay where it was computed, and come to main memory only when it is asked for.
+    /// True if a result may stay where it was computed, and come to main memory only when it is asked for.
     fn may_keep_results(&self) -> bool;
 
     /// Computes what policies ask of keys; `None` where they look at keys in main memory themselves.
@@ -102,6 +102,6 @@ pub(crate) trait KeyEstimates {
         asked: &[Option<Estimate>],
     ) -> Result<Vec<Option<Estimated>>, EngineError>;
 
-    /// Whether means of a layer's blocks can be kept, of which each KV head reads some of so many tokens or none.
+    /// True if means of a layer's blocks can be kept, of which each KV head reads some of so many tokens or none.
     fn keeps_means(&mut self, blocks: &[Option<usize>], tokens: usize) -> bool;
 }

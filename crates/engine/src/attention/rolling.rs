@@ -23,7 +23,7 @@ pub(crate) struct RollingWindow {
 }
 
 impl RollingWindow {
-    /// Whether the cache holds the beginning of the sequence as it was read.
+    /// True if the cache holds the beginning of the sequence as it was read.
     pub(crate) fn is_whole(&self) -> bool {
         self.dropped_tokens == 0
     }
@@ -38,7 +38,7 @@ impl RollingWindow {
         Position(token - self.dropped_tokens + self.offset)
     }
 
-    /// Whether the sequence can go back to its first `tokens` tokens.
+    /// True if the sequence can go back to its first `tokens` tokens.
     pub(crate) fn reaches(&self, tokens: usize) -> bool {
         tokens >= self.since
     }
@@ -65,7 +65,7 @@ impl RollingWindow {
         self.sinks.get(cache_layer).map(Vec::as_slice)
     }
 
-    /// Whether the sinks are still to be kept.
+    /// True if the sinks are still to be kept.
     pub(crate) fn lacks_sinks(&self) -> bool {
         self.sinks.is_empty()
     }

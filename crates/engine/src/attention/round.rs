@@ -145,7 +145,7 @@ fn placed<'q>(parts: &[RoundRows<'_>], mut chosen: Vec<(usize, Chosen<'q>)>) -> 
 }
 
 impl<'a> RoundRows<'a> {
-    /// Whether another's pages come from the same pool.
+    /// True if another's pages come from the same pool.
     fn is_beside(&self, other: &Self) -> bool {
         self.attention.cache.is_beside(&other.attention.cache)
     }

@@ -50,7 +50,7 @@ impl SlidingLayer {
         first.saturating_sub(BACK_TOKENS + left) / self.step_tokens * self.step_tokens
     }
 
-    /// Whether the window before the token that follows `tokens` tokens is still there, once `left` have left.
+    /// True if the window before the token that follows `tokens` tokens is still there, once `left` have left.
     pub(crate) fn reaches(&self, tokens: usize, left: usize) -> bool {
         left <= (tokens + 1).saturating_sub(self.window_tokens)
     }

@@ -29,9 +29,9 @@ pub(crate) struct Policies {
 /// What decides how a layer's attention is cut into pieces.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LayerTraits {
-    /// Whether a prompt's chunks attend in two phases.
+    /// True if a prompt's chunks attend in two phases.
     pub(crate) two_phases: bool,
-    /// Whether what is selected for a row does not depend on what rows before it read.
+    /// True if what is selected for a row does not depend on what rows before it read.
     pub(crate) follow_from_keys: bool,
 }
 
@@ -251,12 +251,12 @@ impl AttentionState {
         self.rolling.slot(token)
     }
 
-    /// Whether the sequence can go back to its first `tokens` tokens: nothing that they need has left since.
+    /// True if the sequence can go back to its first `tokens` tokens: nothing that they need has left since.
     pub(crate) fn reaches(&self, tokens: usize) -> bool {
         self.rolling.reaches(tokens) && self.evicted.reaches(tokens)
     }
 
-    /// Whether the windows of all sliding layers are still there at the first `tokens` tokens.
+    /// True if the windows of all sliding layers are still there at the first `tokens` tokens.
     pub(crate) fn windows_reach(&self, tokens: usize) -> bool {
         let kv_heads = self.cache.shape().kv_heads;
         let left = |layer: usize| self.evicted.evicted_tokens(layer, kv_heads, 0);
@@ -264,7 +264,7 @@ impl AttentionState {
         layers.all(|sliding| sliding.reaches(tokens, left(sliding.layer)))
     }
 
-    /// Whether every token that was read is still there in every head that reads the whole sequence.
+    /// True if every token that was read is still there in every head that reads the whole sequence.
     pub(crate) fn is_whole(&self) -> bool {
         self.rolling.is_whole() && self.evicted.is_empty()
     }

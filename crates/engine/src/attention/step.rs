@@ -295,7 +295,7 @@ impl AttentionState {
         Ok(())
     }
 
-    /// Whether the result of a layer may stay on a device: nothing in main memory adds to it or looks at it.
+    /// True if the result of a layer may stay on a device: nothing in main memory adds to it or looks at it.
     fn leaves_output(
         &self,
         step: &LayerStep,

@@ -38,7 +38,7 @@ struct PageScores {
 struct Expectation<'a> {
     heads: Heads,
     scale: f32,
-    /// Whether the cache holds rotated keys.
+    /// True if the cache holds rotated keys.
     is_rotated: bool,
     /// `[group]`
     queries: &'a [QueryDistribution],

@@ -142,7 +142,7 @@ struct Attention {
     read_ns: f64,
     /// Nanoseconds for the arithmetic of each row.
     row_ns: f64,
-    /// Whether each row reads by itself: a policy learns from it before the next row selects.
+    /// True if each row reads by itself: a policy learns from it before the next row selects.
     reads_row_by_row: bool,
 }
 

@@ -21,9 +21,9 @@ const REQUIREMENT: &str = "it must be none, auto, ngram, sparse:POLICY, mtp, mod
 /// bytes that it has without drafts.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct DraftSpec {
-    /// Whether it was asked for as `auto`.
+    /// True if it was asked for as `auto`.
     pub(crate) is_auto: bool,
-    /// Whether an answer that cannot be drafted is made without drafts; else it is refused.
+    /// True if an answer that cannot be drafted is made without drafts; else it is refused.
     pub(crate) is_optional: bool,
     /// The text: the tokens that followed where its latest tokens stood before.
     pub(crate) has_ngram: bool,
@@ -49,7 +49,7 @@ impl DraftSpec {
         tokens: None,
     };
 
-    /// Whether nothing is drafted.
+    /// True if nothing is drafted.
     pub fn is_none(&self) -> bool {
         *self == Self::NONE
     }
@@ -73,7 +73,7 @@ impl DraftSpec {
         self.model.as_deref()
     }
 
-    /// Whether it takes the layer of the model's files that predicts further tokens, for
+    /// True if it takes the layer of the model's files that predicts further tokens, for
     /// [`EngineOptions::draft_predictor`](crate::EngineOptions::draft_predictor).
     pub fn uses_predictor(&self) -> bool {
         self.has_predictor

@@ -283,7 +283,7 @@ impl Engine {
         self.loaded.tokenizer.as_ref().map_or(0, Tokenizer::vocab_size)
     }
 
-    /// Whether the keys of a sequence of so many tokens turn as those of long sequences do (LongRoPE); false for models that know no
+    /// True if the keys of a sequence of so many tokens turn as those of long sequences do (LongRoPE); false for models that know no
     /// difference.
     pub(crate) fn turns_long(&self, tokens: usize) -> bool {
         self.model().rotation_changes_at().is_some_and(|length| tokens > length)

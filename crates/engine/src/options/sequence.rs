@@ -33,7 +33,7 @@ impl SequenceOptions {
         format!("{:?}", self.prefill).into_bytes()
     }
 
-    /// Whether sequences under `other` make the same pages of the same prompt.
+    /// True if sequences under `other` make the same pages of the same prompt.
     pub(crate) fn makes_the_same_pages(&self, other: &Self) -> bool {
         self.pages_identity() == other.pages_identity()
     }

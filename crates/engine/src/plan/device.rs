@@ -81,7 +81,7 @@ impl DevicePlan {
         })
     }
 
-    /// Whether it fits in what is free.
+    /// True if it fits in what is free.
     pub fn fits(&self) -> bool {
         self.total_bytes <= self.available_bytes && self.kv_budget_bytes >= self.least_kv_bytes
     }

@@ -100,7 +100,7 @@ impl MemoryPlan {
         planner.plan(options)
     }
 
-    /// Whether the whole plan fits.
+    /// True if the whole plan fits.
     pub fn fits(&self) -> bool {
         let on_device = self.device.as_ref().is_none_or(DevicePlan::fits);
         self.total_bytes <= self.available_bytes && self.kv_tiers.refusal.is_none() && on_device

@@ -106,7 +106,7 @@ pub struct RunReport {
     pub decode_dense_below: usize,
     /// What was kept of the true attention, where an audit was asked for.
     pub audit: Option<AuditReport>,
-    /// Whether the prompt was wrapped in the model's chat template.
+    /// True if the prompt was wrapped in the model's chat template.
     pub chat_template_applied: bool,
     /// What the KV cache held at the end.
     pub kv: KvReport,

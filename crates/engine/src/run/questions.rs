@@ -217,7 +217,7 @@ impl Asked {
 struct Question {
     id: RequestId,
     chat_template_applied: bool,
-    /// Whether the context, not the options, limits the answer's length.
+    /// True if the context, not the options, limits the answer's length.
     is_cut: bool,
     text: String,
     outcome: Option<Result<RunReport, EngineError>>,

@@ -42,7 +42,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Whether another request is about to read more of the same prompt than anybody has read, by enough to wait for. In the middle
+    /// True if another request is about to read more of the same prompt than anybody has read, by enough to wait for. In the middle
     /// of a pass nothing can be taken over from it, and nothing is lost by waiting for the pass to end.
     fn waits_for_reader(&self, waiting: &Waiting) -> bool {
         let request = &waiting.request;

@@ -71,7 +71,7 @@ impl Scheduler {
         Ok(id)
     }
 
-    /// Whether the next piece is one of a compression: prompts and compressions take turns, a logical batch each.
+    /// True if the next piece is one of a compression: prompts and compressions take turns, a logical batch each.
     pub(super) fn compresses_next(&self) -> bool {
         let Some(first) = self.compressing.front() else {
             return false;

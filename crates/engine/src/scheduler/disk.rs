@@ -98,7 +98,7 @@ impl Scheduler {
         Ok(false)
     }
 
-    /// Whether the prefix cache on disk is to be given more of what has been read.
+    /// True if the prefix cache on disk is to be given more of what has been read.
     pub(super) fn has_more_to_keep(&mut self) -> bool {
         self.disk.is_some() && self.next_to_keep().is_some()
     }
@@ -134,7 +134,7 @@ impl Scheduler {
     }
 }
 
-/// Whether a sequence has read more of a prompt than has been offered to the disk.
+/// True if a sequence has read more of a prompt than has been offered to the disk.
 fn is_worth_keeping(sequence: &Sequence, stored_tokens: usize) -> bool {
     let page = sequence.engine().options().page_tokens;
     stored_tokens / page < sequence.prefilled() / page && can_share(sequence)

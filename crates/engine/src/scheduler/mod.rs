@@ -64,7 +64,7 @@ pub struct SchedulerOptions {
     pub prefix_cache: Option<PrefixCacheOptions>,
     /// A store of beginnings that other processes and machines share: looked in behind those on disk.
     pub shared_store: Option<SharedStoreOptions>,
-    /// Whether changes of what is held are noted, for [`Scheduler::take_holding_changes`]. Whoever turns it on asks for them.
+    /// True if changes of what is held are noted, for [`Scheduler::take_holding_changes`]. Whoever turns it on asks for them.
     pub tells_holdings: bool,
 }
 
@@ -103,7 +103,7 @@ pub struct Scheduler {
     prompt_pass: Option<PromptPass>,
     /// In the order in which they were asked for.
     compressing: VecDeque<Compressing>,
-    /// Whether prompts that are read let a compression go first.
+    /// True if prompts that are read let a compression go first.
     is_compressions_turn: bool,
     /// Room that is taken outside these lists.
     promised: Promised,
@@ -112,7 +112,7 @@ pub struct Scheduler {
     submitted: u64,
     /// Passes of answers so far.
     turn: u64,
-    /// Whether the first waiting request has no room until something ends.
+    /// True if the first waiting request has no room until something ends.
     is_blocked: bool,
     // [rows, vocab]
     logits: Vec<f32>,
@@ -125,7 +125,7 @@ struct Waiting {
     clock: Clock,
     /// The sequence and the answer of a request that was parked.
     parked: Option<(Sequence, Stage)>,
-    /// Whether it waits until [`Scheduler::resume`] is called.
+    /// True if it waits until [`Scheduler::resume`] is called.
     is_held: bool,
 }
 
@@ -192,7 +192,7 @@ struct PromptPass {
 struct Part {
     id: RequestId,
     tokens: Vec<u32>,
-    /// Whether the recurrent state after these tokens is kept for others.
+    /// True if the recurrent state after these tokens is kept for others.
     keeps_state: bool,
 }
 
@@ -285,7 +285,7 @@ impl Scheduler {
         self.running.len()
     }
 
-    /// Whether a request reads or answers, or a compression is under way.
+    /// True if a request reads or answers, or a compression is under way.
     pub fn is_running(&self, id: RequestId) -> bool {
         self.running.iter().any(|running| running.id == id)
             || self.compressing.iter().any(|compressing| compressing.id == id)

@@ -195,7 +195,7 @@ impl Scheduler {
         self.idle.keep_session(sequence, file);
     }
 
-    /// Whether the sequence of a session file, as the file is now, is held.
+    /// True if the sequence of a session file, as the file is now, is held.
     pub fn holds(&self, path: &Path) -> bool {
         FileState::of(path).is_some_and(|file| self.idle.session(&file).is_some())
     }
@@ -281,7 +281,7 @@ impl Scheduler {
     }
 }
 
-/// Whether a waiting request names a session file.
+/// True if a waiting request names a session file.
 pub(super) fn is_named(waiting: &[Waiting], path: &Path) -> bool {
     waiting
         .iter()

@@ -21,7 +21,7 @@ use crate::{EngineError, Sequence};
 const PATIENCE: Duration = Duration::from_millis(5);
 
 impl Running {
-    /// Whether its blocks are on their way and none has arrived.
+    /// True if its blocks are on their way and none has arrived.
     pub(super) fn waits_for_blocks(&self) -> bool {
         match &self.stage {
             Stage::Reading {
@@ -32,7 +32,7 @@ impl Running {
         }
     }
 
-    /// Whether blocks of its beginning have arrived.
+    /// True if blocks of its beginning have arrived.
     pub(super) fn has_blocks(&self) -> bool {
         match &self.stage {
             Stage::Reading {
@@ -43,7 +43,7 @@ impl Running {
         }
     }
 
-    /// Whether it reads on from layers whose followers are still on their way: its pages serve nobody else yet.
+    /// True if it reads on from layers whose followers are still on their way: its pages serve nobody else yet.
     pub(super) fn is_arriving(&self) -> bool {
         matches!(
             self.stage,
@@ -138,7 +138,7 @@ impl Scheduler {
         Ok(false)
     }
 
-    /// Whether the pass under way may do its next piece: the layer it attends in has arrived for all its parts. `None` where it never
+    /// True if the pass under way may do its next piece: the layer it attends in has arrived for all its parts. `None` where it never
     /// will.
     pub(super) fn has_next_layer(&mut self, under_way: &PromptPass) -> Option<bool> {
         let layer = under_way.pass.attends_next();
@@ -164,7 +164,7 @@ impl Scheduler {
         Some(has_all)
     }
 
-    /// Whether the pass under way waits for a layer of which nothing has arrived.
+    /// True if the pass under way waits for a layer of which nothing has arrived.
     pub(super) fn pass_waits(&mut self) -> bool {
         let Some(under_way) = self.prompt_pass.take() else {
             return false;
@@ -235,7 +235,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether the shared store is to be given more of what has been read, and can take it.
+    /// True if the shared store is to be given more of what has been read, and can take it.
     pub(super) fn has_more_to_publish(&mut self) -> bool {
         let Some(shared) = &self.shared else {
             return false;
@@ -286,7 +286,7 @@ fn publish(
     }
 }
 
-/// Whether a sequence has read more of a prompt than has been offered.
+/// True if a sequence has read more of a prompt than has been offered.
 fn is_worth_publishing(sequence: &Sequence, offered: usize) -> bool {
     let page = sequence.engine().options().page_tokens;
     offered / page < sequence.prefilled() / page && can_share(sequence)

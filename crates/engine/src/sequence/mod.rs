@@ -428,7 +428,7 @@ impl Sequence {
         again
     }
 
-    /// Whether heads turn otherwise in a sequence of `length` tokens.
+    /// True if heads turn otherwise in a sequence of `length` tokens.
     pub(crate) fn turns_otherwise(&self, length: usize) -> bool {
         let turn = self.text.turn;
         !turn.is_fixed && turn.is_long != self.setting.engine.turns_long(length)

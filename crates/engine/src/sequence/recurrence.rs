@@ -24,7 +24,7 @@ impl Recurrence {
         }
     }
 
-    /// Whether layers of the model hold such a state in place of keys and values.
+    /// True if layers of the model hold such a state in place of keys and values.
     pub(crate) fn is_recurrent(&self) -> bool {
         !self.state.is_empty()
     }
@@ -68,7 +68,7 @@ impl Recurrence {
         Ok(())
     }
 
-    /// Whether the state `kept` tokens behind a checkpoint follows from what was recorded.
+    /// True if the state `kept` tokens behind a checkpoint follows from what was recorded.
     pub(crate) fn can_replay(&self, checkpoint_tokens: usize, kept: usize) -> bool {
         let recorded = self.state.recorded();
         let is_behind = |recorded| self.state.tokens() == Some(checkpoint_tokens + recorded);
@@ -81,7 +81,7 @@ impl Recurrence {
         Ok(self.state.replay(model, &self.checkpoint, kept)?)
     }
 
-    /// Whether the state at a position is known; always for models without recurrent layers.
+    /// True if the state at a position is known; always for models without recurrent layers.
     pub(crate) fn knows(&self, tokens: usize) -> bool {
         self.latest_known(tokens) == tokens
     }

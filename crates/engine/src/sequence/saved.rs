@@ -37,7 +37,7 @@ struct Record {
     decode: Vec<Vec<u8>>,
     rolling: RollingWindow,
     evicted: Evicted,
-    /// Whether heads are turned as in long sequences.
+    /// True if heads are turned as in long sequences.
     turns_long: bool,
     /// Of the layers that hold no keys and values.
     recurrent: Vec<u8>,
@@ -129,7 +129,7 @@ fn take_record(sequence: &mut Sequence, record: Record) -> Result<bool, EngineEr
     {
         return Ok(false);
     }
-    // Whether a run audits is no part of what made the session.
+    // True if a run audits is no part of what made the session.
     if let (Some(audit), Some(sums)) = (&mut attention.audit, record.audit)
         && !audit.resume(sums)
     {

@@ -74,29 +74,29 @@ pub(crate) fn servable_tokens(sequence: &Sequence) -> usize {
         .unwrap_or(usize::MAX)
 }
 
-/// Whether the recurrent state is the one after whole pages of prompt.
+/// True if the recurrent state is the one after whole pages of prompt.
 pub(super) fn keeps_state(sequence: &Sequence) -> bool {
     let (page, held) = (sequence.engine().options().page_tokens, sequence.tokens().len());
     let is_at_page = held > 0 && held.is_multiple_of(page);
     sequence.recurrence().state.tokens() == Some(sequence.prefilled()) && is_at_page
 }
 
-/// Whether what it reads as prompt can serve others.
+/// True if what it reads as prompt can serve others.
 pub(crate) fn can_share(sequence: &Sequence) -> bool {
     sequence.options().window.is_none() && check_prefix(sequence).is_ok()
 }
 
-/// Whether it has read something that can serve others.
+/// True if it has read something that can serve others.
 pub(crate) fn serves_others(sequence: &Sequence) -> bool {
     sequence.prefilled() > 0 && !has_evicted(sequence) && can_share(sequence)
 }
 
-/// Whether tokens have left its pages.
+/// True if tokens have left its pages.
 pub(crate) fn has_evicted(sequence: &Sequence) -> bool {
     !sequence.attention().evicted.is_empty()
 }
 
-/// Whether it can go back to its first `tokens` tokens and read nothing again.
+/// True if it can go back to its first `tokens` tokens and read nothing again.
 pub(crate) fn goes_back_to(sequence: &Sequence, tokens: usize) -> bool {
     sequence.attention().reaches(tokens)
         && sequence.attention().windows_reach(tokens)

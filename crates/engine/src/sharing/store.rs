@@ -69,7 +69,7 @@ pub(crate) struct SharedSearch {
     is_cut: bool,
     /// Tokens that the sequence may hold at most.
     most: usize,
-    /// Whether nothing more will come.
+    /// True if nothing more will come.
     is_over: bool,
     early: Option<Early>,
 }
@@ -182,12 +182,12 @@ impl SharedSearch {
         self.fetch.wait(time);
     }
 
-    /// Whether nothing more will come to a pass that reads on already.
+    /// True if nothing more will come to a pass that reads on already.
     pub(crate) fn is_over(&self) -> bool {
         self.is_over
     }
 
-    /// Whether a step would find something to do.
+    /// True if a step would find something to do.
     pub(crate) fn has_arrived(&self) -> bool {
         !self.is_over && self.fetch.has_arrived()
     }
@@ -322,7 +322,7 @@ pub(crate) fn advance_early(sequence: &mut Sequence, search: &mut SharedSearch) 
         .unwrap_or(true);
 }
 
-/// Whether a pass may attend in a layer of the cache; `None` where the layer will never be whole.
+/// True if a pass may attend in a layer of the cache; `None` where the layer will never be whole.
 pub(crate) fn has_layer(sequence: &mut Sequence, search: &mut SharedSearch, layer: usize) -> Option<bool> {
     let expected = search.fetch.expected_tokens().unwrap_or(0);
     let Some(early) = &mut search.early else {

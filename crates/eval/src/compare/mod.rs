@@ -142,7 +142,7 @@ fn cells<'a>(options: &CompareOptions, choices: &[&'a PolicyChoice]) -> Vec<Cell
     cells
 }
 
-/// Whether documents are read by dense attention for it, and what it does behind them follows from their keys alone.
+/// True if documents are read by dense attention for it, and what it does behind them follows from their keys alone.
 fn reads_densely(choice: &PolicyChoice) -> bool {
     choice.is_full() || (choice.phase == Phase::Decode && choice.rules().follows_from_keys())
 }

@@ -27,7 +27,7 @@ impl CompareTask {
         Self::Outside(OutsideTask::new(task))
     }
 
-    /// Whether it tells policies of a phase apart: in decode only what is asked token by token does.
+    /// True if it tells policies of a phase apart: in decode only what is asked token by token does.
     pub(crate) fn suits(self, phase: Phase, full: bool) -> bool {
         match self {
             Self::Needle(_, place) => full || phase == Phase::Prefill || place == AskPlace::Late,

@@ -1,4 +1,4 @@
-//! Whether a record can be what a measurement found: the page and its pictures rely on it.
+//! True if a record can be what a measurement found: the page and its pictures rely on it.
 
 use super::{ComparisonTable, NeedleTable, PerplexityTable, Record, Results, RulerTable};
 use crate::statistics::Interval;
@@ -42,7 +42,7 @@ impl Record {
     }
 }
 
-/// Whether a record may have the name, and its file as well.
+/// True if a record may have the name, and its file as well.
 pub(super) fn is_file_name(name: &str) -> bool {
     let is_plain = !name.contains(['/', '\\']) && !name.chars().any(char::is_control);
     is_plain && !name.is_empty() && !name.starts_with('.')

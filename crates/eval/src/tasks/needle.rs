@@ -58,7 +58,7 @@ struct Haystack {
 }
 
 impl NeedleKind {
-    /// Whether it can be asked for there: in mid-document and in a second turn one value is asked for, and a second turn
+    /// True if it can be asked for there: in mid-document and in a second turn one value is asked for, and a second turn
     /// needs another fact.
     pub fn can_be_asked(self, place: AskPlace) -> bool {
         match place {

@@ -98,9 +98,9 @@ impl Prompt {
 /// A session that reads one prompt after another.
 pub(crate) struct Reader {
     session: Session,
-    /// Whether whole batches that two prompts begin with alike are read once.
+    /// True if whole batches that two prompts begin with alike are read once.
     shares: bool,
-    /// Whether policies learn from queries or let go of tokens, so that forgetting a question does not undo it.
+    /// True if policies learn from queries or let go of tokens, so that forgetting a question does not undo it.
     learns: bool,
     /// What compresses a document before it is asked about late.
     compress: Option<CompressOptions>,

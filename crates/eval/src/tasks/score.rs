@@ -1,4 +1,4 @@
-//! Whether an answer holds what it should.
+//! True if an answer holds what it should.
 
 /// RULER's `string_match_all`: the share of the expected strings that occur in the answer, case aside.
 pub(crate) fn match_all(answer: &str, expected: &[String]) -> f64 {
@@ -26,7 +26,7 @@ pub(crate) fn exact_values(answer: &str, expected: &[String]) -> usize {
     expected.iter().filter(|value| found.contains(&value.as_str())).count()
 }
 
-/// Whether the first name of an answer in code, a run of letters, digits and underscores, is the expected one.
+/// True if the first name of an answer in code, a run of letters, digits and underscores, is the expected one.
 pub(crate) fn is_name(answer: &str, expected: &str) -> bool {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     let begins = answer.trim_start_matches(|c| !is_part(c));

@@ -18,7 +18,7 @@ const LARGEST_WORDING_BYTES: u64 = 1 << 20;
 pub struct Wording {
     /// What records call it.
     pub name: String,
-    /// Whether prompts go through the model's chat template, if it has one.
+    /// True if prompts go through the model's chat template, if it has one.
     pub chat: bool,
     /// Digits of a number.
     pub digits: usize,

@@ -72,7 +72,7 @@ impl Address {
         shown.split('?').next().unwrap_or_default().to_owned()
     }
 
-    /// Whether both are the same server, reached in the same way: scheme, host and port.
+    /// True if both are the same server, reached in the same way: scheme, host and port.
     pub(crate) fn is_same_origin(&self, other: &Self) -> bool {
         self.scheme == other.scheme && self.host_and_port() == other.host_and_port()
     }

@@ -20,9 +20,9 @@ pub(crate) struct Client {
     token: Option<Token>,
     waits: Waits,
     repository: String,
-    /// Whether there is anything that tells a true server from another.
+    /// True if there is anything that tells a true server from another.
     trusts: bool,
-    /// Whether any server has answered so far.
+    /// True if any server has answered so far.
     answered: Cell<bool>,
 }
 
@@ -203,7 +203,7 @@ impl Client {
         }
     }
 
-    /// Whether an address is the hub's own.
+    /// True if an address is the hub's own.
     pub(crate) fn is_hub(&self, address: &Address) -> bool {
         address.is_same_origin(&self.endpoint)
     }

@@ -88,7 +88,7 @@ impl<'a> Plan<'a> {
         Self { layer, reads, far }
     }
 
-    /// Whether a read has pages that have to be loaded.
+    /// True if a read has pages that have to be loaded.
     pub(super) fn is_far(&self, read: usize) -> bool {
         self.reads[read].items.iter().any(|item| item.far.any())
     }

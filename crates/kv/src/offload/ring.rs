@@ -93,7 +93,7 @@ impl Ring {
         self.loaded_bytes
     }
 
-    /// Whether a page is here or on its way, and due.
+    /// True if a page is here or on its way, and due.
     pub(super) fn holds(&self, page: PageId, planes: Planes) -> bool {
         let held = self.held.get(&page);
         held.is_some_and(|held| held.due.is_some() && held.planes.cover(planes))

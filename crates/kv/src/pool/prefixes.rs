@@ -38,7 +38,7 @@ impl KnownRows {
         self.watch = Some(Box::new(RowWatch::new(identity)));
     }
 
-    /// Whether changes of rows of this identity are noted.
+    /// True if changes of rows of this identity are noted.
     pub(crate) fn watches(&self, identity: &[u8]) -> bool {
         self.watch.as_ref().is_some_and(|watch| *watch.identity == *identity)
     }

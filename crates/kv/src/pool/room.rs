@@ -8,7 +8,7 @@ use super::store::PageStore;
 use crate::KvError;
 
 impl PageStore {
-    /// Whether the tiers hold this many pages, wherever they lie.
+    /// True if the tiers hold this many pages, wherever they lie.
     pub(crate) fn fits(&self, pages: usize) -> bool {
         let on_disk = self.planes.each_ref().map(|planes| planes.on_disk_of(pages));
         if on_disk == [0, 0] {

@@ -111,7 +111,7 @@ impl PageStore {
         self.far_planes == 0 || Kind::BOTH.iter().all(|kind| self.place(page, *kind).is_near())
     }
 
-    /// Whether all of these pages lie near.
+    /// True if all of these pages lie near.
     pub(crate) fn are_near(&self, pages: &[PageId]) -> bool {
         self.far_planes == 0 || pages.iter().all(|page| self.is_near(*page))
     }
@@ -125,7 +125,7 @@ impl PageStore {
         counts
     }
 
-    /// Whether more than one page table names a page.
+    /// True if more than one page table names a page.
     pub(crate) fn is_shared(&self, page: PageId) -> bool {
         self.records.holders(page) > 1
     }

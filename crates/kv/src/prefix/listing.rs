@@ -12,7 +12,7 @@ pub struct PrefixListing {
     shape: CacheShape,
     /// The key that blocks at the beginning of a text name as the one before them.
     root: u128,
-    /// Whether a block counts only where it or a block behind it has a note.
+    /// True if a block counts only where it or a block behind it has a note.
     needs_notes: bool,
     /// What the index names: blocks that could be read, of whatever identity, and `None` for everything else.
     heads: HashMap<u128, Option<Head>>,

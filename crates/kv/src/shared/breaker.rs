@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(120);
 
-/// Whether a store may be asked. It is paused by a failure, the longer the more of them follow each other; after a pause one
+/// True if a store may be asked. It is paused by a failure, the longer the more of them follow each other; after a pause one
 /// operation tries, and what becomes of it decides.
 #[derive(Debug, Default)]
 pub(super) struct Breaker {
@@ -15,7 +15,7 @@ pub(super) struct Breaker {
 }
 
 impl Breaker {
-    /// Whether the store is left alone now.
+    /// True if the store is left alone now.
     pub(super) fn is_paused(&self, now: Instant) -> bool {
         self.paused_until.is_some_and(|until| now < until)
     }

@@ -27,7 +27,7 @@ pub struct SharedCounts {
     pub dropped: u64,
     /// Bytes of pages that wait to be written.
     pub queued_bytes: u64,
-    /// Whether the store is left alone because it failed.
+    /// True if the store is left alone because it failed.
     pub is_paused: bool,
 }
 

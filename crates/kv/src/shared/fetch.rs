@@ -19,7 +19,7 @@ pub struct FetchRequest<'a> {
     pub tokens: &'a [u32],
     /// Leading tokens that the caller has, in whole pages.
     pub held_tokens: usize,
-    /// Whether pages are of use with a note alone ([`SharedBlocks::publish_note`]).
+    /// True if pages are of use with a note alone ([`SharedBlocks::publish_note`]).
     pub wants_note: bool,
 }
 
@@ -89,12 +89,12 @@ impl SharedFetch {
         Ok(false)
     }
 
-    /// Whether [`fill`](Self::fill) would do something: a block has arrived, or nothing more will come.
+    /// True if [`fill`](Self::fill) would do something: a block has arrived, or nothing more will come.
     pub fn has_arrived(&self) -> bool {
         self.loading.has_arrived()
     }
 
-    /// Whether a block has arrived that no call of [`fill`](Self::fill) has taken.
+    /// True if a block has arrived that no call of [`fill`](Self::fill) has taken.
     pub fn has_block(&self) -> bool {
         self.loading.has_item()
     }

@@ -42,7 +42,7 @@ struct Job {
     block: BlockName,
     shape: CacheShape,
     content: Content,
-    /// Whether the store is asked first if it has the content already.
+    /// True if the store is asked first if it has the content already.
     asks: bool,
     tries: u32,
 }
@@ -83,7 +83,7 @@ impl Queue {
         lock(&self.state).bytes
     }
 
-    /// Whether a job of so many bytes may wait: where nothing does, any may.
+    /// True if a job of so many bytes may wait: where nothing does, any may.
     fn has_room(&self, bytes: usize, most_bytes: usize) -> bool {
         let state = lock(&self.state);
         state.bytes == 0 || state.bytes + bytes <= most_bytes
@@ -198,7 +198,7 @@ impl SharedBlocks {
         has_room
     }
 
-    /// Whether pages can be published now: there is room for them to wait, and the store is not left alone.
+    /// True if pages can be published now: there is room for them to wait, and the store is not left alone.
     pub fn can_publish(&self, shape: &CacheShape) -> bool {
         let block_bytes = usize::try_from(shape.bytes_for(shape.page_tokens)).unwrap_or(usize::MAX);
         let has_room = self.inner.queue.has_room(block_bytes, self.inner.options.publish_bytes);

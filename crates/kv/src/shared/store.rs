@@ -14,7 +14,7 @@ pub trait BlockStore: Debug + Send + Sync {
     /// Names that [`contains`](Self::contains) asks for in about the time of one.
     fn names_per_question(&self) -> usize;
 
-    /// Whether there are bytes under each of these names.
+    /// True if there are bytes under each of these names.
     ///
     /// # Errors
     /// [`StoreError`].

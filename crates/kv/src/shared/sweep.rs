@@ -38,7 +38,7 @@ impl SweepClock {
         self.since.get_or_insert_with(Instant::now);
     }
 
-    /// Whether it is time; then the clock begins anew.
+    /// True if it is time; then the clock begins anew.
     pub(super) fn is_due(&mut self, options: &SharedOptions) -> bool {
         let wanted = options.budget_bytes.is_some() || options.expiry.is_some();
         let due = wanted && self.since.is_some_and(|since| since.elapsed() >= EVERY);

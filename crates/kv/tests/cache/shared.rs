@@ -81,7 +81,7 @@ fn fetch_into(shared: &SharedBlocks, cache: &mut KvCache, tokens: &[u32]) -> Dur
     began.elapsed()
 }
 
-/// Whether a cache holds exactly the first tokens of the original.
+/// True if a cache holds exactly the first tokens of the original.
 fn is_beginning_of(filled: &KvCache, salt: u64) -> bool {
     let tokens = filled.tokens(0);
     let mut expected = cache(*filled.shape(), salt, tokens.max(1));

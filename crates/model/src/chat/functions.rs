@@ -85,7 +85,7 @@ fn add_filters(environment: &mut Environment<'_>, meter: &Arc<Meter>, sentinel: 
     }
 }
 
-/// Whether a filter puts its argument, or what another filter makes of it, into a list.
+/// True if a filter puts its argument, or what another filter makes of it, into a list.
 fn deepens(name: &str) -> bool {
     matches!(name, "dictsort" | "groupby" | "items" | "map" | "zip")
 }

@@ -14,13 +14,13 @@ pub(crate) struct AddedToken {
     pub(crate) text: String,
     /// The text as the normalizer leaves it, for tokens that are looked for behind the normalizer.
     pub(crate) normalized: Option<String>,
-    /// Whether it is found only where no letter or digit stands beside it.
+    /// True if it is found only where no letter or digit stands beside it.
     pub(crate) single_word: bool,
-    /// Whether it takes in the spaces before it.
+    /// True if it takes in the spaces before it.
     pub(crate) strips_left: bool,
-    /// Whether it takes in the spaces behind it.
+    /// True if it takes in the spaces behind it.
     pub(crate) strips_right: bool,
-    /// Whether decoded text leaves it out.
+    /// True if decoded text leaves it out.
     pub(crate) special: bool,
     /// True for a token that steers a conversation. Text that is a literal never becomes one.
     pub(crate) control: bool,

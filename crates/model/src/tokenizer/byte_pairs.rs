@@ -12,7 +12,7 @@ pub(crate) struct BytePairs {
     /// Characters that stand side by side in some token.
     pub(crate) neighbours: Neighbours,
     pub(crate) unknown: Unknown,
-    /// Whether neighbouring unknown characters become one unknown token.
+    /// True if neighbouring unknown characters become one unknown token.
     pub(crate) fuses_unknown: bool,
     /// Tokens of the 256 bytes, by which characters outside the vocabulary are spelt.
     pub(crate) byte_tokens: Vec<Option<u32>>,
@@ -20,7 +20,7 @@ pub(crate) struct BytePairs {
     pub(crate) continuing_prefix: String,
     /// Stands behind the last character of a word.
     pub(crate) word_suffix: String,
-    /// Whether a word that is a token is taken whole, whatever the merges say.
+    /// True if a word that is a token is taken whole, whatever the merges say.
     pub(crate) takes_whole_words: bool,
 }
 

@@ -95,7 +95,7 @@ impl Decoder {
         Ok(Decoder { steps: Some(steps) })
     }
 
-    /// Whether tokens `<0xXX>` are read as bytes.
+    /// True if tokens `<0xXX>` are read as bytes.
     pub(crate) fn reads_byte_tokens(&self) -> bool {
         let mut steps = self.steps.iter().flatten();
         steps.any(|step| matches!(step, Decoding::ByteTokens))

@@ -61,7 +61,7 @@ pub struct Tokenizer {
     vocab_size: usize,
     bos: Option<u32>,
     eos: Option<u32>,
-    /// Whether BOS is put in front although the tokenizer has no such rule.
+    /// True if BOS is put in front although the tokenizer has no such rule.
     adds_bos: bool,
 }
 
@@ -215,7 +215,7 @@ impl Tokenizer {
         }
     }
 
-    /// Whether `id` is a special token, which [`decode`](Self::decode) leaves out.
+    /// True if `id` is a special token, which [`decode`](Self::decode) leaves out.
     pub fn is_special(&self, id: u32) -> bool {
         self.pipeline.added.is_special(id)
     }
@@ -255,12 +255,12 @@ impl Tokenizer {
         self.eos
     }
 
-    /// Whether runs of byte tokens are decoded as a whole.
+    /// True if runs of byte tokens are decoded as a whole.
     pub(crate) fn has_byte_runs(&self) -> bool {
         self.pipeline.decoder.reads_byte_tokens()
     }
 
-    /// Whether a following token can still change the text of this one.
+    /// True if a following token can still change the text of this one.
     pub(crate) fn is_open(&self, id: u32, text: &str) -> bool {
         if self.has_byte_runs() {
             // A run of byte tokens is valid UTF-8 or not as a whole, which is known only once it ends.

@@ -37,7 +37,7 @@ pub(crate) enum Pattern {
 pub(crate) struct WordExpression {
     /// The alternatives before, and a last one named `spaces`.
     regex: Regex,
-    /// Whether a single space before a word is a match.
+    /// True if a single space before a word is a match.
     matches_single_space: bool,
 }
 
@@ -232,7 +232,7 @@ impl WordExpression {
         Ok(())
     }
 
-    /// Whether the match at `start` is one of the last alternative.
+    /// True if the match at `start` is one of the last alternative.
     fn are_spaces(&self, text: &str, start: usize) -> Result<bool, String> {
         let groups = self.regex.captures_from_pos(text, start).map_err(cannot_cut)?;
         Ok(groups.is_some_and(|groups| groups.name("spaces").is_some()))

@@ -23,7 +23,7 @@ pub(crate) struct TokenizerSettings {
     pub(crate) path: PathBuf,
     pub(crate) bos: Option<String>,
     pub(crate) eos: Option<String>,
-    /// Whether texts begin with BOS although tokenizer.json may have no such rule.
+    /// True if texts begin with BOS although tokenizer.json may have no such rule.
     pub(super) demands_bos: bool,
     /// Text of every named special token, for chat templates.
     pub(crate) special_tokens: Vec<(String, String)>,

@@ -26,7 +26,7 @@ struct H2o {
     voted_tokens: usize,
     /// Votes before the latest prompt and at its end, in this order.
     snapshots: Vec<VoteSnapshot>,
-    /// Whether queries of a prompt have voted since a token was generated.
+    /// True if queries of a prompt have voted since a token was generated.
     in_prompt: bool,
 }
 

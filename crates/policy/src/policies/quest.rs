@@ -205,7 +205,7 @@ fn share_of(blocks: usize, share: f32) -> usize {
     }
 }
 
-/// Whether a block is always read: the first `sinks` blocks, the `recent` blocks up to that of the tile's first query, and
+/// True if a block is always read: the first `sinks` blocks, the `recent` blocks up to that of the tile's first query, and
 /// all blocks after it.
 pub(super) fn forced_blocks(
     tile: &QueryTile<'_>,

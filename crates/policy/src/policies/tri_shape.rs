@@ -54,7 +54,7 @@ impl SparsePolicy for TriShape {
     }
 }
 
-/// Whether a query of the tile is among the last `tail` of the prompt.
+/// True if a query of the tile is among the last `tail` of the prompt.
 pub(super) fn in_tail(tile: &QueryTile<'_>, context: &SelectContext<'_>, tail: usize) -> bool {
     tail > 0 && tile.start + tile.rows > context.total_tokens.saturating_sub(tail)
 }

@@ -27,9 +27,9 @@ use crate::log;
 #[derive(Debug, Clone)]
 pub(crate) struct Wishes {
     pub(crate) generate: GenerateOptions,
-    /// Whether the request says how long an answer may be.
+    /// True if the request says how long an answer may be.
     pub(crate) has_length: bool,
-    /// Whether the request gives a seed; otherwise each answer has one of its own.
+    /// True if the request gives a seed; otherwise each answer has one of its own.
     pub(crate) has_seed: bool,
     pub(crate) extras: options::Extras,
     /// True if the answer begins inside a thought, and its form stands behind that.

@@ -29,7 +29,7 @@ pub(crate) struct Extras {
     /// The session that the prompt goes on from.
     pub(crate) session: Option<String>,
     pub(crate) priority: i32,
-    /// Whether a stream tells how far the prompt has been read.
+    /// True if a stream tells how far the prompt has been read.
     pub(crate) shows_progress: bool,
 }
 

@@ -27,9 +27,9 @@ pub(crate) struct Conversation {
     pub(crate) variables: Map<String, Value>,
     /// How much the model shall think.
     pub(crate) thinking: Thinking,
-    /// Whether the last message is the beginning of the answer.
+    /// True if the last message is the beginning of the answer.
     pub(crate) goes_on: bool,
-    /// Whether the text ends with the last message, and not where the assistant is to speak.
+    /// True if the text ends with the last message, and not where the assistant is to speak.
     pub(crate) ends_with_message: bool,
     /// Warnings of the request.
     pub(crate) warnings: Warnings,
@@ -39,7 +39,7 @@ pub(crate) struct Conversation {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Prompt {
     pub(crate) tokens: Vec<u32>,
-    /// Whether the prompt ends inside a thought that the answer goes on with.
+    /// True if the prompt ends inside a thought that the answer goes on with.
     pub(crate) is_thinking: bool,
 }
 

@@ -14,7 +14,7 @@ const PROGRESS_PAUSE: Duration = Duration::from_millis(500);
 pub(super) struct Entry {
     pub(super) events: UnboundedSender<Told>,
     pub(super) deadline: Instant,
-    /// Whether its sequence is wanted at the end.
+    /// True if its sequence is wanted at the end.
     pub(super) wants_sequence: bool,
     submitted: Instant,
     /// When its prompt was first read, and how many tokens had been read before.
@@ -38,7 +38,7 @@ impl Entry {
         }
     }
 
-    /// Whether nobody takes its events any more.
+    /// True if nobody takes its events any more.
     pub(super) fn is_gone(&self) -> bool {
         self.events.is_closed()
     }

@@ -109,7 +109,7 @@ enum Command {
 struct Asked {
     request: Request,
     listener: Listener,
-    /// Whether the sequence is wanted when the answer is complete.
+    /// True if the sequence is wanted when the answer is complete.
     wants_sequence: bool,
 }
 
@@ -261,7 +261,7 @@ impl Driver {
         self.kv_events.as_ref()
     }
 
-    /// Whether the thread is alive.
+    /// True if the thread is alive.
     pub(crate) fn is_alive(&self) -> bool {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         thread.as_ref().is_some_and(|thread| !thread.is_finished())

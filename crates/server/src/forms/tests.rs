@@ -12,7 +12,7 @@ pub(crate) fn engine() -> Arc<Engine> {
     Engine::load(model, options).unwrap()
 }
 
-/// Whether an answer of a form may be this text, taken token by token, and end there.
+/// True if an answer of a form may be this text, taken token by token, and end there.
 pub(crate) fn fits(engine: &Arc<Engine>, form: Form, text: &str) -> bool {
     let forms = Forms::new(engine, crate::Limits::default()).unwrap();
     fits_form(engine, &*forms.prepare_now(form, "form").unwrap(), text)

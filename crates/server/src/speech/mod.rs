@@ -12,7 +12,7 @@ pub(crate) use tools::{Call, KnownTools, Tool, ToolKind, shown_name};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Markup {
     calls: CallStyle,
-    /// Whether it puts thoughts between `<think>` and `</think>`.
+    /// True if it puts thoughts between `<think>` and `</think>`.
     thinks: bool,
 }
 
@@ -47,14 +47,14 @@ pub(crate) struct Speech {
     tools: KnownTools,
     /// True if an answer without marks may be a call.
     takes_unmarked: bool,
-    /// Whether only the first call is told.
+    /// True if only the first call is told.
     is_single: bool,
     state: State,
     /// Text whose meaning is not known yet.
     held: String,
     /// Bytes of `held` in which no end of a call begins.
     searched: usize,
-    /// Whether anything but spaces has been told.
+    /// True if anything but spaces has been told.
     has_begun: bool,
     calls: usize,
     /// Tokens of thoughts, with their marks.
@@ -88,7 +88,7 @@ impl Markup {
         }
     }
 
-    /// Whether a prompt ends inside a thought.
+    /// True if a prompt ends inside a thought.
     pub(crate) fn ends_thinking(self, prompt: &str) -> bool {
         self.thinks && prompt.trim_end().ends_with("<think>")
     }
@@ -150,7 +150,7 @@ impl Speech {
         self
     }
 
-    /// Whether a special token's text is a mark that text is searched for.
+    /// True if a special token's text is a mark that text is searched for.
     pub(crate) fn is_mark(&self, special: &str) -> bool {
         let (begins, ends) = self.markup.calls.marks();
         let marks = begins.iter().chain(&ends);

@@ -32,7 +32,7 @@ impl Limits {
         Self
     }
 
-    /// Whether an answer was longer than it may be.
+    /// True if an answer was longer than it may be.
     pub(super) fn was_too_long(&self) -> bool {
         TOO_LONG.get()
     }

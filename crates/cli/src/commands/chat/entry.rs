@@ -71,7 +71,7 @@ pub(crate) enum Command {
     Quit,
 }
 
-/// Whether what has been typed so far is whole; otherwise a further line belongs to it.
+/// True if what has been typed so far is whole; otherwise a further line belongs to it.
 pub(crate) fn is_whole(text: &str) -> bool {
     match text.trim_start().strip_prefix(FENCE) {
         Some(inside) => inside.contains(FENCE),

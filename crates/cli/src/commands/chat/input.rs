@@ -82,7 +82,7 @@ impl Input {
         Ok(Self::Terminal(Box::new(Terminal { editor, history })))
     }
 
-    /// Whether a person types.
+    /// True if a person types.
     pub(crate) fn is_terminal(&self) -> bool {
         matches!(self, Self::Terminal(_))
     }

@@ -83,7 +83,7 @@ fn documents_of(path: &Path) -> Result<Vec<Document>, Failure> {
 struct Talk {
     conversation: Conversation,
     stop: StopAnswer,
-    /// Whether standard output takes what is written.
+    /// True if standard output takes what is written.
     output: Result<(), Failure>,
 }
 

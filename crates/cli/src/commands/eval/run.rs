@@ -163,7 +163,7 @@ pub(crate) struct Subject {
     pub(crate) text: PathBuf,
     /// The small model that drafts.
     pub(crate) draft_model: Option<PathBuf>,
-    /// Whether the model's own layer for further tokens drafts.
+    /// True if the model's own layer for further tokens drafts.
     pub(crate) draft_predictor: bool,
 }
 

@@ -24,7 +24,7 @@ const FLAGS: &[&str] = &[
     "-mtls-dialect=gnu2",
 ];
 
-/// Whether there is a compiler for emulated kernels (`CXX`, or `g++`).
+/// True if there is a compiler for emulated kernels (`CXX`, or `g++`).
 pub fn has_compiler() -> bool {
     Command::new(compiler())
         .arg("--version")

@@ -10,11 +10,11 @@ use riffle_policy::Phase;
 pub(super) struct Setting {
     pub(super) prefill: &'static str,
     pub(super) decode: &'static str,
-    /// Whether it keeps sinks and a window alone.
+    /// True if it keeps sinks and a window alone.
     pub(super) is_endless: bool,
-    /// Whether it lets go of tokens, so that it cannot go back to before.
+    /// True if it lets go of tokens, so that it cannot go back to before.
     pub(super) lets_go: bool,
-    /// Whether its policies learn what a failed pass does not give back.
+    /// True if its policies learn what a failed pass does not give back.
     pub(super) learns: bool,
 }
 
@@ -59,7 +59,7 @@ pub(super) struct Member {
     pub(super) unread: Vec<u32>,
     pub(super) goal: usize,
     pub(super) setting: &'static Setting,
-    /// Whether its bits may differ: a pass failed of which policies have learned, or there was no room to let tokens go.
+    /// True if its bits may differ: a pass failed of which policies have learned, or there was no room to let tokens go.
     pub(super) is_disturbed: bool,
 }
 

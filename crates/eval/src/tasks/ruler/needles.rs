@@ -25,7 +25,7 @@ const SEVERAL: usize = 4;
 /// Keys with their values, and the sentences that state them.
 struct Hidden<'a> {
     corpus: &'a Corpus,
-    /// Whether values are UUIDs in place of numbers.
+    /// True if values are UUIDs in place of numbers.
     has_uuids: bool,
     keys: Vec<String>,
     /// The number of a key, and a value of it.

@@ -3,7 +3,7 @@
 use core::arch::x86_64::__cpuid;
 use std::sync::OnceLock;
 
-/// Whether AMD made the processor. Zen 5 reads K-quants at half to three quarters of the memory's rate unless each block is asked for in
+/// True if AMD made the processor. Zen 5 reads K-quants at half to three quarters of the memory's rate unless each block is asked for in
 /// the first cache. An Intel Xeon with AMX reads some formats at two thirds of it unless they are asked for in the second.
 pub(super) fn is_amd() -> bool {
     static IS_AMD: OnceLock<bool> = OnceLock::new();

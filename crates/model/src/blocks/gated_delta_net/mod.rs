@@ -97,7 +97,7 @@ impl GatedDeltaNet {
         self.convolution.taps()
     }
 
-    /// Whether value heads that share a key head are as many key heads apart, instead of side by side.
+    /// True if value heads that share a key head are as many key heads apart, instead of side by side.
     pub fn heads_tiled(&self) -> bool {
         self.rule.heads_tiled()
     }

@@ -60,7 +60,7 @@ struct CompletionAnswer {
     choices: usize,
     echoes: bool,
     likeliest: Option<usize>,
-    /// Whether tokens are told beside texts.
+    /// True if tokens are told beside texts.
     gives_tokens: bool,
     stream_usage: StreamUsage,
 }

@@ -23,7 +23,7 @@ pub(crate) struct Tools {
     pub(crate) form: Option<Form>,
     /// True if the answer has to be a call.
     pub(crate) is_required: bool,
-    /// Whether one call at most is wanted.
+    /// True if one call at most is wanted.
     pub(crate) is_single: bool,
 }
 

@@ -104,7 +104,7 @@ fn masked_products<Q: Quant, const INDEX: usize>(block: &[u8], activations: &Act
     add_piece::<Q, INDEX, 2>(sums, block, activations)
 }
 
-/// Whether six stretches have a plane each, and the last two are in three pieces each: Q6_K.
+/// True if six stretches have a plane each, and the last two are in three pieces each: Q6_K.
 const fn in_three_pieces<Q: Quant>() -> bool {
     Q::PIECES[7][2].is_some()
 }
