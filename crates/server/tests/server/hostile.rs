@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::testing::{Running, options, start};
 
 /// Requests of each kind.
-const EACH: u64 = 150;
+const EACH: u64 = 300;
 
 /// No answer may take longer, on any machine.
 const PATIENCE: Duration = Duration::from_secs(60);
