@@ -107,18 +107,8 @@ impl Scheduler {
                         return None;
                     }
                 };
-                let reused_tokens = sequence.tokens().len();
-                let looks_up = request.prompt_probabilities.is_none() && request.session.is_none();
-                let lookup = match can_share(&sequence) && looks_up {
-                    true => Lookup::Ahead,
-                    false => Lookup::Done,
-                };
                 clock.admitted = Instant::now();
-                let stage = Stage::Reading {
-                    reused_tokens,
-                    lookup,
-                    resumed: None,
-                };
+                let stage = begin_stage(&request, &sequence);
                 (sequence, stage)
             }
         };
@@ -247,5 +237,18 @@ impl Scheduler {
 
     fn tables(&self) -> u64 {
         (self.pool.shape().layers * self.pool.shape().kv_heads) as u64
+    }
+}
+
+/// The stage of a request that begins with what its sequence holds of the prompt.
+fn begin_stage(request: &Request, sequence: &Sequence) -> Stage {
+    let looks_up = request.prompt_probabilities.is_none() && request.session.is_none();
+    Stage::Reading {
+        reused_tokens: sequence.tokens().len(),
+        lookup: match can_share(sequence) && looks_up {
+            true => Lookup::Ahead,
+            false => Lookup::Done,
+        },
+        resumed: None,
     }
 }
