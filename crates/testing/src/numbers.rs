@@ -33,17 +33,14 @@ mod tests {
 
     #[test]
     fn what_is_not_a_number_differs_from_everything() {
-        assert_eq!(
-            largest_difference(&[1.0, f32::NAN, 3.0], &[1.0, 2.0, 3.0]),
-            f32::INFINITY
-        );
-        assert_eq!(largest_difference(&[1.0, 2.0], &[1.5, 2.25]), 0.5);
+        assert_eq!(largest_difference([1.0, f32::NAN, 3.0], [1.0, 2.0, 3.0]), f32::INFINITY);
+        assert_eq!(largest_difference([1.0, 2.0], [1.5, 2.25]), 0.5);
         assert_eq!(largest_difference([0.0f32; 0], [0.0f32; 0]), 0.0);
     }
 
     #[test]
     #[should_panic(expected = "differ in length")]
     fn sequences_of_two_lengths_are_not_compared() {
-        largest_difference(&[1.0], &[1.0, 2.0]);
+        largest_difference([1.0], [1.0, 2.0]);
     }
 }

@@ -233,7 +233,7 @@ fn what_cannot_be_compressed_says_why_and_stays_as_it_is() {
         let mut read = session(&engine, &prompt(40));
         let asked = CompressOptions { keep, ..kvzip.clone() };
         let error = refused(&mut read, &asked, "a share above 0");
-        assert!(matches!(error, EngineError::Option { name: "--keep", .. }));
+        assert!(matches!(error, EngineError::Option { name: "keep", .. }));
     }
     refused(&mut Session::new(&engine).unwrap(), &kvzip, "holds no text yet");
     // No room beside the text for what is read to measure it.
@@ -254,13 +254,13 @@ fn what_cannot_be_compressed_says_why_and_stays_as_it_is() {
         decode: "h2o:budget=100,recent=32,observed=16".parse().unwrap(),
         ..options()
     });
-    refused(&mut session(&evicting, &prompt(200)), &expected, "--decode");
+    refused(&mut session(&evicting, &prompt(200)), &expected, "`decode`");
     let window = StreamWindow {
         window_tokens: 64,
         sink_tokens: 4,
     };
     let endless = small_engine(options().with_window(window).unwrap());
-    refused(&mut session(&endless, &prompt(40)), &expected, "--window-size");
+    refused(&mut session(&endless, &prompt(40)), &expected, "`window`");
 }
 
 #[test]

@@ -365,18 +365,18 @@ fn what_a_device_cannot_do_is_said_before_anything_is_loaded() {
         key_format: Format::F32,
         ..here()
     });
-    assert!(error.contains("--kv-type") && error.contains("--device cpu"), "{error}");
+    assert!(error.contains("kv_type") && error.contains("`device=cpu`"), "{error}");
     let error = refused(EngineOptions {
         page_tokens: 48,
         ..here()
     });
-    assert!(error.contains("--page-tokens"), "{error}");
+    assert!(error.contains("page_tokens"), "{error}");
     let error = refused(EngineOptions {
         attention: AttentionPrecision::Rounded,
         ..here()
     });
     assert!(
-        error.contains("--attention is rounded") && error.contains("--device cpu"),
+        error.contains("attention") && error.contains("is rounded") && error.contains("`device=cpu`"),
         "{error}"
     );
     let small = gpu(EmulatedOptions {
@@ -388,7 +388,7 @@ fn what_a_device_cannot_do_is_said_before_anything_is_loaded() {
     let mut tiny = here();
     tiny.kv_tiers.device_budget_bytes = 1000;
     let error = refused(tiny);
-    assert!(error.contains("--kv-device-budget from"), "{error}");
+    assert!(error.contains("`device_budget_bytes` from"), "{error}");
 }
 
 #[test]

@@ -366,7 +366,7 @@ fn requests_that_never_fit_are_refused_and_those_that_fit_later_wait() {
         matches!(error, EngineError::ContextExceeded { needed: 1099, .. }),
         "{error}"
     );
-    assert!(error.to_string().contains("--ctx"), "{error}");
+    assert!(error.to_string().contains("`context_tokens`"), "{error}");
     assert!(matches!(
         scheduler.submit(request(Vec::new(), 5)),
         Err(EngineError::EmptyPrompt)
@@ -429,7 +429,7 @@ fn as_many_sequences_are_alive_as_the_plan_has_room_for() {
         },
     );
     let error = refused.err().unwrap().to_string();
-    assert!(error.contains("--sequences"), "{error}");
+    assert!(error.contains("sequences"), "{error}");
     let mut scheduler = scheduler(&engine, 2);
     for number in 0..6 {
         let text = ["In the beginning ", "Then said he ", "And it came to pass "][number % 3];

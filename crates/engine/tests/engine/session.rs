@@ -15,7 +15,7 @@ fn logits_do_not_depend_on_how_the_prompt_is_cut() {
             chunk_tokens,
             ..Default::default()
         });
-        let difference = largest_difference(&logits_after(&engine, &tokens), &expected);
+        let difference = largest_difference(logits_after(&engine, &tokens), &expected);
         assert!(difference <= 1e-5, "-b {batch_tokens} -ub {chunk_tokens}: {difference}");
     }
 }
@@ -30,7 +30,7 @@ fn decoding_token_by_token_equals_reading_at_once() {
         session.advance(token).unwrap();
     }
     assert_eq!(session.tokens(), tokens);
-    let difference = largest_difference(session.logits(), &logits_after(&engine, &tokens));
+    let difference = largest_difference(session.logits(), logits_after(&engine, &tokens));
     assert!(difference <= 1e-5, "{difference}");
 }
 
@@ -46,7 +46,7 @@ fn a_truncated_session_continues_as_if_the_rest_had_never_been_read() {
     session.truncate(37).unwrap();
     assert_eq!(session.sequence().usage().tokens, 37);
     session.prefill(&tokens[37..80], &mut go_on).unwrap();
-    let difference = largest_difference(session.logits(), &logits_after(&engine, &tokens[..80]));
+    let difference = largest_difference(session.logits(), logits_after(&engine, &tokens[..80]));
     assert!(difference <= 1e-5, "{difference}");
 }
 
@@ -74,7 +74,7 @@ fn an_interrupted_prefill_keeps_whole_batches_and_can_go_on() {
     assert_eq!(session.tokens(), &tokens[..64]);
     assert_eq!(session.sequence().usage().tokens, 64);
     session.prefill(&tokens[64..], &mut go_on).unwrap();
-    let difference = largest_difference(session.logits(), &logits_after(&engine, &tokens));
+    let difference = largest_difference(session.logits(), logits_after(&engine, &tokens));
     assert!(difference <= 1e-5, "{difference}");
 }
 
@@ -170,8 +170,8 @@ fn a_window_that_covers_everything_equals_full_attention_and_a_small_one_does_no
         };
         logits_after(&small_engine(options), &tokens)
     };
-    assert!(largest_difference(&streaming("streaming:sinks=0,window=150"), &full) <= 1e-5);
-    assert!(largest_difference(&streaming("streaming:sinks=4,window=16"), &full) > 1e-2);
+    assert!(largest_difference(streaming("streaming:sinks=0,window=150"), &full) <= 1e-5);
+    assert!(largest_difference(streaming("streaming:sinks=4,window=16"), &full) > 1e-2);
 }
 
 #[test]

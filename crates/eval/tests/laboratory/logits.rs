@@ -91,10 +91,10 @@ fn random_models_give_the_logits_of_transformers_for_every_chunk_size() {
         let tokens = expected.tokens();
         assert_eq!(tokens.len(), 512);
         let whole = logits(&model, &tokens, 512);
-        let difference = largest_difference(&whole, &expected.floats("logits"));
+        let difference = largest_difference(&whole, expected.floats("logits"));
         assert!(difference <= 2e-4, "{case}: {difference}");
         for chunk_tokens in [1, 7, 64] {
-            let difference = largest_difference(&logits(&model, &tokens, chunk_tokens), &whole);
+            let difference = largest_difference(logits(&model, &tokens, chunk_tokens), &whole);
             assert!(difference <= 1e-5, "{case}, -ub {chunk_tokens}: {difference}");
         }
     }
@@ -113,18 +113,18 @@ fn check_shipped(model: &str, case: &str, rounding: f32) {
         .chunks(vocab)
         .flat_map(|row| columns.iter().map(|&column| row[column]).collect::<Vec<_>>())
         .collect();
-    let difference = largest_difference(&chosen, &expected.floats("logits_columns"));
+    let difference = largest_difference(&chosen, expected.floats("logits_columns"));
     assert!(difference <= 2e-4, "{difference}");
     let rows: Vec<f32> = expected
         .indices("row_positions")
         .iter()
         .flat_map(|&position| whole[position * vocab..][..vocab].to_vec())
         .collect();
-    let difference = largest_difference(&rows, &expected.floats("logits_rows"));
+    let difference = largest_difference(&rows, expected.floats("logits_rows"));
     assert!(difference <= 2e-4, "{difference}");
     let largest = whole.iter().fold(1.0, |largest: f32, logit| largest.max(logit.abs()));
     for chunk_tokens in [1, 7, 64] {
-        let difference = largest_difference(&logits(&model, &tokens, chunk_tokens), &whole);
+        let difference = largest_difference(logits(&model, &tokens, chunk_tokens), &whole);
         assert!(difference <= rounding * largest, "-ub {chunk_tokens}: {difference}");
     }
 }

@@ -41,7 +41,7 @@ fn check_against(model: &Path, case: &Path) {
     );
     for batch_tokens in [1, 7, 64] {
         let split = logits_of(&model, &expected.tokens, batch_tokens);
-        let difference = largest_difference(split.into_iter(), whole.iter().copied());
+        let difference = largest_difference(split, whole.iter().copied());
         // Recurrent layers compute chunks of 64 tokens, and parts of one with other roundings.
         let rounding = match &model.config.recurrent {
             Some(_) if !batch_tokens.is_multiple_of(64) => ROUNDING * scale(&whole),
