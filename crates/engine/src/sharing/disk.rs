@@ -25,7 +25,7 @@ pub(crate) struct PrefixSearch {
 /// A model with recurrent layers finds the beginnings whose state was kept with them ([`store_prefix`]).
 ///
 /// With a window ([`StreamWindow`](crate::StreamWindow)), and where layers have windows of their own that
-/// [`EngineOptions::keeps_beginnings`] does not keep whole, it finds at most what is read before the first page leaves.
+/// [`EngineOptions::keeps_beginnings`](crate::EngineOptions::keeps_beginnings) does not keep whole, it finds at most what is read before the first page leaves.
 ///
 /// With full attention that holds to the bit. A sparse prefill policy finds only pages that it made itself, cut into
 /// the same chunks: as good as its own, and the same to the bit where its choices do not depend on where a prompt
@@ -144,8 +144,8 @@ pub(crate) fn fill_next(
 /// prefix cache take.
 ///
 /// Where a window, the sequence's or a layer's, has moved on nothing is kept any more
-/// ([`EngineOptions::keeps_beginnings`]). The state of recurrent layers is kept with the pages where the sequence holds whole pages of prompt and nothing else; a
-/// model with such layers keeps nothing elsewhere. So it is called on the way, at [`prefix_cuts`].
+/// ([`EngineOptions::keeps_beginnings`](crate::EngineOptions::keeps_beginnings)). The state of recurrent layers is kept with the pages where the sequence holds whole pages of prompt and nothing else; a
+/// model with such layers keeps nothing elsewhere. So it is called on the way, at [`prefix_cuts`](crate::prefix_cuts).
 ///
 /// # Errors
 /// As [`fill_prefix`].

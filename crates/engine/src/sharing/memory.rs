@@ -40,7 +40,7 @@ pub fn share_prefix(sequence: &mut Sequence) -> Result<usize, EngineError> {
 }
 
 /// Fills an empty sequence with a beginning of `tokens` that a sequence beside it shares, at most all but the last
-/// token. Returns its tokens; reading the rest gives what [`fill_prefix`] promises.
+/// token. Returns its tokens; reading the rest gives what [`fill_prefix`](crate::fill_prefix) promises.
 ///
 /// # Errors
 /// As [`share_prefix`].
