@@ -71,9 +71,9 @@ pub(crate) fn typed(message: &str) -> Cow<'_, str> {
 mod tests {
     use std::collections::BTreeSet;
     use std::fs;
-    use std::path::Path;
 
     use riffle_engine::{EngineError, EngineOptions, StreamWindow};
+    use riffle_testing::source_files;
 
     use super::*;
     use crate::Failure;
@@ -159,29 +159,18 @@ mod tests {
         fields
     }
 
-    fn visit(folder: &Path, found: &mut impl FnMut(&Path)) {
-        for entry in fs::read_dir(folder).expect("a folder of sources") {
-            let path = entry.expect("an entry").path();
-            match path.is_dir() {
-                true => visit(&path, found),
-                false => found(&path),
-            }
-        }
-    }
-
     #[test]
     fn every_field_that_messages_name_has_a_flag_or_is_of_libraries_alone() {
-        let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let mut known = 0;
         for name in ["ask", "chat", "engine", "kv", "policy"] {
-            visit(&crates.join(name).join("src"), &mut |path| {
-                for field in named_fields(&fs::read_to_string(path).expect("a source file")) {
+            for path in source_files(name) {
+                for field in named_fields(&fs::read_to_string(&path).expect("a source file")) {
                     let has_flag = FLAGS.iter().any(|(name, _)| *name == field);
                     let is_known = has_flag || OF_LIBRARIES.contains(&&*field);
                     assert!(is_known, "{}: {field} has no flag", path.display());
                     known += 1;
                 }
-            });
+            }
         }
         assert!(known > 50, "{known}");
     }

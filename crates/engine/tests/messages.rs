@@ -1,20 +1,11 @@
 //! Messages of the libraries name options by their fields: the flags of a command mean nothing to other programs.
 
 use std::fs;
-use std::path::Path;
+
+use riffle_testing::source_files;
 
 /// Where parts of files have names that look like flags. They stay as they are, since files hold them.
 const NAMES_IN_FILES: &str = "engine/src/origin.rs";
-
-fn visit(folder: &Path, found: &mut impl FnMut(&Path)) {
-    for entry in fs::read_dir(folder).expect("a folder of sources") {
-        let path = entry.expect("an entry").path();
-        match path.is_dir() {
-            true => visit(&path, found),
-            false => found(&path),
-        }
-    }
-}
 
 /// True if a line of code holds a text with a flag, such as `--ctx`, `-b` or `-ub`.
 fn has_flag(line: &str) -> bool {
@@ -42,19 +33,18 @@ fn no_message_of_a_library_names_a_flag_of_the_command() {
     for line in ["/// As --ctx says.", r#"format!("{a}--{b}")"#] {
         assert!(!has_flag(line), "{line}");
     }
-    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut files = 0;
     for name in ["ask", "attention", "chat", "engine", "kv", "model", "policy"] {
-        visit(&crates.join(name).join("src"), &mut |path| {
+        for path in source_files(name) {
             files += 1;
             if path.ends_with(NAMES_IN_FILES) || path.extension().is_none_or(|kind| kind != "rs") {
-                return;
+                continue;
             }
-            let source = fs::read_to_string(path).expect("a source file");
+            let source = fs::read_to_string(&path).expect("a source file");
             let code = source.split("#[cfg(test)]").next().unwrap_or_default();
             let flag = code.lines().find(|line| has_flag(line));
             assert_eq!(flag, None, "{}", path.display());
-        });
+        }
     }
     assert!(files > 100, "{files}");
 }

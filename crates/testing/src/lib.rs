@@ -24,6 +24,7 @@ mod numbers;
 mod place;
 #[cfg(feature = "documents")]
 mod read_document;
+mod sources;
 #[cfg(feature = "kv")]
 mod unhurried;
 
@@ -38,5 +39,6 @@ pub use numbers::largest_difference;
 pub use place::{book, fixture, fixtures};
 #[cfg(feature = "documents")]
 pub use read_document::{NAMES, read_document};
+pub use sources::source_files;
 #[cfg(feature = "kv")]
 pub use unhurried::Unhurried;
