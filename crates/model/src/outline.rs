@@ -12,14 +12,17 @@ pub struct ModelOutline {
     config: ModelConfig,
     // by layer; `None` where there are no keys
     rotations: Vec<Option<Arc<Rotary>>>,
+    rotation_changes_at: Option<usize>,
 }
 
 impl ModelOutline {
     pub(crate) fn new(config: &ModelConfig, layers: &[Layer]) -> ModelOutline {
         let rotation = |layer: &Layer| Some(Arc::clone(&layer.attention.as_ref()?.rotary));
+        let rotations: Vec<Option<Arc<Rotary>>> = layers.iter().map(rotation).collect();
         ModelOutline {
             config: config.clone(),
-            rotations: layers.iter().map(rotation).collect(),
+            rotation_changes_at: rotations.iter().flatten().find_map(|rotary| rotary.changes_at()),
+            rotations,
         }
     }
 
@@ -36,7 +39,7 @@ impl ModelOutline {
     /// The length of a sequence beyond which its keys turn otherwise than below (LongRoPE): keys of the two kinds do not go
     /// together. `None` for models whose keys do not depend on the length.
     pub fn rotation_changes_at(&self) -> Option<usize> {
-        self.rotations.iter().flatten().find_map(|rotary| rotary.changes_at())
+        self.rotation_changes_at
     }
 
     /// Turns keys of a layer, `[tokens, kv_heads, head_dim]`, that stand at positions from `from` on as if they stood at
