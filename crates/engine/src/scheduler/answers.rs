@@ -8,7 +8,7 @@ use crate::answer::{Answer, Drawn};
 use crate::draft::{AnswerStep, DraftedAnswer, go_on};
 use crate::scheduler::step::Tell;
 use crate::scheduler::{
-    Event, Lookup, RequestId, RequestReport, RequestTimes, Resumed, Running, Scheduler, Stage, WrittenToken,
+    Event, Lookup, OpenAnswer, RequestId, RequestReport, RequestTimes, Running, Scheduler, Stage, WrittenToken,
 };
 use crate::sequence::check_logits;
 use crate::{EngineError, StopReason};
@@ -39,13 +39,13 @@ impl Scheduler {
         let answering = self.running.iter_mut().enumerate();
         for (_, running) in answering.filter(|(place, _)| places.contains(place)) {
             running.turn = self.turn;
-            if let Stage::Answering { answer, token, .. } = &mut running.stage {
+            if let Stage::Answering(open) = &mut running.stage {
                 ids.push(running.id);
                 steps.push(AnswerStep {
                     sequence: &mut running.sequence,
-                    answer: &mut answer.answer,
-                    drafter: answer.drafter.as_mut(),
-                    token: *token,
+                    answer: &mut open.answer.answer,
+                    drafter: open.answer.drafter.as_mut(),
+                    token: open.token,
                 });
             }
         }
@@ -128,7 +128,7 @@ impl Scheduler {
             return None;
         };
         let answer = match DraftedAnswer::new(&running.sequence, running.request.generate.clone()) {
-            Ok(answer) => Box::new(answer),
+            Ok(answer) => answer,
             Err(error) => return Some(End::Failed(error)),
         };
         running.clock.begun = Instant::now();
@@ -147,18 +147,18 @@ impl Scheduler {
         &mut self,
         place: usize,
         reused_tokens: usize,
-        mut answer: Box<DraftedAnswer>,
+        mut answer: DraftedAnswer,
         tell: &mut Tell<'_>,
     ) -> Option<End> {
         let running = &mut self.running[place];
         let drawn = answer.answer.draw(&mut running.sequence);
         match drawn.and_then(|drawn| tell_drawn(running.id, &mut answer.answer, drawn, tell)) {
             Ok(told) => {
-                running.stage = Stage::Answering {
+                running.stage = Stage::Answering(Box::new(OpenAnswer {
                     reused_tokens,
                     answer,
                     token: told.token,
-                };
+                }));
                 self.take_told(place, told)
             }
             Err(error) => Some(End::Failed(error)),
@@ -170,12 +170,12 @@ impl Scheduler {
         let running = &mut self.running[place];
         match told.stop {
             Some(stop) => {
-                let (reused_tokens, answer) = running.take_answer()?;
-                Some(End::Finished(running.report(reused_tokens, answer, stop)))
+                let open = running.take_answer()?;
+                Some(End::Finished(running.report(open.reused_tokens, open.answer, stop)))
             }
             None => {
-                if let Stage::Answering { token, .. } = &mut running.stage {
-                    *token = told.token;
+                if let Stage::Answering(open) = &mut running.stage {
+                    open.token = told.token;
                 }
                 None
             }
@@ -225,27 +225,17 @@ impl Running {
     /// beside other answers.
     pub(super) fn read_turned_again(&mut self) {
         let length = self.sequence.tokens().len() + 1;
-        if !self.sequence.turns_otherwise(length) || !matches!(self.stage, Stage::Answering { .. }) {
+        if !self.sequence.turns_otherwise(length) {
             return;
         }
-        let reading = Stage::Reading {
+        let Some(open) = self.take_answer() else {
+            return;
+        };
+        self.stage = Stage::Reading {
             reused_tokens: 0,
             lookup: Lookup::Done,
-            resumed: None,
+            resumed: Some(open),
         };
-        if let Stage::Answering {
-            reused_tokens,
-            answer,
-            token,
-        } = std::mem::replace(&mut self.stage, reading)
-            && let Stage::Reading { resumed, .. } = &mut self.stage
-        {
-            *resumed = Some(Box::new(Resumed {
-                reused_tokens,
-                answer,
-                token,
-            }));
-        }
         let text = self.sequence.turn_for(length);
         let answered = text.len() - self.request.tokens.len();
         self.resumed_tokens += answered;
@@ -260,28 +250,22 @@ impl Running {
         let Stage::Reading { resumed, .. } = &mut self.stage else {
             return false;
         };
-        let Some(resumed) = resumed.take() else {
+        let Some(open) = resumed.take() else {
             return false;
         };
-        self.stage = Stage::Answering {
-            reused_tokens: resumed.reused_tokens,
-            answer: resumed.answer,
-            token: resumed.token,
-        };
+        self.stage = Stage::Answering(open);
         true
     }
 
     /// Takes the answer out, if there is one; the request has to end or to get it back.
-    pub(super) fn take_answer(&mut self) -> Option<(usize, Box<DraftedAnswer>)> {
+    pub(super) fn take_answer(&mut self) -> Option<Box<OpenAnswer>> {
         let ending = Stage::Reading {
             reused_tokens: 0,
             lookup: Lookup::Done,
             resumed: None,
         };
         match std::mem::replace(&mut self.stage, ending) {
-            Stage::Answering {
-                reused_tokens, answer, ..
-            } => Some((reused_tokens, answer)),
+            Stage::Answering(open) => Some(open),
             reading => {
                 self.stage = reading;
                 None
@@ -289,12 +273,7 @@ impl Running {
         }
     }
 
-    pub(super) fn report(
-        &self,
-        reused_tokens: usize,
-        answer: Box<DraftedAnswer>,
-        stop: StopReason,
-    ) -> Box<RequestReport> {
+    pub(super) fn report(&self, reused_tokens: usize, answer: DraftedAnswer, stop: StopReason) -> Box<RequestReport> {
         let clock = self.clock;
         Box::new(RequestReport {
             generation: answer.end(stop),

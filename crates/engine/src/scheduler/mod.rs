@@ -154,20 +154,18 @@ enum Stage {
         /// What is looked up on disk before.
         lookup: Lookup,
         /// The answer that goes on behind it, where its text is read again.
-        resumed: Option<Box<Resumed>>,
+        resumed: Option<Box<OpenAnswer>>,
     },
     /// Writes the answer; its next token has been drawn.
-    Answering {
-        reused_tokens: usize,
-        answer: Box<DraftedAnswer>,
-        token: u32,
-    },
+    Answering(Box<OpenAnswer>),
 }
 
-/// An answer that waits until its text has been read again.
-struct Resumed {
+/// An answer that has begun and has not ended.
+struct OpenAnswer {
+    /// Tokens of the prompt that were there when it began to be read.
     reused_tokens: usize,
-    answer: Box<DraftedAnswer>,
+    answer: DraftedAnswer,
+    /// The token that was drawn last. The sequence has not read it yet.
     token: u32,
 }
 
@@ -393,10 +391,10 @@ impl Scheduler {
             return false;
         };
         let running = &mut self.running[place];
-        let Some((reused_tokens, answer)) = running.take_answer() else {
+        let Some(open) = running.take_answer() else {
             return false;
         };
-        let report = running.report(reused_tokens, answer, StopReason::Interrupted);
+        let report = running.report(open.reused_tokens, open.answer, StopReason::Interrupted);
         self.end(vec![(place, End::Finished(report))], tell);
         true
     }

@@ -19,10 +19,15 @@ pub(crate) fn fork_pages(sequence: &mut Sequence, options: SequenceOptions) -> R
     Ok(fork)
 }
 
+/// An empty sequence over the same pool as another.
+pub(super) fn beside_with(sequence: &Sequence, options: SequenceOptions) -> Result<Sequence, EngineError> {
+    let (cache, reader) = (sequence.pool().cache(), sequence.attention.reader_beside());
+    Sequence::over(&sequence.setting.engine, cache, reader, options)
+}
+
 /// An empty sequence beside another that turns heads as that does, whatever it reads.
 pub(crate) fn beside_to_measure(sequence: &Sequence, options: SequenceOptions) -> Result<Sequence, EngineError> {
-    let (cache, reader) = (sequence.pool().cache(), sequence.attention.reader_beside());
-    let mut beside = Sequence::over(&sequence.setting.engine, cache, reader, options)?;
+    let mut beside = beside_with(sequence, options)?;
     beside.text.turn = sequence.text.turn;
     beside.text.turn.is_fixed = true;
     Ok(beside)

@@ -33,7 +33,7 @@ use crate::{
     AttentionTime, AttentionWatch, AuditReport, AuditedQuery, Engine, EngineError, PairCount, SequenceOptions,
 };
 pub use checkpoint::Checkpoint;
-use fork::fork_pages;
+use fork::{beside_with, fork_pages};
 use recurrence::Recurrence;
 
 /// Tokens of one text and everything that goes with them: KV pages, policies, recurrent state, the answer under way. A
@@ -201,8 +201,7 @@ impl Sequence {
     /// # Errors
     /// As [`Sequence::new`].
     pub fn beside(&self) -> Result<Self, EngineError> {
-        let (cache, reader) = (self.attention.cache.pool().cache(), self.attention.reader_beside());
-        Self::over(&self.setting.engine, cache, reader, self.setting.options.clone())
+        beside_with(self, self.setting.options.clone())
     }
 
     /// A sequence that goes on from where this one is: both hold the same pages until one of them writes into a copy, and

@@ -129,7 +129,7 @@ fn take_record(sequence: &mut Sequence, record: Record) -> Result<bool, EngineEr
     {
         return Ok(false);
     }
-    // True if a run audits is no part of what made the session.
+    // A session is the same with an audit and without.
     if let (Some(audit), Some(sums)) = (&mut attention.audit, record.audit)
         && !audit.resume(sums)
     {
