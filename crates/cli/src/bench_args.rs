@@ -93,7 +93,7 @@ pub(crate) struct BenchPoliciesArguments {
     /// Element formats of keys and values under the policies
     #[arg(long, value_name = "K[:V]", default_value = "f16")]
     pub(crate) kv_type: String,
-    /// True if few tokens stand out to all queries or none does
+    /// Whether few tokens stand out to all queries or none does
     #[arg(long, value_name = "peaked|random", value_parser = keys, default_value = "peaked")]
     pub(crate) keys: KeyKind,
     /// Queries of a prompt's chunk, where the policy prefers no other number

@@ -7,9 +7,9 @@ use crate::{Place, PlaceKind};
 pub(crate) struct TextBuilder {
     text: String,
     marks: Vec<(usize, PlaceKind)>,
-    /// True if white space stands before what comes next.
+    /// True if white space stands before the next text.
     space: bool,
-    /// Line ends that stand before what comes next.
+    /// Line ends that stand before the next text.
     breaks: usize,
     /// What stands before the next text of a line, such as a list's dash.
     prefix: &'static str,

@@ -132,7 +132,7 @@ struct Paragraphs {
     headings: BTreeSet<String>,
     /// Open elements whose text stands elsewhere as well: for old programs, or at the place from which it was moved.
     repeated: usize,
-    /// True if the paragraph has a heading's style, and what it says.
+    /// Text of the heading that the paragraph is; `None` for other paragraphs.
     heading: Option<String>,
     in_table: usize,
     cells: usize,

@@ -1,4 +1,4 @@
-//! True if what is to be measured has room, asked before anything is allocated.
+//! Room for a measurement, checked before anything is allocated.
 
 use riffle_engine::{Engine, available_memory_bytes, human_bytes};
 

@@ -57,7 +57,7 @@ pub struct OpenedModel {
 pub struct LoadOptions {
     /// Positions stretched in place of the model's own stretching.
     pub rope_scaling: Option<RopeScaling>,
-    /// True if linear layers of bf16 weights round their input on the CPU.
+    /// Rounding of the input of linear layers with bf16 weights on the CPU.
     pub activations: Activations,
     /// Families beside those of this crate, for models in Hugging Face directories.
     pub families: &'static [Family],

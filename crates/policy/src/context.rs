@@ -4,7 +4,7 @@ use std::fmt;
 
 use riffle_attention::{Arithmetic, PageView, Span};
 
-/// True if prompt tokens are read or tokens are generated.
+/// Reading of prompt tokens, or generation of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Phase {
     /// Prompt tokens, in chunks.

@@ -65,7 +65,7 @@ impl Running {
         }
     }
 
-    /// True if a request that makes sense is answered.
+    /// Checks that a request that makes sense is answered.
     fn check_answers(&self) {
         let body = json!({"model": "model", "prompt": "In the beginning", "max_tokens": 2}).to_string();
         let request = requests::post("/v1/completions", &body);

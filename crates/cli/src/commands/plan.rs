@@ -26,7 +26,7 @@ struct RequestsPlan {
     parallel: usize,
     /// Tokens that all of them may hold together, where that is more than one context.
     pool_tokens: Option<usize>,
-    /// What their bodies and texts take at most, which is in the plan's total.
+    /// Memory that the bodies and texts of requests take at most. The total of the plan includes it.
     #[serde(flatten)]
     bytes: RequestsBytes,
 }

@@ -1,4 +1,4 @@
-//! Files nested without end, in the place of those that a command reads: each is refused in a line, and takes no stack.
+//! Commands read files that are nested very deeply. Each command refuses its file in one line and does not overflow the stack.
 
 use std::fs;
 use std::path::Path;

@@ -13,7 +13,8 @@ use crate::attention::state::AttentionState;
 use crate::attention::tiles::Tile;
 
 impl AttentionState {
-    /// What each tile of a chunk reads, and for the second of two phases what it read in the first.
+    /// Returns the selection of each tile of a chunk. With `two_phases` it also returns the selections of the first phase, else an
+    /// empty list.
     pub(super) fn choose(
         &mut self,
         step: &LayerStep,

@@ -15,7 +15,7 @@ use crate::attention::rotation::Rotation;
 use crate::attention::slots::HeadSlot;
 use crate::attention::tiles::{Heads, Tile};
 
-/// What the chunks of a sequence share in one layer of a pass.
+/// Settings of one layer in one pass, the same for all chunks of a sequence.
 #[derive(Debug, Clone)]
 pub(crate) struct LayerStep {
     pub(crate) phase: Phase,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::attention::slots::{HeadSlot, Slot};
 
-/// Pages are freed once they are this part of those that stay, so that what moves costs little a token.
+/// Pages are freed once there is one empty page for this many that stay. Freeing moves tokens; rare moves cost little per token.
 const WORTH: usize = 8;
 
 /// How many tokens have left each (layer, KV head).
@@ -68,7 +68,8 @@ impl Evicted {
         self.evicted_tokens.is_empty()
     }
 
-    /// True if heads that hold `held` tokens, `[layers, kv_heads]`, hold what these left of a sequence of `tokens`.
+    /// True if these counts fit a cache: in each head, evicted tokens and `held` tokens, `[layers, kv_heads]`, add up to the `tokens`
+    /// of the sequence.
     pub(crate) fn leaves(&self, tokens: usize, held: &[usize]) -> bool {
         let evicted = self.evicted_tokens.iter().copied().chain(std::iter::repeat(0));
         let sound = self.is_empty() || self.evicted_tokens.len() == held.len();
@@ -81,7 +82,7 @@ impl Evicted {
     }
 }
 
-/// Where the token of a slot stands in a KV head from which `evicted` tokens before it have left.
+/// Slot of a token within a KV head that has evicted `evicted` tokens before it.
 pub(crate) fn head_slot(Slot(slot): Slot, evicted: usize) -> HeadSlot {
     HeadSlot(slot - evicted)
 }

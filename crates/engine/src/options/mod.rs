@@ -32,7 +32,7 @@ pub struct EngineOptions {
     pub context_tokens: Option<usize>,
     /// Positions stretched beyond what the model was made for, in place of the model's own stretching.
     pub rope_scaling: Option<RopeScaling>,
-    /// True if linear layers of bf16 weights round their input on the CPU, which reads prompts at twice the speed and moves
+    /// Rounding of the input of linear layers with bf16 weights on the CPU: it reads prompts at twice the speed and moves
     /// logits by some 1e-2. Other weights are not concerned: quantised ones round their input to 8 bits in any case.
     pub activations: Activations,
     /// What attention of prompt tokens does with what it multiplies. Rounded, hidden states after the first layer differ, and so

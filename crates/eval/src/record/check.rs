@@ -1,4 +1,4 @@
-//! True if a record can be what a measurement found: the page and its pictures rely on it.
+//! Checks that a record can come from a measurement: the page and its pictures rely on it.
 
 use super::{ComparisonTable, NeedleTable, PerplexityTable, Record, Results, RulerTable};
 use crate::statistics::Interval;

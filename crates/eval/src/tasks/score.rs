@@ -1,4 +1,4 @@
-//! True if an answer holds what it should.
+//! Scores of answers against expected texts.
 
 /// RULER's `string_match_all`: the share of the expected strings that occur in the answer, case aside.
 pub(crate) fn match_all(answer: &str, expected: &[String]) -> f64 {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(120);
 
-/// True if a store may be asked. It is paused by a failure, the longer the more of them follow each other; after a pause one
+/// Decides if a store may be asked. It is paused by a failure, the longer the more of them follow each other; after a pause one
 /// operation tries, and what becomes of it decides.
 #[derive(Debug, Default)]
 pub(super) struct Breaker {

@@ -14,7 +14,7 @@ pub trait BlockStore: Debug + Send + Sync {
     /// Names that [`contains`](Self::contains) asks for in about the time of one.
     fn names_per_question(&self) -> usize;
 
-    /// True if there are bytes under each of these names.
+    /// For each of these names, true if there are bytes under it.
     ///
     /// # Errors
     /// [`StoreError`].

@@ -18,7 +18,7 @@ use crate::asking::prompt::{Conversation, encode, render, take_variables};
 use crate::failure::{Failure, Shape};
 use crate::tokenising::Wanted;
 
-/// True if the server is there.
+/// Says that the server is there.
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
     match app.driver.is_alive() {
         true => Json(json!({"status": "ok"})).into_response(),
@@ -26,7 +26,7 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
     }
 }
 
-/// True if it takes a request now.
+/// Says if it takes a request now.
 pub(crate) async fn ready(State(app): State<Arc<App>>) -> Response {
     match app.driver.is_alive() && app.driver.taken() < app.options.limits.requests {
         true => Json(json!({"status": "ready"})).into_response(),

@@ -83,7 +83,7 @@ fn documents_of(path: &Path) -> Result<Vec<Document>, Failure> {
 struct Talk {
     conversation: Conversation,
     stop: StopAnswer,
-    /// True if standard output takes what is written.
+    /// The first failure of standard output, after which nothing is written.
     output: Result<(), Failure>,
 }
 
