@@ -128,13 +128,15 @@ pub(crate) fn choose(
     }
     (options.prefill, options.decode) = (prefill.rules.clone(), decode.rules.clone());
     let wide = need.wide().min(limit);
-    let contexts = match given.context {
-        true => vec![limit],
-        false => vec![wide, need.least().min(limit)],
+    let contexts = if given.context {
+        vec![limit]
+    } else {
+        vec![wide, need.least().min(limit)]
     };
-    let formats: &[Option<Format>] = match given.format {
-        true => &[None],
-        false => &[Some(Format::F16), Some(Format::Q8_0)],
+    let formats: &[Option<Format>] = if given.format {
+        &[None]
+    } else {
+        &[Some(Format::F16), Some(Format::Q8_0)]
     };
     let mut refusal = None;
     for format in formats {
@@ -174,9 +176,10 @@ fn described(engine: &Engine, need: Need, format_reason: String, policies: [Chos
         documents: need.documents,
         document_tokens: need.document_tokens,
         context_tokens: engine.plan().context_tokens,
-        kv_format: match formats[0] == formats[1] {
-            true => formats[0].to_owned(),
-            false => formats.join(":"),
+        kv_format: if formats[0] == formats[1] {
+            formats[0].to_owned()
+        } else {
+            formats.join(":")
         },
         format_reason,
         prefill: options.prefill.to_string(),
@@ -201,15 +204,16 @@ fn context_limit(engine: &Engine, wanted: &EngineOptions, given: Given, need: Ne
     let maximum = engine.model().config().max_position;
     let asked = wanted.context_tokens.filter(|_| given.context);
     let limit = asked.unwrap_or(maximum);
-    match need.least() > limit {
-        true => Err(AskError::TooLong {
+    if need.least() > limit {
+        Err(AskError::TooLong {
             documents: need.document_tokens,
             rest: need.least() - need.document_tokens,
             limit,
             is_given: asked.is_some(),
             maximum,
-        }),
-        false => Ok(limit),
+        })
+    } else {
+        Ok(limit)
     }
 }
 
@@ -253,8 +257,9 @@ fn prefill_policy(
 
 /// What writes the answers: what was given, else full attention.
 fn decode_policy(wanted: &EngineOptions, is_given: bool) -> ChosenPolicy {
-    match is_given {
-        true => ChosenPolicy::as_asked(&wanted.decode),
-        false => ChosenPolicy::new(PolicySpec::full(), "faster policies lose facts"),
+    if is_given {
+        ChosenPolicy::as_asked(&wanted.decode)
+    } else {
+        ChosenPolicy::new(PolicySpec::full(), "faster policies lose facts")
     }
 }

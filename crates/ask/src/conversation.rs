@@ -262,20 +262,20 @@ impl Conversation {
             return Ok(());
         }
         let held = self.session.tokens().len();
-        Err(match self.turns.is_empty() {
-            true => self
-                .engine
+        Err(if self.turns.is_empty() {
+            self.engine
                 .check_context(
                     "the documents with the question",
                     prompt.tokens.len() + LEAST_ANSWER_TOKENS,
                 )
                 .err()
-                .map_or(AskError::EmptyQuestion, AskError::Engine),
-            false => AskError::ConversationFull {
+                .map_or(AskError::EmptyQuestion, AskError::Engine)
+        } else {
+            AskError::ConversationFull {
                 held,
                 needed: prompt.tokens.len() + LEAST_ANSWER_TOKENS - held.min(prompt.tokens.len()),
                 context,
-            },
+            }
         })
     }
 
@@ -390,9 +390,10 @@ fn text_bytes(documents: &[Document], options: &EngineOptions) -> Result<u64, As
         .iter()
         .map(|document| document.text.len() + document.name.len() + 16);
     let (bytes, limit_bytes) = (bytes.sum::<usize>() as u64, largest_text_bytes(options));
-    match bytes > limit_bytes {
-        true => Err(AskError::TooMuchText { bytes, limit_bytes }),
-        false => Ok(bytes),
+    if bytes > limit_bytes {
+        Err(AskError::TooMuchText { bytes, limit_bytes })
+    } else {
+        Ok(bytes)
     }
 }
 

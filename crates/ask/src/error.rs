@@ -70,19 +70,21 @@ impl From<ModelError> for AskError {
 }
 
 fn holds(limit: usize, is_given: bool) -> String {
-    match is_given {
-        true => format!("`context_tokens` holds {limit}"),
-        false => format!("the model was made for {limit}"),
+    if is_given {
+        format!("`context_tokens` holds {limit}")
+    } else {
+        format!("the model was made for {limit}")
     }
 }
 
 /// The advice to stretch positions, where more are needed than the model has.
 fn stretch(needed: usize, maximum: usize) -> String {
-    match needed > maximum {
-        true => format!(
+    if needed > maximum {
+        format!(
             "`rope_scaling=yarn:factor={}` `context_tokens={needed}`, ",
             needed.div_ceil(maximum.max(1)).max(2)
-        ),
-        false => String::new(),
+        )
+    } else {
+        String::new()
     }
 }

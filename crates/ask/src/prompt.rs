@@ -53,9 +53,10 @@ impl PromptMaker {
         let mut body = String::new();
         for (document, text) in documents.iter().zip(&texts) {
             let name = document.name.replace(|c: char| c.is_control(), " ");
-            let _ = match has_template {
-                true => write!(body, "Document: {name}\n\n{text}\n\n"),
-                false => write!(body, "{name}\n\n{text}\n\n"),
+            let _ = if has_template {
+                write!(body, "Document: {name}\n\n{text}\n\n")
+            } else {
+                write!(body, "{name}\n\n{text}\n\n")
             };
         }
         if system.is_some() && !has_template {

@@ -145,9 +145,10 @@ impl<V: Visible> Call<'_, V> {
     /// The tile whose first row is row `first` of `total`.
     pub(crate) fn tile(&self, first: usize, total: usize) -> Tile {
         let integers = self.fused() && self.quantised;
-        let most = match integers {
-            true => self.level.integer_rows(),
-            false => self.level.tile_rows(),
+        let most = if integers {
+            self.level.integer_rows()
+        } else {
+            self.level.tile_rows()
         };
         let rows = (total - first).min(most);
         let width = tile_width(self.level, rows, integers);

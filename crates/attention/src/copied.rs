@@ -126,12 +126,13 @@ fn runs(moved: Moved, mut each: impl FnMut(usize, usize, Lanes)) {
     while done < tokens {
         let first = (slot + done) % LANES;
         let left = tokens - done;
-        let lanes = match first == 0 && left >= LANES {
-            true => Lanes::Whole(left / LANES),
-            false => Lanes::Part {
+        let lanes = if first == 0 && left >= LANES {
+            Lanes::Whole(left / LANES)
+        } else {
+            Lanes::Part {
                 first,
                 end: (first + left).min(LANES),
-            },
+            }
         };
         each((slot + done) / LANES, (from_slot + done) / LANES, lanes);
         done += match lanes {
@@ -244,9 +245,12 @@ mod tests {
     fn check<T: Copy + PartialEq + core::fmt::Debug>(case: Case, mark: T, plane: fn(Format, &mut [T]) -> PlaneMut<'_>) {
         let Case { format, keys, .. } = case;
         let rows = noise(3, SOURCE_TOKENS * HEAD_DIM);
-        let write = |plane: &mut PlaneMut, slot, tokens, rows: &[f32]| match keys {
-            true => write_keys(plane, HEAD_DIM, slot, tokens, rows, HEAD_DIM),
-            false => write_values(plane, HEAD_DIM, slot, tokens, rows, HEAD_DIM),
+        let write = |plane: &mut PlaneMut, slot, tokens, rows: &[f32]| {
+            if keys {
+                write_keys(plane, HEAD_DIM, slot, tokens, rows, HEAD_DIM)
+            } else {
+                write_values(plane, HEAD_DIM, slot, tokens, rows, HEAD_DIM)
+            }
         };
         let copy = if keys { copy_keys } else { copy_values };
         let mut found = vec![mark; format.plane_len(PAGE, HEAD_DIM)];

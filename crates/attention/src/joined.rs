@@ -130,9 +130,10 @@ impl Candidate<'_> {
         let pairs = a.kv.pages.iter().zip(b.kv.pages);
         let alike = pairs.take_while(|(a, b)| a.start + a.tokens <= limit && same_memory(a, b));
         let pages = alike.count();
-        match tokens_read(a.selection, &a.kv.pages[..pages]) < LEAST_TOKENS {
-            true => 0,
-            false => pages,
+        if tokens_read(a.selection, &a.kv.pages[..pages]) < LEAST_TOKENS {
+            0
+        } else {
+            pages
         }
     }
 }

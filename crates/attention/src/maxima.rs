@@ -66,9 +66,12 @@ impl BlockMaxima {
         self.round(queries, options.scale);
         self.maxima.clear();
         self.maxima.resize(self.count * self.blocks, f32::NEG_INFINITY);
-        let visible = |query: usize| match options.causal {
-            true => (queries.start + query / queries.group + 1).min(tokens),
-            false => tokens,
+        let visible = |query: usize| {
+            if options.causal {
+                (queries.start + query / queries.group + 1).min(tokens)
+            } else {
+                tokens
+            }
         };
         for page in kv.pages.iter().take_while(|page| page.start < tokens) {
             let within = page.tokens.min(tokens - page.start);

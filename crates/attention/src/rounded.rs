@@ -59,11 +59,13 @@ impl<V: Visible> Call<'_, V> {
     /// The queries of a tile, as they are.
     fn rows_of(&self, queries: QueryBlock, tile: &Tile) -> [&[f32]; 12] {
         let group = self.queries.group;
-        core::array::from_fn(|r| match r < tile.rows {
-            true => self
-                .queries
-                .query(queries.first + (tile.first + r) / group, (tile.first + r) % group),
-            false => &[],
+        core::array::from_fn(|r| {
+            if r < tile.rows {
+                self.queries
+                    .query(queries.first + (tile.first + r) / group, (tile.first + r) % group)
+            } else {
+                &[]
+            }
         })
     }
 

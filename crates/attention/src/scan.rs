@@ -73,9 +73,12 @@ impl Scan {
         let rows = (0..queries.rows).flat_map(|row| (0..queries.group).map(move |head| queries.query(row, head)));
         self.scorer.set(rows, queries.head_dim, options.scale)?;
         let weights = &mut self.weights[self.skip..];
-        let visible = |query: usize| match options.causal {
-            true => (queries.start + query / queries.group + 1).min(tokens),
-            false => tokens,
+        let visible = |query: usize| {
+            if options.causal {
+                (queries.start + query / queries.group + 1).min(tokens)
+            } else {
+                tokens
+            }
         };
         self.tops.clear();
         self.tops.resize(count, f32::NEG_INFINITY);

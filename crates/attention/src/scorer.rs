@@ -100,9 +100,10 @@ impl Scorer {
         let mut first = 0;
         self.int8.clear();
         let integers = self.in_integers(level);
-        let most = match integers {
-            true => level.integer_rows(),
-            false => level.tile_rows(),
+        let most = if integers {
+            level.integer_rows()
+        } else {
+            level.tile_rows()
         };
         for rows in rows.chunks(most) {
             let width = tile_width(level, rows.len(), integers);
@@ -170,14 +171,15 @@ impl Scorer {
             let tokens = (slots.end - first).min(KEY_BLOCK);
             let block = stripes_of(*keys, first, tokens, self.head_dim);
             let next = first + KEY_BLOCK;
-            let ahead = match next < slots.end {
-                true => Some(stripes_of(
+            let ahead = if next < slots.end {
+                Some(stripes_of(
                     *keys,
                     next,
                     (slots.end - next).min(KEY_BLOCK),
                     self.head_dim,
-                )),
-                false => ahead.copied(),
+                ))
+            } else {
+                ahead.copied()
             };
             self.block(block, tokens, ahead, &mut out[first - slots.start..], out_stride);
         }
@@ -236,10 +238,7 @@ impl Scorer {
         out_stride: usize,
     ) {
         let integers = self.in_integers(level);
-        let ahead = match pack.first == 0 {
-            true => block.ahead,
-            false => Ahead::default(),
-        };
+        let ahead = if pack.first == 0 { block.ahead } else { Ahead::default() };
         let (head_dim, slots) = (self.head_dim, block.slots);
         let vectors = &self.vectors[pack.at..pack.at + R * head_dim].as_chunks::<R>().0[..head_dim];
         let scores = aligned(&mut self.scores, R * KEY_BLOCK).as_chunks_mut::<KEY_BLOCK>().0;

@@ -57,9 +57,10 @@ impl<V: Visible> Call<'_, V> {
             union,
             places: None,
         };
-        match gathered {
-            true => self.gathered_tiles(workspace, block, part, output),
-            false => self.tiles(workspace, block, &part, output),
+        if gathered {
+            self.gathered_tiles(workspace, block, part, output)
+        } else {
+            self.tiles(workspace, block, &part, output)
         }
     }
 
@@ -137,9 +138,10 @@ impl<V: Visible> Call<'_, V> {
                     bias: part.biased.then_some(&bias),
                     keys_in_place,
                     values_in_place,
-                    ahead: match self.looks_ahead(total) {
-                        true => self.ahead(block, slots, &tile, total, keys_only),
-                        false => Default::default(),
+                    ahead: if self.looks_ahead(total) {
+                        self.ahead(block, slots, &tile, total, keys_only)
+                    } else {
+                        Default::default()
                     },
                     places: part.places,
                     ..part.work(tile, packed, slots, bits, group)
@@ -202,9 +204,12 @@ impl<V: Visible> Call<'_, V> {
         };
         let tokens = (end.stripe - begin.stripe) * LANES + end.tokens;
         let read = |plane| stripes_of(plane, begin.stripe * LANES, tokens, self.kv.head_dim);
-        let lead = |plane: Plane<'b>, in_place: bool| match in_place {
-            true => with_lead(self.level, plane),
-            false => (plane, usize::MAX),
+        let lead = |plane: Plane<'b>, in_place: bool| {
+            if in_place {
+                with_lead(self.level, plane)
+            } else {
+                (plane, usize::MAX)
+            }
         };
         let keys_lead = |keys: Plane<'b>| lead(keys, self.reads_keys_in_place(keys.format(), total));
         let values_lead = |values: Plane<'b>| lead(values, self.reads_values_in_place(values.format(), total));

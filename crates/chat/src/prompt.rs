@@ -52,12 +52,13 @@ pub(crate) fn with_documents(documents: &[Document], message: &str, says_names: 
     let mut text = String::new();
     for document in documents {
         let body = document.text.trim_end();
-        text += &match says_names {
-            true => format!(
+        text += &if says_names {
+            format!(
                 "The file {}:\n\n{body}\n\nThe end of {}.\n\n",
                 document.name, document.name
-            ),
-            false => format!("{body}\n"),
+            )
+        } else {
+            format!("{body}\n")
         };
     }
     text + message

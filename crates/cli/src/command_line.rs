@@ -20,9 +20,12 @@ pub fn command() -> clap::Command {
 /// Lets `-1` be the value of an option, so that a number out of range is refused as one.
 fn take_negative_numbers(command: clap::Command) -> clap::Command {
     command
-        .mut_args(|argument| match argument.get_action().takes_values() {
-            true => argument.allow_negative_numbers(true),
-            false => argument,
+        .mut_args(|argument| {
+            if argument.get_action().takes_values() {
+                argument.allow_negative_numbers(true)
+            } else {
+                argument
+            }
         })
         .mut_subcommands(take_negative_numbers)
 }
@@ -44,9 +47,12 @@ pub(crate) fn parse_of<A: CommandFactory + FromArgMatches>(
 ) -> Result<A, Failure> {
     let matches = take_negative_numbers(A::command()).try_get_matches_from(llama_cpp::spelled_for_clap(arguments));
     let parsed = matches.and_then(|matches| A::from_arg_matches(&matches));
-    parsed.map_err(|error| match asks_for_help(&error) {
-        true => print_help(&error),
-        false => Failure::usage(&error),
+    parsed.map_err(|error| {
+        if asks_for_help(&error) {
+            print_help(&error)
+        } else {
+            Failure::usage(&error)
+        }
     })
 }
 
@@ -112,9 +118,10 @@ fn in_our_words(error: &clap::Error, command: Option<&str>) -> Option<String> {
     let first = arguments.first()?;
     match error.kind() {
         ErrorKind::MissingRequiredArgument => {
-            let models = match arguments.iter().any(|argument| argument.starts_with("--model ")) {
-                true => "; riffle list shows the models that are here, riffle pull gets one",
-                false => "",
+            let models = if arguments.iter().any(|argument| argument.starts_with("--model ")) {
+                "; riffle list shows the models that are here, riffle pull gets one"
+            } else {
+                ""
             };
             Some(format!(
                 "{} needs {}{models}",
@@ -182,9 +189,10 @@ fn refused_value(error: &clap::Error) -> Option<String> {
         return None;
     };
     let argument = argument.split(' ').next().unwrap_or(argument);
-    let value = match value.is_empty() || value.contains(|c: char| c.is_whitespace() || c.is_control()) {
-        true => format!("{value:?}"),
-        false => value.to_owned(),
+    let value = if value.is_empty() || value.contains(|c: char| c.is_whitespace() || c.is_control()) {
+        format!("{value:?}")
+    } else {
+        value.to_owned()
     };
     Some(format!("{argument} is {value}, but {why}"))
 }

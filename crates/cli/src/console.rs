@@ -57,9 +57,10 @@ pub(crate) fn aside(text: impl Display) {
     let _ = end_line();
     let text = text.to_string();
     let shown = shown::shown(&text);
-    let _ = match has_colours(&io::stderr()) {
-        true => writeln!(io::stderr().lock(), "\u{1b}[2m{shown}\u{1b}[0m"),
-        false => writeln!(io::stderr().lock(), "{shown}"),
+    let _ = if has_colours(&io::stderr()) {
+        writeln!(io::stderr().lock(), "\u{1b}[2m{shown}\u{1b}[0m")
+    } else {
+        writeln!(io::stderr().lock(), "{shown}")
     };
 }
 
@@ -71,8 +72,9 @@ pub(crate) fn has_colours(stream: &impl IsTerminal) -> bool {
 
 /// Ends the line of standard output that an answer left open.
 pub(crate) fn end_line() -> Result<(), Failure> {
-    match LINE_IS_OPEN.load(Ordering::Relaxed) {
-        true => print("\n"),
-        false => Ok(()),
+    if LINE_IS_OPEN.load(Ordering::Relaxed) {
+        print("\n")
+    } else {
+        Ok(())
     }
 }

@@ -57,12 +57,13 @@ impl Failure {
     /// Arguments that are not accepted.
     pub(crate) fn usage(error: &clap::Error) -> Self {
         let failure = Self::new(command_line::one_line(error));
-        match command_line::refuses_a_value(error) {
-            true => failure,
-            false => Self {
+        if command_line::refuses_a_value(error) {
+            failure
+        } else {
+            Self {
                 status: Self::MISSPELLED,
                 ..failure
-            },
+            }
         }
     }
 

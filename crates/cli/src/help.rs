@@ -39,9 +39,12 @@ pub(crate) fn laid_out(command: Command) -> Command {
 
 /// Leaves options out of the short help.
 fn without(command: Command, names: &[&str]) -> Command {
-    command.mut_args(|argument: Arg| match names.contains(&argument.get_id().as_str()) {
-        true => argument.hide_short_help(true),
-        false => argument,
+    command.mut_args(|argument: Arg| {
+        if names.contains(&argument.get_id().as_str()) {
+            argument.hide_short_help(true)
+        } else {
+            argument
+        }
     })
 }
 

@@ -100,10 +100,7 @@ fn resolved(path: PathBuf) -> Result<PathBuf, String> {
 /// The model that a text names; `None` for what reads like a path.
 fn named(text: &str) -> Option<ModelName> {
     let is_file = text.matches('/').count() == 1 && (text.ends_with(".gguf") || text.ends_with(".safetensors"));
-    match is_file {
-        true => None,
-        false => text.parse().ok(),
-    }
+    if is_file { None } else { text.parse().ok() }
 }
 
 #[cfg(test)]

@@ -25,9 +25,12 @@ pub(crate) struct StopAnswer {
 /// Calls `stop` at the first Ctrl-C; the second ends the process.
 pub(crate) fn on_interrupt(stop: impl Fn() + Send + 'static) -> Result<(), Failure> {
     let asked = AtomicBool::new(false);
-    ctrlc::set_handler(move || match asked.swap(true, Ordering::Relaxed) {
-        true => std::process::exit(130),
-        false => stop(),
+    ctrlc::set_handler(move || {
+        if asked.swap(true, Ordering::Relaxed) {
+            std::process::exit(130)
+        } else {
+            stop()
+        }
     })
     .map_err(|error| Failure::new(format!("cannot listen for Ctrl-C: {error}")))
 }
@@ -78,8 +81,9 @@ impl StopAnswer {
 }
 
 fn flow(asked: &AtomicBool) -> ControlFlow<()> {
-    match asked.load(Ordering::Relaxed) {
-        true => ControlFlow::Break(()),
-        false => ControlFlow::Continue(()),
+    if asked.load(Ordering::Relaxed) {
+        ControlFlow::Break(())
+    } else {
+        ControlFlow::Continue(())
     }
 }

@@ -169,12 +169,11 @@ impl PullDisplay {
         );
         let (then, before) = self.samples.front().copied().unwrap_or((now, progress.bytes_done));
         let rate = progress.bytes_done.saturating_sub(before) as f64 / (now - then).as_secs_f64().max(1e-3);
-        match rate >= 1.0 && now - then > Duration::from_secs(1) {
-            false => format!("{of}, {file}"),
-            true => {
-                let left = (progress.bytes.saturating_sub(progress.bytes_done)) as f64 / rate;
-                format!("{of}, {}/s, {left:.0} s left, {file}", human_bytes(rate as u64))
-            }
+        if !(rate >= 1.0 && now - then > Duration::from_secs(1)) {
+            format!("{of}, {file}")
+        } else {
+            let left = (progress.bytes.saturating_sub(progress.bytes_done)) as f64 / rate;
+            format!("{of}, {}/s, {left:.0} s left, {file}", human_bytes(rate as u64))
         }
     }
 

@@ -88,9 +88,10 @@ impl ServingArguments {
                 return name.repository();
             }
             let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-            let name = match path.is_dir() {
-                true => path.file_name(),
-                false => path.file_stem(),
+            let name = if path.is_dir() {
+                path.file_name()
+            } else {
+                path.file_stem()
             };
             name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
         };

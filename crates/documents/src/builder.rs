@@ -48,13 +48,12 @@ impl TextBuilder {
 
     /// A place begins with what comes next.
     pub(crate) fn mark(&mut self, kind: PlaceKind) {
-        let at = match self.text.is_empty() || self.breaks == 0 {
-            true => self.text.len(),
-            false => {
-                // The line ends belong to what came before.
-                self.write_breaks();
-                self.text.len()
-            }
+        let at = if self.text.is_empty() || self.breaks == 0 {
+            self.text.len()
+        } else {
+            // The line ends belong to what came before.
+            self.write_breaks();
+            self.text.len()
         };
         self.marks.push((at, kind));
     }
@@ -75,9 +74,10 @@ impl TextBuilder {
     /// Names the heading that was marked last; one without a name is no place.
     pub(crate) fn name_last(&mut self, name: String) {
         let last = self.marks.len();
-        match name.is_empty() {
-            true => drop(self.marks.pop()),
-            false => self.name(last, name),
+        if name.is_empty() {
+            drop(self.marks.pop())
+        } else {
+            self.name(last, name)
         }
     }
 

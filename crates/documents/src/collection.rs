@@ -108,12 +108,13 @@ fn read_folder(
             Err(error) => collection.left_out.failures.push(error.to_string()),
         }
     }
-    match collection.documents.len() > documents_before {
-        true => Ok(()),
-        false => Err(DocumentError::EmptyFolder {
+    if collection.documents.len() > documents_before {
+        Ok(())
+    } else {
+        Err(DocumentError::EmptyFolder {
             name: name.to_owned(),
             left_out: collection.left_out.count() - left_out_before,
-        }),
+        })
     }
 }
 

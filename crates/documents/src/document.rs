@@ -95,8 +95,9 @@ impl Document {
 }
 
 fn numbers(what: &str, first: usize, last: usize) -> String {
-    match first == last {
-        true => format!("{what} {first}"),
-        false => format!("{what}s {first}–{last}"),
+    if first == last {
+        format!("{what} {first}")
+    } else {
+        format!("{what}s {first}–{last}")
     }
 }

@@ -13,12 +13,13 @@ pub(crate) fn decode(name: &str, bytes: &[u8]) -> Result<String, DocumentError> 
         && encoding != UTF_8
     {
         let (text, _, is_wrong) = encoding.decode(bytes);
-        return match is_wrong {
-            false => Ok(text.into_owned()),
-            true => Err(DocumentError::NotUtf8 {
+        return if !is_wrong {
+            Ok(text.into_owned())
+        } else {
+            Err(DocumentError::NotUtf8 {
                 name: name.to_owned(),
                 at: 0,
-            }),
+            })
         };
     }
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
@@ -54,9 +55,10 @@ fn named(start: &[u8]) -> Option<&'static Encoding> {
     };
     let found = value("charset=").or_else(|| value("encoding="))?;
     // A page that names UTF-16 in single bytes is not in UTF-16.
-    Some(match found == UTF_16LE || found == UTF_16BE {
-        true => UTF_8,
-        false => found,
+    Some(if found == UTF_16LE || found == UTF_16BE {
+        UTF_8
+    } else {
+        found
     })
 }
 

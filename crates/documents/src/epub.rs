@@ -145,9 +145,10 @@ fn titles(archive: &mut Archive<'_>, package: &Package) -> Result<BTreeMap<Strin
             }
         };
         // A table of contents that cannot be read costs titles alone.
-        let _ = match item.is_navigation {
-            true => links(&bytes, &mut add),
-            false => points(&bytes, &mut add),
+        let _ = if item.is_navigation {
+            links(&bytes, &mut add)
+        } else {
+            points(&bytes, &mut add)
         };
     }
     Ok(titles)

@@ -46,12 +46,13 @@ pub(crate) fn read(name: &str, bytes: &[u8], limits: &Limits) -> Result<Document
     }
     let (text, places) = builder.finish();
     if text.is_empty() {
-        return Err(match lost.len() == numbers.len() {
-            true => DocumentError::damaged(name, DocumentKind::Pdf, "no page of it can be parsed"),
-            false => DocumentError::NoText {
+        return Err(if lost.len() == numbers.len() {
+            DocumentError::damaged(name, DocumentKind::Pdf, "no page of it can be parsed")
+        } else {
+            DocumentError::NoText {
                 name: name.to_owned(),
                 pages: numbers.len(),
-            },
+            }
         });
     }
     Ok(Document {
@@ -91,12 +92,11 @@ fn load(name: &str, bytes: &[u8]) -> Result<Arc<PdfDocument>, DocumentError> {
 /// Adds the lines of a page; empty lines part paragraphs.
 fn add_page(builder: &mut TextBuilder, text: &str) {
     for line in text.lines() {
-        match line.trim().is_empty() {
-            true => builder.end_line(2),
-            false => {
-                builder.flow(line);
-                builder.end_line(1);
-            }
+        if line.trim().is_empty() {
+            builder.end_line(2)
+        } else {
+            builder.flow(line);
+            builder.end_line(1);
         }
     }
 }
@@ -106,10 +106,7 @@ fn warning(lost: &[u32], pages: usize) -> Option<String> {
         return None;
     }
     let named: Vec<String> = lost.iter().take(NAMED_PAGES).map(u32::to_string).collect();
-    let more = match lost.len() > NAMED_PAGES {
-        true => " and others",
-        false => "",
-    };
+    let more = if lost.len() > NAMED_PAGES { " and others" } else { "" };
     Some(format!(
         "{} of {pages} pages could not be read whole: {}{more}",
         lost.len(),

@@ -110,8 +110,8 @@ fn write_model(folder: &Path, hidden: usize, linear: [bool; LAYERS]) -> Result<(
         ("model.norm.weight".to_owned(), vec![hidden]),
     ];
     for (layer, linear) in linear.into_iter().enumerate() {
-        let parts: &[(&str, Vec<usize>)] = match linear {
-            true => &[
+        let parts: &[(&str, Vec<usize>)] = if linear {
+            &[
                 ("linear_attn.in_proj_qkv.weight", vec![channels, hidden]),
                 ("linear_attn.in_proj_z.weight", vec![values, hidden]),
                 ("linear_attn.in_proj_b.weight", vec![value_heads, hidden]),
@@ -121,15 +121,16 @@ fn write_model(folder: &Path, hidden: usize, linear: [bool; LAYERS]) -> Result<(
                 ("linear_attn.dt_bias", vec![value_heads]),
                 ("linear_attn.norm.weight", vec![LINEAR_HEAD_DIM]),
                 ("linear_attn.out_proj.weight", vec![hidden, values]),
-            ],
-            false => &[
+            ]
+        } else {
+            &[
                 ("self_attn.q_proj.weight", vec![2 * heads * HEAD_DIM, hidden]),
                 ("self_attn.k_proj.weight", vec![kv_heads * HEAD_DIM, hidden]),
                 ("self_attn.v_proj.weight", vec![kv_heads * HEAD_DIM, hidden]),
                 ("self_attn.o_proj.weight", vec![hidden, heads * HEAD_DIM]),
                 ("self_attn.q_norm.weight", vec![HEAD_DIM]),
                 ("self_attn.k_norm.weight", vec![HEAD_DIM]),
-            ],
+            ]
         };
         let around = [
             ("input_layernorm.weight", vec![hidden]),

@@ -148,9 +148,10 @@ impl PredictorRows {
 
     /// The hidden state of the last of `tokens` tokens, where it waits for the next token; it waits no more.
     pub(crate) fn take_last(&mut self, tokens: usize) -> Option<Vec<f32>> {
-        match self.waiting() == 1 && self.first_state + 1 == tokens {
-            true => Some(std::mem::take(&mut self.states)),
-            false => None,
+        if self.waiting() == 1 && self.first_state + 1 == tokens {
+            Some(std::mem::take(&mut self.states))
+        } else {
+            None
         }
     }
 
@@ -178,10 +179,7 @@ impl PredictorRows {
             }
             pass.append_normed(taken, &mut self.states);
         }
-        match is_prompt {
-            true => self.read(forward, tokens),
-            false => Ok(()),
-        }
+        if is_prompt { self.read(forward, tokens) } else { Ok(()) }
     }
 
     /// Makes rows of the states whose next token is among `tokens`, which the sequence holds.

@@ -259,9 +259,12 @@ fn ranges(text: Option<&str>) -> Result<Vec<RangeInclusive<usize>>, EngineError>
 }
 
 fn ranges_text(ranges: &[RangeInclusive<usize>]) -> Option<String> {
-    let texts = ranges.iter().map(|range| match range.start() == range.end() {
-        true => range.start().to_string(),
-        false => format!("{}-{}", range.start(), range.end()),
+    let texts = ranges.iter().map(|range| {
+        if range.start() == range.end() {
+            range.start().to_string()
+        } else {
+            format!("{}-{}", range.start(), range.end())
+        }
     });
     (!ranges.is_empty()).then(|| texts.collect::<Vec<_>>().join("+"))
 }

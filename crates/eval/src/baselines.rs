@@ -95,9 +95,10 @@ pub fn parse_policy(text: &str) -> Result<PolicyRules, PolicyError> {
 /// Reads a policy of the catalogue, the baselines or `more`.
 pub(crate) fn parse_among(text: &str, more: &'static [PolicyInfo]) -> Result<PolicySpec, PolicyError> {
     let name = text.split(':').next().unwrap_or_default().trim().to_ascii_lowercase();
-    match more.iter().any(|info| info.name == name) {
-        true => PolicySpec::parse_among(text, more),
-        false => PolicySpec::parse_among(text, &BASELINES),
+    if more.iter().any(|info| info.name == name) {
+        PolicySpec::parse_among(text, more)
+    } else {
+        PolicySpec::parse_among(text, &BASELINES)
     }
 }
 

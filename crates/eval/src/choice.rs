@@ -142,9 +142,10 @@ impl PolicyChoice {
         if policy.from_tokens().is_none() && !policy.info().traits.dense && !spec.contains("from=") {
             policy = policy.with("from", "0").map_err(wrong)?;
         }
-        let phase = phase.unwrap_or(match policy.info().supports(Phase::Prefill) {
-            true => Phase::Prefill,
-            false => Phase::Decode,
+        let phase = phase.unwrap_or(if policy.info().supports(Phase::Prefill) {
+            Phase::Prefill
+        } else {
+            Phase::Decode
         });
         riffle_policy::build(&policy, phase).map_err(wrong)?;
         Ok(Self {

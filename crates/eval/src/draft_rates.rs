@@ -121,9 +121,10 @@ impl DraftRateOptions {
             ));
         }
         let deepest = self.depths.iter().copied().max().unwrap_or(0);
-        let read_beside = match self.drafts.iter().any(|draft| draft.model().is_some()) {
-            true => passes_of_small_model(deepest),
-            false => 0,
+        let read_beside = if self.drafts.iter().any(|draft| draft.model().is_some()) {
+            passes_of_small_model(deepest)
+        } else {
+            0
         };
         let needed = deepest.saturating_add(self.question.len() + self.generated_tokens.max(read_beside));
         check_context(engine, "the largest --depth, the question and -n together", needed)

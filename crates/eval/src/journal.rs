@@ -179,9 +179,10 @@ fn differ(name: &str, known: Option<&Value>, about: Option<&Value>, differing: &
     }
     let name = if name.is_empty() { "what is measured" } else { name };
     let (known, about) = (shortened(known), shortened(about));
-    differing.push(match known == about {
-        true => format!("{name} differs"),
-        false => format!("{name}: {known} there, {about} here"),
+    differing.push(if known == about {
+        format!("{name} differs")
+    } else {
+        format!("{name}: {known} there, {about} here")
     });
 }
 

@@ -33,9 +33,10 @@ fn trimmed(value: f64, digits: usize) -> String {
     let before = value.abs().log10().floor() as i32 + 1;
     let decimals = (digits as i32 - before).clamp(0, 6) as usize;
     let text = format!("{value:.decimals$}");
-    match text.contains('.') {
-        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
-        false => text,
+    if text.contains('.') {
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    } else {
+        text
     }
 }
 
@@ -51,9 +52,10 @@ pub(crate) fn percent(share: f64) -> String {
 
 /// Milliseconds, or seconds where they are many.
 pub(crate) fn milliseconds(time_ms: f64) -> String {
-    match time_ms >= 10_000.0 {
-        true => format!("{} s", trimmed(time_ms / 1e3, 3)),
-        false => format!("{} ms", trimmed(time_ms, 3)),
+    if time_ms >= 10_000.0 {
+        format!("{} s", trimmed(time_ms / 1e3, 3))
+    } else {
+        format!("{} ms", trimmed(time_ms, 3))
     }
 }
 

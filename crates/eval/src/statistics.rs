@@ -124,9 +124,10 @@ impl Paired {
 impl fmt::Display for Paired {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { better, worse, p } = self;
-        match *p < 0.001 {
-            true => write!(f, "{better} / {worse}, <0.001"),
-            false => write!(f, "{better} / {worse}, {p:.3}"),
+        if *p < 0.001 {
+            write!(f, "{better} / {worse}, <0.001")
+        } else {
+            write!(f, "{better} / {worse}, {p:.3}")
         }
     }
 }

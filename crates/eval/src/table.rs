@@ -50,9 +50,10 @@ impl Table {
         for row in std::iter::once(&self.columns).chain(&self.rows) {
             let mut line = String::new();
             for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
-                let _ = match self.is_numeric(column) {
-                    true => write!(line, "{cell:>width$}  "),
-                    false => write!(line, "{cell:<width$}  "),
+                let _ = if self.is_numeric(column) {
+                    write!(line, "{cell:>width$}  ")
+                } else {
+                    write!(line, "{cell:<width$}  ")
                 };
             }
             text += line.trim_end();
@@ -94,10 +95,11 @@ impl Table {
         for row in &self.rows {
             html += "<tr>";
             for (column, cell) in row.iter().enumerate() {
-                let text = match self.is_numeric(column) {
-                    true => escaped(cell),
+                let text = if self.is_numeric(column) {
+                    escaped(cell)
+                } else {
                     // Long names of policies may be cut where their parameters part.
-                    false => escaped(cell).replace(':', ":<wbr>").replace(',', ",<wbr>"),
+                    escaped(cell).replace(':', ":<wbr>").replace(',', ",<wbr>")
                 };
                 let _ = write!(html, "<td{}>{text}</td>", class(column));
             }

@@ -128,9 +128,10 @@ impl Publisher {
         }
         match batches.try_reserve() {
             Ok(place) => {
-                let events = match state.is_behind {
-                    true => state.picture.snapshot(),
-                    false => events,
+                let events = if state.is_behind {
+                    state.picture.snapshot()
+                } else {
+                    events
                 };
                 place.send(Batch {
                     number: state.next,

@@ -120,9 +120,10 @@ pub fn read_file_or_pipe(path: impl AsRef<Path>, limit_bytes: u64) -> Result<Vec
 pub fn read_within(stream: impl Read, limit_bytes: u64) -> Result<Vec<u8>, FileError> {
     let mut bytes = Vec::new();
     stream.take(limit_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > limit_bytes {
-        true => Err(FileError::TooLarge { limit_bytes }),
-        false => Ok(bytes),
+    if bytes.len() as u64 > limit_bytes {
+        Err(FileError::TooLarge { limit_bytes })
+    } else {
+        Ok(bytes)
     }
 }
 
@@ -148,11 +149,12 @@ pub fn kind_name(file_type: FileType) -> &'static str {
 
 fn check_regular(metadata: &Metadata) -> Result<(), FileError> {
     let file_type = metadata.file_type();
-    match file_type.is_file() {
-        true => Ok(()),
-        false => Err(FileError::NotRegular {
+    if file_type.is_file() {
+        Ok(())
+    } else {
+        Err(FileError::NotRegular {
             found: kind_name(file_type),
-        }),
+        })
     }
 }
 

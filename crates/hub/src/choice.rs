@@ -101,16 +101,18 @@ pub(crate) fn choose(name: &ModelName, paths: &[&str]) -> Result<Chosen, HubErro
                 return Ok(Chosen::Gguf(model.clone()));
             }
             // Weights of a folder mean the folder.
-            match paths.contains(&file.as_str()) && file_name(file) == SINGLE && !file.contains('/') {
-                true => folder(name, paths),
-                false => Err(missing(file)),
+            if paths.contains(&file.as_str()) && file_name(file) == SINGLE && !file.contains('/') {
+                folder(name, paths)
+            } else {
+                Err(missing(file))
             }
         }
         Part::Quantisation(wanted) => {
             let found = matching(&|model| model.quantisation.as_deref() == Some(wanted));
-            match found.is_empty() {
-                true => Err(missing(wanted)),
-                false => one(name, &found),
+            if found.is_empty() {
+                Err(missing(wanted))
+            } else {
+                one(name, &found)
             }
         }
         Part::Preferred if models.is_empty() => folder(name, paths),
@@ -181,9 +183,10 @@ fn choices(models: &[Gguf], paths: &[&str]) -> String {
     if paths.contains(&SINGLE) || paths.contains(&INDEX) {
         names.push("safetensors (the name alone)".to_owned());
     }
-    match names.is_empty() {
-        true => "no GGUF files and no safetensors".to_owned(),
-        false => listed(names),
+    if names.is_empty() {
+        "no GGUF files and no safetensors".to_owned()
+    } else {
+        listed(names)
     }
 }
 

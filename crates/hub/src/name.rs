@@ -62,9 +62,10 @@ impl ModelName {
         let at = folders.iter().rposition(|folder| *folder == "snapshots")?;
         let name = Self::of_folder(folders.get(at.checked_sub(1)?)?)?;
         let file = folders.get(at + 2..).unwrap_or_default().join("/");
-        let part = match file.is_empty() {
-            true => Part::Preferred,
-            false => Part::File(file),
+        let part = if file.is_empty() {
+            Part::Preferred
+        } else {
+            Part::File(file)
         };
         Some(Self { part, ..name })
     }

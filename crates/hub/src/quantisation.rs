@@ -67,9 +67,12 @@ pub(crate) fn shard_of(stem: &str) -> Option<Shard<'_>> {
         .strip_prefix('-')?
         .split_once("-of-")
         .or_else(|| numbers.strip_prefix('-')?.split_once("-OF-"))?;
-    let digits = |text: &str| match text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit()) {
-        true => text.parse::<u32>().ok(),
-        false => None,
+    let digits = |text: &str| {
+        if text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit()) {
+            text.parse::<u32>().ok()
+        } else {
+            None
+        }
     };
     let (number, count) = (digits(number)?, digits(count)?);
     (1 <= number && number <= count).then_some(Shard { stem, number, count })

@@ -69,12 +69,13 @@ impl Token {
     /// [`HubError::Variable`] for a text that cannot be one: empty, or with characters that a header cannot hold.
     pub fn new(secret: &str, source: impl Into<String>) -> Result<Self, HubError> {
         let (secret, source) = (secret.trim().to_owned(), source.into());
-        match !secret.is_empty() && secret.chars().all(|c| c.is_ascii_graphic()) {
-            true => Ok(Self { secret, source }),
-            false => Err(HubError::Variable {
+        if !secret.is_empty() && secret.chars().all(|c| c.is_ascii_graphic()) {
+            Ok(Self { secret, source })
+        } else {
+            Err(HubError::Variable {
                 variable: source,
                 problem: "does not hold a token: one word that begins with hf_".to_owned(),
-            }),
+            })
         }
     }
 
@@ -232,12 +233,13 @@ fn endpoint(given: Option<String>) -> Result<String, HubError> {
     let is_address = rest.is_some_and(|rest| {
         !rest.is_empty() && !rest.starts_with('/') && rest.chars().all(|c| c.is_ascii_graphic() && !"?#@".contains(c))
     });
-    match is_address {
-        true => Ok(endpoint.trim_end_matches('/').to_owned()),
-        false => Err(HubError::Variable {
+    if is_address {
+        Ok(endpoint.trim_end_matches('/').to_owned())
+    } else {
+        Err(HubError::Variable {
             variable: "HF_ENDPOINT".to_owned(),
             problem: format!("is {endpoint:?}; it must be an address such as https://huggingface.co"),
-        }),
+        })
     }
 }
 

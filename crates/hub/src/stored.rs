@@ -106,9 +106,10 @@ pub fn mark_used(path: &Path) {
         // A cache of somebody else's, or one that cannot be written, stays as it is.
         let _ = File::open(path).and_then(|file| file.set_times(times));
     };
-    match path.is_dir() {
-        false => touch(path),
-        true => [CONFIG, SINGLE, INDEX].iter().for_each(|file| touch(&path.join(file))),
+    if !path.is_dir() {
+        touch(path)
+    } else {
+        [CONFIG, SINGLE, INDEX].iter().for_each(|file| touch(&path.join(file)))
     }
 }
 

@@ -234,9 +234,10 @@ impl Arena {
         }
         let bytes = slots * self.plane_bytes;
         let number = self.slabs.iter().position(Option::is_none).unwrap_or(self.slabs.len());
-        let memory = match number > usize::from(u16::MAX) {
-            true => Err(std::io::ErrorKind::OutOfMemory.into()),
-            false => self.device.allocate(bytes),
+        let memory = if number > usize::from(u16::MAX) {
+            Err(std::io::ErrorKind::OutOfMemory.into())
+        } else {
+            self.device.allocate(bytes)
         };
         let memory = memory.map_err(|source| {
             self.ledger.give(bytes as u64);

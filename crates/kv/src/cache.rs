@@ -151,9 +151,10 @@ impl KvCache {
     pub fn page_ids(&self, layer: usize, kv_head: usize) -> &[PageId] {
         let shape = self.shape();
         let exists = layer < shape.layers && kv_head < shape.kv_heads;
-        match exists {
-            true => self.tables[layer * shape.kv_heads + kv_head].pages(),
-            false => &[],
+        if exists {
+            self.tables[layer * shape.kv_heads + kv_head].pages()
+        } else {
+            &[]
         }
     }
 

@@ -174,12 +174,13 @@ impl OutputFile {
             });
         }
         let mut file = open_regular(&self.target, OpenOptions::new().read(true)).map_err(|error| self.failed(error))?;
-        match is_of_kind(&mut file, self.kind).map_err(|source| self.failed(source))? {
-            true => Ok(Some(metadata)),
-            false => Err(OutputError::OtherKind {
+        if is_of_kind(&mut file, self.kind).map_err(|source| self.failed(source))? {
+            Ok(Some(metadata))
+        } else {
+            Err(OutputError::OtherKind {
                 path: self.path.clone(),
                 kind: self.kind.name,
-            }),
+            })
         }
     }
 

@@ -148,9 +148,10 @@ impl KvTiers {
         let near = planes(layout.near_key_slots, shape.key_plane_bytes())
             + planes(layout.near_value_slots, shape.value_plane_bytes());
         let far = pages > layout.near_key_slots.min(layout.near_value_slots);
-        let moving = match far {
-            true => self.ring_bytes(shape) + layout.scan_bytes,
-            false => 0,
+        let moving = if far {
+            self.ring_bytes(shape) + layout.scan_bytes
+        } else {
+            0
         };
         let near = (near + moving).min(self.near_budget_bytes().unwrap_or(u64::MAX));
         let ram = pages.saturating_sub(layout.near_key_slots).min(layout.ram_slots) as u64 * shape.page_bytes();
@@ -235,9 +236,10 @@ impl Layout {
                 scan_bytes: 0,
             };
         };
-        let (ring, scan_bytes) = match tiers.has_farther() {
-            true => (tiers.ring_bytes(shape), tiers.scan_bytes(shape)),
-            false => (0, 0),
+        let (ring, scan_bytes) = if tiers.has_farther() {
+            (tiers.ring_bytes(shape), tiers.scan_bytes(shape))
+        } else {
+            (0, 0)
         };
         let rest = budget.saturating_sub(ring).saturating_sub(scan_bytes);
         let pairs = slots(rest, shape.page_bytes());

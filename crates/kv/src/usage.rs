@@ -53,10 +53,11 @@ impl KvCache {
                 shared_bytes += u64::from(store.is_shared(*page)) * bytes;
             }
         }
-        let device = match self.tiers().device.reads_main_memory() {
+        let device = if self.tiers().device.reads_main_memory() {
             // The newest pages count for the device tier.
-            true => near.min(self.tiers().device_budget_bytes),
-            false => near,
+            near.min(self.tiers().device_budget_bytes)
+        } else {
+            near
         };
         let tables: usize = self.tables.iter().map(PageTable::bookkeeping_bytes).sum();
         let counts = (self.tokens.capacity() + self.rows.capacity()) * size_of::<usize>();

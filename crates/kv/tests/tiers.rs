@@ -219,10 +219,7 @@ proptest! {
         };
         let near_budget = tiers.least_near_bytes(&shape) + spare_pages as u64 * shape.page_bytes();
         let ram_budget = 7 * shape.page_bytes();
-        (tiers.ram_budget_bytes, tiers.device_budget_bytes) = match apart {
-            true => (Some(ram_budget), near_budget),
-            false => (Some(near_budget), 0),
-        };
+        (tiers.ram_budget_bytes, tiers.device_budget_bytes) = if apart { (Some(ram_budget), near_budget) } else { (Some(near_budget), 0) };
         if apart {
             tiers.device = Arc::new(CpuDevice::apart());
         }

@@ -17,9 +17,10 @@ fn main() {
         .filter_map(|word| word.strip_prefix("tokens=")?.parse().ok())
         .collect();
     let counts = if counts.is_empty() { vec![1, 8, 64, 512] } else { counts };
-    let activations = match words.iter().any(|word| word == Activations::Rounded.name()) {
-        true => Activations::Rounded,
-        false => Activations::Exact,
+    let activations = if words.iter().any(|word| word == Activations::Rounded.name()) {
+        Activations::Rounded
+    } else {
+        Activations::Exact
     };
     let mut limits = Limits {
         peak: multiply_add_peak(),

@@ -125,9 +125,10 @@ impl Batch {
                 length,
             });
         }
-        match batch.segments.is_empty() {
-            true => Err(ModelError::EmptyBatch),
-            false => Ok(batch),
+        if batch.segments.is_empty() {
+            Err(ModelError::EmptyBatch)
+        } else {
+            Ok(batch)
         }
     }
 
@@ -201,12 +202,13 @@ impl Batch {
     /// # Errors
     /// [`ModelError::WrongStates`].
     pub fn check_states(&self, states: usize) -> Result<(), ModelError> {
-        match states == self.segments.len() {
-            true => Ok(()),
-            false => Err(ModelError::WrongStates {
+        if states == self.segments.len() {
+            Ok(())
+        } else {
+            Err(ModelError::WrongStates {
                 segments: self.segments.len(),
                 states,
-            }),
+            })
         }
     }
 

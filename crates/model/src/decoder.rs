@@ -36,9 +36,10 @@ impl Decoder {
     pub fn new(config: &ModelConfig, weights: &mut Checkpoint, final_norm: Norm) -> Result<Decoder, ModelError> {
         let (vocab_size, hidden) = (config.vocab_size, config.hidden_size);
         let embedding = weights.matrix("model.embed_tokens.weight", vocab_size, hidden)?;
-        let head = match config.tied_embeddings {
-            true => None,
-            false => Some(weights.matrix("lm_head.weight", vocab_size, hidden)?),
+        let head = if config.tied_embeddings {
+            None
+        } else {
+            Some(weights.matrix("lm_head.weight", vocab_size, hidden)?)
         };
         Ok(Decoder {
             config: config.clone(),

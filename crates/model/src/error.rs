@@ -349,13 +349,14 @@ impl ModelError {
     /// # Errors
     /// [`ModelError::BufferLength`] when it holds `found` values and not `expected`.
     pub fn check_length(buffer: &'static str, expected: usize, found: usize) -> Result<(), ModelError> {
-        match found == expected {
-            true => Ok(()),
-            false => Err(ModelError::BufferLength {
+        if found == expected {
+            Ok(())
+        } else {
+            Err(ModelError::BufferLength {
                 buffer,
                 expected,
                 found,
-            }),
+            })
         }
     }
 

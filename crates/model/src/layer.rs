@@ -100,9 +100,12 @@ impl Layer {
     pub(crate) fn bytes(&self) -> u64 {
         let mut seen = BTreeSet::new();
         // A norm that several parts share is held once.
-        let mut once = |norm: &Arc<Norm>| match seen.insert(Arc::as_ptr(norm)) {
-            true => norm.bytes(),
-            false => 0,
+        let mut once = |norm: &Arc<Norm>| {
+            if seen.insert(Arc::as_ptr(norm)) {
+                norm.bytes()
+            } else {
+                0
+            }
         };
         let attention = self.attention.as_ref();
         let attention = attention.map_or(0, |attention| attention.bytes() + once(&attention.norm));

@@ -109,9 +109,10 @@ pub fn inspect_with(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Mod
 /// [`ModelError::NotFound`], and whatever is wrong with the tokenizer's files.
 pub fn load_tokenizer(path: impl AsRef<Path>) -> Result<Option<Tokenizer>, ModelError> {
     let path = path.as_ref();
-    match is_directory(path)? {
-        true => Tokenizer::from_directory(path, &TokenizerSettings::from_directory(path)?),
-        false => gguf::open_tokenizer(path),
+    if is_directory(path)? {
+        Tokenizer::from_directory(path, &TokenizerSettings::from_directory(path)?)
+    } else {
+        gguf::open_tokenizer(path)
     }
 }
 
@@ -227,9 +228,10 @@ pub(crate) struct Parts {
 }
 
 pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelError> {
-    let mut parts = match is_directory(path)? {
-        true => directory::open(path, options)?,
-        false => gguf::open(path, options)?,
+    let mut parts = if is_directory(path)? {
+        directory::open(path, options)?
+    } else {
+        gguf::open(path, options)?
     };
     parts.check_vocabulary()?;
     parts.check_layers()?;
@@ -302,12 +304,11 @@ impl Parts {
 
     /// True if a tensor takes memory.
     fn is_computed(&self, name: &str) -> bool {
-        match name.starts_with(PREDICTOR) {
-            true => self.loads_predictor,
-            false => {
-                let is_behind = layer_of(name).is_some_and(|layer| layer >= self.config.layers);
-                !is_behind && !NOT_COMPUTED.iter().any(|prefix| name.starts_with(prefix))
-            }
+        if name.starts_with(PREDICTOR) {
+            self.loads_predictor
+        } else {
+            let is_behind = layer_of(name).is_some_and(|layer| layer >= self.config.layers);
+            !is_behind && !NOT_COMPUTED.iter().any(|prefix| name.starts_with(prefix))
         }
     }
 

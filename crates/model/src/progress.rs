@@ -49,9 +49,10 @@ impl LayerProgress {
     /// # Errors
     /// [`ModelError::RowsOutOfOrder`].
     pub fn finish(&mut self, layer: usize, rows: &Range<usize>) -> Result<(), ModelError> {
-        let (next, projected) = match layer == self.layer {
-            true => (self.finished, self.projected),
-            false => (0, 0),
+        let (next, projected) = if layer == self.layer {
+            (self.finished, self.projected)
+        } else {
+            (0, 0)
         };
         check(layer, rows, next, projected)?;
         self.finished = rows.end;
@@ -61,13 +62,14 @@ impl LayerProgress {
 
 /// Refuses rows that are not the `next` ones of those up to `end`.
 fn check(layer: usize, rows: &Range<usize>, next: usize, end: usize) -> Result<(), ModelError> {
-    match rows.start == next && !rows.is_empty() && rows.end <= end {
-        true => Ok(()),
-        false => Err(ModelError::RowsOutOfOrder {
+    if rows.start == next && !rows.is_empty() && rows.end <= end {
+        Ok(())
+    } else {
+        Err(ModelError::RowsOutOfOrder {
             layer,
             rows: rows.clone(),
             expected: next..end,
-        }),
+        })
     }
 }
 

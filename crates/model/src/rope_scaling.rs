@@ -171,11 +171,12 @@ impl RopeScaling {
         };
         let stretched = (original as f64 * self.factor) as usize;
         let fields = fields.with("max_position_embeddings", stretched);
-        match rotation.is_empty() {
-            true => Ok(fields),
-            false => Ok(fields
+        if rotation.is_empty() {
+            Ok(fields)
+        } else {
+            Ok(fields
                 .with("rope_scaling", Value::Null)
-                .with("rope_parameters", Value::Object(rotation))),
+                .with("rope_parameters", Value::Object(rotation)))
         }
     }
 }

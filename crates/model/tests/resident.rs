@@ -154,9 +154,10 @@ fn a_model_takes_the_bytes_of_its_file_and_little_more() {
     if let Some(path) = std::env::var_os(MEASURED) {
         let largest = std::env::var(LARGEST).unwrap().parse().unwrap();
         let path = Path::new(&path);
-        let file = match path.is_dir() {
-            true => path.join("model.safetensors"),
-            false => path.to_owned(),
+        let file = if path.is_dir() {
+            path.join("model.safetensors")
+        } else {
+            path.to_owned()
         };
         return check(path, std::fs::metadata(file).unwrap().len(), largest);
     }

@@ -73,12 +73,13 @@ impl BudgetParameter {
 
     /// The same for contexts of so many tokens: the highest value is finite.
     pub fn at(self, context_tokens: usize) -> Self {
-        match self.high.is_finite() {
-            true => self,
-            false => Self {
+        if self.high.is_finite() {
+            self
+        } else {
+            Self {
                 high: (context_tokens as f64).max(self.low + 1.0),
                 ..self
-            },
+            }
         }
     }
 }

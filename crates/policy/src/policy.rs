@@ -148,9 +148,10 @@ impl Policy {
     /// What [`prepare`](Self::prepare) would compute from keys, where [`prepare_from`](Self::prepare_from) can take it
     /// from the caller.
     pub fn estimate(&self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) -> Option<Estimate> {
-        match self.reads_all(context) {
-            true => None,
-            false => self.method.estimate(chunk, context),
+        if self.reads_all(context) {
+            None
+        } else {
+            self.method.estimate(chunk, context)
         }
     }
 
@@ -170,9 +171,10 @@ impl Policy {
 
     /// What the tile reads. A tile of a chunk that was not prepared counts as a chunk of its own.
     pub fn select(&self, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
-        match self.reads_all(context) {
-            true => Selection::full(context.tokens),
-            false => self.method.select(tile, context),
+        if self.reads_all(context) {
+            Selection::full(context.tokens)
+        } else {
+            self.method.select(tile, context)
         }
     }
 
@@ -261,9 +263,10 @@ impl Policy {
 
     /// True if the context is too short for the policy to pay.
     fn reads_all(&self, context: &SelectContext<'_>) -> bool {
-        let length = match self.info.traits.two_phases {
-            true => context.total_tokens,
-            false => context.tokens,
+        let length = if self.info.traits.two_phases {
+            context.total_tokens
+        } else {
+            context.tokens
         };
         length < self.dense_below
     }

@@ -166,9 +166,10 @@ fn gathered<T: Copy + Sync>(
             }
         }
     };
-    match rows.len() < 1 << 14 {
-        true => rows.chunks_exact_mut(heads * padded).enumerate().for_each(fill),
-        false => rows.par_chunks_exact_mut(heads * padded).enumerate().for_each(fill),
+    if rows.len() < 1 << 14 {
+        rows.chunks_exact_mut(heads * padded).enumerate().for_each(fill)
+    } else {
+        rows.par_chunks_exact_mut(heads * padded).enumerate().for_each(fill)
     }
     rows
 }
@@ -182,21 +183,22 @@ pub(crate) fn by_heads(rows: &[f32], heads: usize, padded: usize, width: usize) 
             out.copy_from_slice(&rows[(token * heads + head) * padded..][..width]);
         }
     };
-    match tokens < 16 {
-        true => out.chunks_exact_mut(tokens * width).enumerate().for_each(fill),
-        false => out.par_chunks_exact_mut(tokens * width).enumerate().for_each(fill),
+    if tokens < 16 {
+        out.chunks_exact_mut(tokens * width).enumerate().for_each(fill)
+    } else {
+        out.par_chunks_exact_mut(tokens * width).enumerate().for_each(fill)
     }
     out
 }
 
 /// Rows of heads without the zeros that they were filled up with.
 pub(crate) fn without_padding(rows: Vec<f32>, padded: usize, width: usize) -> Vec<f32> {
-    match padded == width {
-        true => rows,
-        false => rows
-            .chunks_exact(padded)
+    if padded == width {
+        rows
+    } else {
+        rows.chunks_exact(padded)
             .flat_map(|head| &head[..width])
             .copied()
-            .collect(),
+            .collect()
     }
 }

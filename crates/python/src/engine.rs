@@ -30,9 +30,10 @@ pub(crate) struct Loaded {
 impl Loaded {
     /// The engine; an error when it is closed, or in a child that `os.fork()` made.
     pub(crate) fn engine(&self) -> Result<&Arc<Engine>, Failure> {
-        match self.is_closed.load(Ordering::Relaxed) {
-            true => Err(closed("engine")),
-            false => self.engine.get(),
+        if self.is_closed.load(Ordering::Relaxed) {
+            Err(closed("engine"))
+        } else {
+            self.engine.get()
         }
     }
 }
@@ -187,9 +188,10 @@ impl PyEngine {
         let engine = loaded.engine()?;
         check_tokens(tokens.iter().copied(), engine.model().config().vocab_size)?;
         let tokenizer = engine.tokenizer()?;
-        Ok(match special {
-            true => tokenizer.decode_with_special(&tokens)?,
-            false => tokenizer.decode(&tokens)?,
+        Ok(if special {
+            tokenizer.decode_with_special(&tokens)?
+        } else {
+            tokenizer.decode(&tokens)?
         })
     }
 

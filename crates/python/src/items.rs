@@ -45,9 +45,10 @@ impl Element for (Option<bool>, String) {
 
 impl<T> Element for Items<T> {
     fn elements(&self) -> usize {
-        match self.is_too_long {
-            true => usize::MAX,
-            false => 1 + self.elements,
+        if self.is_too_long {
+            usize::MAX
+        } else {
+            1 + self.elements
         }
     }
 }
@@ -55,11 +56,12 @@ impl<T> Element for Items<T> {
 impl<T> Items<T> {
     /// The items; an option error where there are more than a sequence may have.
     pub(crate) fn list(self, name: &str) -> Result<Vec<T>, Failure> {
-        match self.is_too_long {
-            true => Err(Failure::option(format!(
+        if self.is_too_long {
+            Err(Failure::option(format!(
                 "{name} is too long: a sequence has at most {MOST_ELEMENTS} elements, all sequences in it together"
-            ))),
-            false => Ok(self.values),
+            )))
+        } else {
+            Ok(self.values)
         }
     }
 }

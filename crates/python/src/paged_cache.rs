@@ -268,9 +268,10 @@ impl PyPagedCache {
             attention.attend(&call, &rows, &mut output)?;
             Ok(without_padding(output, padded, width))
         };
-        let output = match tokens < LONG_ROWS {
-            true => run_short(py, &self.threads, work)?,
-            false => run(py, &self.threads, None, |_| work())?,
+        let output = if tokens < LONG_ROWS {
+            run_short(py, &self.threads, work)?
+        } else {
+            run(py, &self.threads, None, |_| work())?
         };
         Ok(output.into_pyarray(py).reshape([tokens, heads, width])?)
     }
@@ -303,12 +304,15 @@ impl PyPagedCache {
 
     /// Forgets what follows the first `tokens` tokens of every layer.
     fn truncate(&self, tokens: usize) -> Result<(), Failure> {
-        self.look(|attention| match attention.truncate(tokens) {
-            true => Ok(()),
-            false => Err(Failure::new(
-                Class::Session,
-                format!("tokens before {tokens} have left the cache for good: read the text again"),
-            )),
+        self.look(|attention| {
+            if attention.truncate(tokens) {
+                Ok(())
+            } else {
+                Err(Failure::new(
+                    Class::Session,
+                    format!("tokens before {tokens} have left the cache for good: read the text again"),
+                ))
+            }
         })
     }
 

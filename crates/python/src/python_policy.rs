@@ -97,9 +97,10 @@ pub(crate) fn register_policy(name: &str, policy: Py<PyAny>, traits: GivenTraits
     info.traits.follows_from_keys = traits.follows_from_keys;
     // Its object is told where chunks begin.
     info.traits.depends_on_chunks = true;
-    info.traits.keys = match traits.reads_keys {
-        true => KeyUse::Scanned,
-        false => KeyUse::Unread,
+    info.traits.keys = if traits.reads_keys {
+        KeyUse::Scanned
+    } else {
+        KeyUse::Unread
     };
     info.parameters = Box::leak(Box::new([parameter]));
     info.build = |parameters| {

@@ -48,11 +48,14 @@ impl From<Selection> for PySelection {
 
 /// Spans of positions that Python gave.
 pub(crate) fn spans(given: &[(usize, usize)]) -> Result<Vec<Span>, Failure> {
-    let span = |(start, end): &(usize, usize)| match start <= end && *end <= MOST_TOKENS {
-        true => Ok(Span::new(*start, *end)),
-        false => Err(Failure::option(format!(
-            "({start}, {end}) is no span: it must begin at or before its end, which is at most {MOST_TOKENS}"
-        ))),
+    let span = |(start, end): &(usize, usize)| {
+        if start <= end && *end <= MOST_TOKENS {
+            Ok(Span::new(*start, *end))
+        } else {
+            Err(Failure::option(format!(
+                "({start}, {end}) is no span: it must begin at or before its end, which is at most {MOST_TOKENS}"
+            )))
+        }
     };
     given.iter().map(span).collect()
 }
@@ -186,19 +189,21 @@ impl PySelection {
         if !self.0.summaries().is_empty() {
             parts.push(format!("{} summaries", self.0.summaries().len()));
         }
-        match parts.is_empty() {
-            true => "Selection(nothing)".to_owned(),
-            false => format!("Selection({})", parts.join("; ")),
+        if parts.is_empty() {
+            "Selection(nothing)".to_owned()
+        } else {
+            format!("Selection({})", parts.join("; "))
         }
     }
 }
 
 /// Refuses rows that no text has.
 pub(crate) fn check_rows(start: usize, rows: usize) -> Result<(), Failure> {
-    match start <= MOST_TOKENS && rows <= MOST_TOKENS {
-        true => Ok(()),
-        false => Err(Failure::option(format!(
+    if start <= MOST_TOKENS && rows <= MOST_TOKENS {
+        Ok(())
+    } else {
+        Err(Failure::option(format!(
             "{rows} rows from position {start} on are beyond {MOST_TOKENS}"
-        ))),
+        )))
     }
 }

@@ -124,9 +124,10 @@ pub(crate) fn answer(
     show: &mut dyn FnMut(&str),
 ) -> Result<Answered, Failure> {
     let began = Instant::now();
-    let kept = match begun.replaces {
-        true => session.keep_shared(&begun.tokens)?,
-        false => 0,
+    let kept = if begun.replaces {
+        session.keep_shared(&begun.tokens)?
+    } else {
+        0
     };
     if kept < begun.tokens.len() {
         session.prefill(&begun.tokens[kept..], &mut |progress| watch.note_prefill(progress))?;
@@ -139,9 +140,10 @@ pub(crate) fn answer(
     Ok(Answered {
         generation,
         prompt_tokens,
-        reused_tokens: match begun.replaces {
-            true => kept,
-            false => prompt_tokens - begun.tokens.len(),
+        reused_tokens: if begun.replaces {
+            kept
+        } else {
+            prompt_tokens - begun.tokens.len()
         },
         probabilities: Vec::new(),
         read_s,
@@ -206,12 +208,13 @@ impl PySession {
     /// Logits after the last token, `[vocabulary]`.
     fn logits<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyArray1<f32>>, Failure> {
         let logits = self.look(|session| session.logits().to_vec())?;
-        match logits.is_empty() {
-            true => Err(Failure::new(
+        if logits.is_empty() {
+            Err(Failure::new(
                 Class::Session,
                 "the session has read nothing yet: prefill it first",
-            )),
-            false => Ok(logits.into_pyarray(py)),
+            ))
+        } else {
+            Ok(logits.into_pyarray(py))
         }
     }
 

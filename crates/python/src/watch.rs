@@ -35,9 +35,10 @@ impl Watch {
 
     /// True if the call goes on.
     pub(crate) fn flow(&self) -> ControlFlow<()> {
-        match self.is_stopped.load(Ordering::Relaxed) {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+        if self.is_stopped.load(Ordering::Relaxed) {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
         }
     }
 

@@ -363,13 +363,12 @@ impl Metrics {
 
     pub(crate) fn count_token(&self, gap_s: f64, is_first: bool) {
         self.written_tokens.inc();
-        match is_first {
-            true => self.first_token_s.observe(gap_s),
-            false => {
-                self.next_token_s.observe(gap_s);
-                if gap_s > STALL_S {
-                    self.stalls.inc();
-                }
+        if is_first {
+            self.first_token_s.observe(gap_s)
+        } else {
+            self.next_token_s.observe(gap_s);
+            if gap_s > STALL_S {
+                self.stalls.inc();
             }
         }
     }

@@ -81,9 +81,10 @@ fn openai_routes(prefix: &str) -> Router<Arc<App>> {
 
 /// The shape of errors at a path.
 fn shape_of(path: &str) -> Shape {
-    match path.starts_with("/v1/messages") {
-        true => Shape::Anthropic,
-        false => Shape::OpenAi,
+    if path.starts_with("/v1/messages") {
+        Shape::Anthropic
+    } else {
+        Shape::OpenAi
     }
 }
 

@@ -87,9 +87,12 @@ pub(crate) fn encode_now(
     };
     refuse_too_large(engine, bytes)?;
     let tokenizer = engine.tokenizer().map_err(|error| Failure::of(&error))?;
-    let mut poll = |tokens: usize| match client.is_gone() || tokens > most {
-        true => ControlFlow::Break(()),
-        false => ControlFlow::Continue(()),
+    let mut poll = |tokens: usize| {
+        if client.is_gone() || tokens > most {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
     };
     match tokenizer.encode_conversation_until(text, add_special, &mut poll) {
         // Nobody reads it where the client is gone.
@@ -127,12 +130,13 @@ fn refuse_too_large(engine: &Engine, bytes: usize) -> Result<(), Failure> {
         return Ok(());
     }
     let most = largest_text_bytes(engine.options()) / TOKENISED_AT_ONCE as u64;
-    match bytes as u64 <= most {
-        true => Ok(()),
-        false => Err(Failure::new(
+    if bytes as u64 <= most {
+        Ok(())
+    } else {
+        Err(Failure::new(
             StatusCode::SERVICE_UNAVAILABLE,
             format!("the text has {bytes} bytes and there is memory to tokenise {most}: send a shorter one"),
-        )),
+        ))
     }
 }
 

@@ -112,9 +112,10 @@ impl Answer {
         let (head, body) = text.split_once("\r\n\r\n")?;
         let status = head.split(' ').nth(1)?.parse().ok()?;
         let is_chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
-        let body = match is_chunked {
-            true => body.lines().find(|line| line.starts_with('{')).unwrap_or(""),
-            false => body,
+        let body = if is_chunked {
+            body.lines().find(|line| line.starts_with('{')).unwrap_or("")
+        } else {
+            body
         };
         let body = serde_json::from_str(body).unwrap_or(Value::Null);
         Some(Self { status, body })

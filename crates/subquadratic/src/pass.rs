@@ -220,9 +220,12 @@ impl<'a> Pass<'a> {
             ];
             for (plane, means, tensor, keys) in planes {
                 let mut plane = PlaneMut::F32(plane);
-                let mut write = |first, tokens, source: &[f32], stride| match keys {
-                    true => write_keys(&mut plane, head_dim, first, tokens, source, stride),
-                    false => write_values(&mut plane, head_dim, first, tokens, source, stride),
+                let mut write = |first, tokens, source: &[f32], stride| {
+                    if keys {
+                        write_keys(&mut plane, head_dim, first, tokens, source, stride)
+                    } else {
+                        write_values(&mut plane, head_dim, first, tokens, source, stride)
+                    }
                 };
                 if dim == head_dim {
                     let source = &tensor.data()[first * stride + index * dim..];

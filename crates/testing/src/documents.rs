@@ -65,9 +65,10 @@ pub fn pdf_of_streams(contents: &[Vec<u8>], filter: &str) -> Vec<u8> {
 pub fn archive(parts: &[(&str, &[u8])]) -> Vec<u8> {
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
     for (name, bytes) in parts {
-        let method = match *name == "mimetype" {
-            true => CompressionMethod::Stored,
-            false => CompressionMethod::Deflated,
+        let method = if *name == "mimetype" {
+            CompressionMethod::Stored
+        } else {
+            CompressionMethod::Deflated
         };
         let options = SimpleFileOptions::default().compression_method(method);
         zip.start_file(*name, options).expect("a part");

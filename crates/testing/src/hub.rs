@@ -157,12 +157,11 @@ pub fn bytes(length: usize, seed: u64) -> Vec<u8> {
 /// The name of a file's blob in a cache.
 pub fn sum(content: &[u8]) -> String {
     let digits = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    match content.len() >= LARGE {
-        true => digits(&Sha256::digest(content)),
-        false => {
-            let header = format!("blob {}\0", content.len());
-            digits(&Sha1::new().chain_update(header).chain_update(content).finalize())
-        }
+    if content.len() >= LARGE {
+        digits(&Sha256::digest(content))
+    } else {
+        let header = format!("blob {}\0", content.len());
+        digits(&Sha1::new().chain_update(header).chain_update(content).finalize())
     }
 }
 
@@ -344,12 +343,9 @@ fn list(state: &State, query: &str, address: SocketAddr) -> Answer {
     let from: usize = from.and_then(|from| from.parse().ok()).unwrap_or(0);
     let entries = state.files.iter().skip(from).take(state.page).map(|(path, content)| {
         let (path, length, sum) = (serde_json::to_string(path).expect("JSON"), content.len(), sum(content));
-        match length >= LARGE {
-            true => format!(
-                "{{\"type\":\"file\",\"path\":{path},\"size\":{length},\"oid\":\"pointer\",\"lfs\":{{\"oid\":\"{sum}\",\"size\":{length},\"pointerSize\":130}}}}"
-            ),
-            false => format!("{{\"type\":\"file\",\"path\":{path},\"size\":{length},\"oid\":\"{sum}\"}}"),
-        }
+        if length >= LARGE { format!(
+            "{{\"type\":\"file\",\"path\":{path},\"size\":{length},\"oid\":\"pointer\",\"lfs\":{{\"oid\":\"{sum}\",\"size\":{length},\"pointerSize\":130}}}}"
+        ) } else { format!("{{\"type\":\"file\",\"path\":{path},\"size\":{length},\"oid\":\"{sum}\"}}") }
     });
     let folder = "{\"type\":\"directory\",\"path\":\"folder\",\"size\":0,\"oid\":\"\"}".to_owned();
     let body = entries.chain([folder]).collect::<Vec<_>>().join(",");

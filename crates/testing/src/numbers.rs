@@ -16,9 +16,10 @@ pub fn largest_difference<A: Borrow<f32>, B: Borrow<f32>>(
         match (left.next(), right.next()) {
             (Some(left), Some(right)) => {
                 let difference = (left.borrow() - right.borrow()).abs();
-                largest = match difference.is_nan() {
-                    true => f32::INFINITY,
-                    false => difference.max(largest),
+                largest = if difference.is_nan() {
+                    f32::INFINITY
+                } else {
+                    difference.max(largest)
                 };
             }
             (None, None) => return largest,

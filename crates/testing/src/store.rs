@@ -125,9 +125,10 @@ impl FakeStore {
             Fault::Slow(time) => {
                 let left = until.saturating_duration_since(Instant::now());
                 thread::sleep(time.min(left));
-                match time > left {
-                    true => Err(StoreError::TimedOut(time)),
-                    false => Ok(Fault::None),
+                if time > left {
+                    Err(StoreError::TimedOut(time))
+                } else {
+                    Ok(Fault::None)
                 }
             }
             Fault::Fails => Err(StoreError::Unreachable("the plug is out".to_owned())),

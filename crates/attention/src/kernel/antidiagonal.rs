@@ -68,9 +68,10 @@ fn some_stripes<S: Simd, const N: usize>(simd: S, task: &mut Antidiagonal<'_>, s
         for n in 0..N {
             let valid = task.tokens - (stripe + n) * 16;
             let sum = sums[r][n];
-            block[r * N + n] = match valid < 16 {
-                true => simd.select((1 << valid) - 1, sum, simd.splat(0.0)),
-                false => sum,
+            block[r * N + n] = if valid < 16 {
+                simd.select((1 << valid) - 1, sum, simd.splat(0.0))
+            } else {
+                sum
             };
         }
     }

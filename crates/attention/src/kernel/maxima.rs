@@ -167,12 +167,11 @@ impl Kernel for Maxima<'_> {
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         // As many queries at once as have room for their sums in registers.
-        match S::WIDE {
-            true => maxima::<S, TOGETHER>(simd, &mut self, 0),
-            false => {
-                maxima::<S, { TOGETHER / 2 }>(simd, &mut self, 0);
-                maxima::<S, { TOGETHER / 2 }>(simd, &mut self, TOGETHER / 2);
-            }
+        if S::WIDE {
+            maxima::<S, TOGETHER>(simd, &mut self, 0)
+        } else {
+            maxima::<S, { TOGETHER / 2 }>(simd, &mut self, 0);
+            maxima::<S, { TOGETHER / 2 }>(simd, &mut self, TOGETHER / 2);
         }
     }
 }
@@ -214,9 +213,10 @@ fn maxima<S: Simd, const P: usize>(simd: S, task: &mut Maxima<'_>, first: usize)
         }
         for p in 0..P {
             let seen = task.visible[first + p].saturating_sub(16 * stripe);
-            let sum = match seen < 16 {
-                true => simd.select((1u16 << seen) - 1, sums[p], lowest),
-                false => sums[p],
+            let sum = if seen < 16 {
+                simd.select((1u16 << seen) - 1, sums[p], lowest)
+            } else {
+                sums[p]
             };
             best[p] = simd.max(best[p], sum);
         }
@@ -225,9 +225,10 @@ fn maxima<S: Simd, const P: usize>(simd: S, task: &mut Maxima<'_>, first: usize)
             for p in 0..P {
                 // The unit is positive, so it may come last.
                 let largest = simd.reduce_max(best[p]);
-                task.out[first + p][place / task.stripes] = match largest == f32::NEG_INFINITY {
-                    true => largest,
-                    false => largest * units[first + p],
+                task.out[first + p][place / task.stripes] = if largest == f32::NEG_INFINITY {
+                    largest
+                } else {
+                    largest * units[first + p]
                 };
             }
             best = [lowest; P];

@@ -325,9 +325,10 @@ fn integer_part<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usize, 
         for four in 0..4usize {
             for m in 0..M {
                 let bytes = four_tokens::<S, FOUR_BITS, N>(simd, bytes, four, vector + m);
-                let values = match FOUR_BITS {
-                    true => simd.small_factors(bytes),
-                    false => simd.factors(bytes),
+                let values = if FOUR_BITS {
+                    simd.small_factors(bytes)
+                } else {
+                    simd.factors(bytes)
                 };
                 for p in 0..P {
                     let words = [words[row + p][4 * four], words[row + p][4 * four + 1]];

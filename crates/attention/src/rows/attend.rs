@@ -296,9 +296,10 @@ mod tests {
         }
 
         fn rows<'a>(&'a self, data: &'a (Vec<f32>, Vec<u16>), bf16: bool, start: usize) -> Rows<'a> {
-            match bf16 {
-                true => Rows::Bf16(&data.1[start * STRIDE..]),
-                false => Rows::F32(&data.0[start * STRIDE..]),
+            if bf16 {
+                Rows::Bf16(&data.1[start * STRIDE..])
+            } else {
+                Rows::F32(&data.0[start * STRIDE..])
             }
         }
 

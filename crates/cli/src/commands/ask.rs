@@ -75,9 +75,10 @@ fn words(arguments: &AskArguments) -> Result<(Vec<String>, Vec<String>), Failure
             if let [only] = &files[..]
                 && !Path::new(only).exists()
             {
-                return Err(Failure::new(match looks_like_a_file(only) {
-                    true => format!("{only}: no such file; check the path"),
-                    false => format!("no document: name a file or a folder before the question {only:?}"),
+                return Err(Failure::new(if looks_like_a_file(only) {
+                    format!("{only}: no such file; check the path")
+                } else {
+                    format!("no document: name a file or a folder before the question {only:?}")
                 }));
             }
             if questions.is_empty() && !arguments.follow && !io::stdin().is_terminal() {
@@ -196,9 +197,10 @@ impl Asker<'_> {
                     }
                 }
             }
-            match output.is_err() {
-                true => ControlFlow::Break(()),
-                false => stop.flow(),
+            if output.is_err() {
+                ControlFlow::Break(())
+            } else {
+                stop.flow()
             }
         };
         let answer = stop.during(|| self.conversation.ask(question, &self.generate, &mut observe));
@@ -217,11 +219,12 @@ impl Asker<'_> {
         notices.iter().for_each(|notice| console::note(flags::typed(notice)));
         let (is_interrupted, tokens) = (answer.stop == StopReason::Interrupted, answer.generated_tokens);
         self.answers.push(answer);
-        match is_interrupted {
-            true => Err(Failure::interrupted(format!(
+        if is_interrupted {
+            Err(Failure::interrupted(format!(
                 "interrupted after {tokens} generated tokens"
-            ))),
-            false => Ok(()),
+            )))
+        } else {
+            Ok(())
         }
     }
 }

@@ -69,18 +69,17 @@ fn attention(arguments: &BenchAttentionArguments) -> Result<(), Failure> {
 
 fn policies(arguments: &BenchPoliciesArguments) -> Result<(), Failure> {
     let phase = arguments.phase;
-    let specs: Vec<PolicySpec> = match arguments.policy.is_empty() {
-        true => {
-            let known = catalogue()
-                .iter()
-                .filter(|info| info.supports(phase) && !info.traits.two_phases);
-            known.map(|info| policy_spec(info.name)).collect::<Result<_, _>>()?
-        }
-        false => arguments
+    let specs: Vec<PolicySpec> = if arguments.policy.is_empty() {
+        let known = catalogue()
+            .iter()
+            .filter(|info| info.supports(phase) && !info.traits.two_phases);
+        known.map(|info| policy_spec(info.name)).collect::<Result<_, _>>()?
+    } else {
+        arguments
             .policy
             .iter()
             .map(|text| policy_spec(text))
-            .collect::<Result<_, _>>()?,
+            .collect::<Result<_, _>>()?
     };
     let [heads, kv_heads, head_dim] = heads(&arguments.heads)?;
     let options = PolicyRateOptions {

@@ -134,9 +134,10 @@ impl Subject {
     fn next_steps(&self, compared: bool) -> String {
         let riffle = std::env::args().next().unwrap_or_else(|| "riffle".to_owned());
         let (model, book) = (self.model.display(), self.book.display());
-        let dense = match compared {
-            true => String::new(),
-            false => format!("  {riffle} --dense      # compare with full attention: takes five times as long\n"),
+        let dense = if compared {
+            String::new()
+        } else {
+            format!("  {riffle} --dense      # compare with full attention: takes five times as long\n")
         };
         format!(
             "Try next:\n{dense}  {riffle} ask --model {model} {book} \\\n    \"The pass key for field house is\"    # shows the passage behind the answer\n  {riffle} pull Qwen/Qwen2.5-1.5B-Instruct-GGUF  # a model for real questions, 1 GB\n  {riffle} chat --model Qwen/Qwen2.5-1.5B-Instruct-GGUF  # talk with it\n"

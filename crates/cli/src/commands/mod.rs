@@ -123,9 +123,10 @@ fn profile(arguments: &EngineArguments) -> Result<Profile, Failure> {
     if let Some(path) = &arguments.profile {
         let profile = read_text(path)?.parse::<Profile>();
         return profile.map_err(|error| {
-            let hint = match error.to_string().contains("riffle calibrate") {
-                true => "",
-                false => "; riffle calibrate --out writes a profile",
+            let hint = if error.to_string().contains("riffle calibrate") {
+                ""
+            } else {
+                "; riffle calibrate --out writes a profile"
             };
             Failure::new(format!("{}: {error}{hint}", path.display()))
         });

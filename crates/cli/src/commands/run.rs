@@ -19,9 +19,10 @@ use crate::{console, flags};
 pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
     let mut options = engine_options(&arguments.engine)?;
     let most = largest_text_bytes(&options);
-    let prompt = match arguments.continues {
-        true => None,
-        false => Some(read_input(&arguments.input, most)?),
+    let prompt = if arguments.continues {
+        None
+    } else {
+        Some(read_input(&arguments.input, most)?)
     };
     let places = arguments.prefix.places()?;
     let text_bytes = prompt.as_ref().map_or(0, |prompt| prompt.len() as u64);
@@ -85,9 +86,10 @@ fn answer_all(
             }
         },
         &mut |report| {
-            match json {
-                true => note_lost_prefixes(&report),
-                false => summarise(&report),
+            if json {
+                note_lost_prefixes(&report)
+            } else {
+                summarise(&report)
             }
             let interrupted = report.stop == StopReason::Interrupted;
             reports.push(report);

@@ -92,11 +92,12 @@ fn keys_of(path: &Path) -> Result<Vec<String>, Failure> {
         .filter(|key| !key.is_empty())
         .map(str::to_owned)
         .collect();
-    match keys.is_empty() {
-        true => Err(Failure::new(format!(
+    if keys.is_empty() {
+        Err(Failure::new(format!(
             "--api-key-file {}: it has no key: write one a line",
             path.display()
-        ))),
-        false => Ok(keys),
+        )))
+    } else {
+        Ok(keys)
     }
 }

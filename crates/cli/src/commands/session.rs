@@ -43,9 +43,10 @@ fn compress(arguments: &CompressArguments) -> Result<(), Failure> {
         });
         display.finish();
         let report = report.map_err(Failure::from)?;
-        match arguments.json {
-            true => print_json(&report),
-            false => print(&summary(&report)),
+        if arguments.json {
+            print_json(&report)
+        } else {
+            print(&summary(&report))
         }
     })?
 }

@@ -63,12 +63,14 @@ fn decode(tokenizer: &Tokenizer, given: &[String], arguments: &TokenizeArguments
             source.display()
         )));
     }
-    let text = match arguments.no_special {
-        true => tokenizer.decode(&ids)?,
-        false => tokenizer.decode_with_special(&ids)?,
+    let text = if arguments.no_special {
+        tokenizer.decode(&ids)?
+    } else {
+        tokenizer.decode_with_special(&ids)?
     };
-    match arguments.json {
-        true => print_json(&json!({ "count": ids.len(), "text": text })),
-        false => console::print_answer(&(text + "\n")),
+    if arguments.json {
+        print_json(&json!({ "count": ids.len(), "text": text }))
+    } else {
+        console::print_answer(&(text + "\n"))
     }
 }

@@ -152,9 +152,10 @@ impl Parts {
         };
         let what = format!("{} retyped from {} to {kind}", shown(&entry.key), entry.kind);
         // A text in place of a text is another text, and an empty list may be as legal as a full one.
-        let harm = match kind == entry.kind && kind != FLOAT {
-            true => Harm::Content,
-            false => Harm::Structure,
+        let harm = if kind == entry.kind && kind != FLOAT {
+            Harm::Content
+        } else {
+            Harm::Structure
         };
         (entry.kind, entry.value) = (kind, value);
         (harm, what)
@@ -170,9 +171,10 @@ impl Parts {
             *byte = new;
         }
         let block_count = entry.key.ends_with(b".block_count");
-        match block_count {
-            true => (Harm::Structure, what),
-            false => (Harm::Content, what),
+        if block_count {
+            (Harm::Structure, what)
+        } else {
+            (Harm::Content, what)
         }
     }
 
@@ -185,12 +187,13 @@ impl Parts {
         match damage.below(5) {
             0 => {
                 let before = std::mem::replace(&mut tensor.kind, damage.below(40) as u32);
-                let harm = match EQUALLY_LARGE
+                let harm = if EQUALLY_LARGE
                     .iter()
                     .any(|kinds| kinds.contains(&before) && kinds.contains(&tensor.kind))
                 {
-                    true => Harm::Content,
-                    false => Harm::Structure,
+                    Harm::Content
+                } else {
+                    Harm::Structure
                 };
                 (harm, format!("tensor {name} retyped from {before} to {}", tensor.kind))
             }

@@ -78,10 +78,7 @@ fn type_harm(old: &Value, new: &str) -> Harm {
         // What stands for nothing, or holds others, may legally be several things.
         Value::Null | Value::Array(_) | Value::Object(_) => return Harm::Content,
     };
-    match known == new {
-        true => Harm::Content,
-        false => Harm::Structure,
-    }
+    if known == new { Harm::Content } else { Harm::Structure }
 }
 
 /// A JSON pointer to some value; values near the top are as likely as those far down.

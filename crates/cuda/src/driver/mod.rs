@@ -44,12 +44,13 @@ pub struct DeviceInfo {
 impl DeviceInfo {
     /// Refuses what kernels are not compiled for: their asynchronous copies and matrix instructions came with 8.0.
     pub(crate) fn check(&self) -> Result<(), CudaError> {
-        match self.capability >= (8, 0) {
-            true => Ok(()),
-            false => Err(CudaError::Capability {
+        if self.capability >= (8, 0) {
+            Ok(())
+        } else {
+            Err(CudaError::Capability {
                 name: self.name.clone(),
                 found: self.capability,
-            }),
+            })
         }
     }
 }

@@ -432,13 +432,13 @@ impl Forward for DeviceForward {
         self.progress.finish(layer, &rows)?;
         // A state in main memory stays as it was before its segment until the segment's last row is read.
         let segments = batch.segments().iter().zip(states);
-        let states =
-            segments.map(
-                |(segment, state)| match segment.rows.start < rows.end && rows.start < segment.rows.end {
-                    true => state.layer(&model.config, layer, segment.position),
-                    false => Ok(None),
-                },
-            );
+        let states = segments.map(|(segment, state)| {
+            if segment.rows.start < rows.end && rows.start < segment.rows.end {
+                state.layer(&model.config, layer, segment.position)
+            } else {
+                Ok(None)
+            }
+        });
         let mut states: Vec<_> = states.collect::<Result<_, _>>()?;
         let mut work = || {
             if self.attended_in_memory {

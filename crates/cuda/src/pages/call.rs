@@ -247,19 +247,18 @@ impl<'p> PagedCall<'p> {
         let shape = traffic.staging.shape;
         let count = rows.queries.rows;
         memory.reserve(count, shape.head_dim)?;
-        let work = match count * memory.heads / shape.kv_heads <= FEW_PACKED_ROWS {
-            true => {
-                let reads: Vec<_> = tiles.iter().map(tile_reads).collect();
-                lists.reads.set(traffic.compute, &reads, None)?;
-                memory.reserve_workspace(ops::decode_workspace_bytes(&lists.reads))?;
-                Work::Decode(DecodeWork {
-                    left: lists.reads.tile_parts().to_vec(),
-                })
-            }
-            false => Work::Prefill(PrefillWork {
+        let work = if count * memory.heads / shape.kv_heads <= FEW_PACKED_ROWS {
+            let reads: Vec<_> = tiles.iter().map(tile_reads).collect();
+            lists.reads.set(traffic.compute, &reads, None)?;
+            memory.reserve_workspace(ops::decode_workspace_bytes(&lists.reads))?;
+            Work::Decode(DecodeWork {
+                left: lists.reads.tile_parts().to_vec(),
+            })
+        } else {
+            Work::Prefill(PrefillWork {
                 read_until: 0,
                 resume: false,
-            }),
+            })
         };
         let of = traffic.of;
         traffic.staging.visited.remove(&(of.sequence, of.layer));
@@ -422,10 +421,7 @@ impl<'p> PagedCall<'p> {
             return Ok(());
         }
         self.read(None)?;
-        match self.reads_means {
-            true => self.read_means(),
-            false => Ok(()),
-        }
+        if self.reads_means { self.read_means() } else { Ok(()) }
     }
 }
 
@@ -467,11 +463,12 @@ impl CallMemory {
                 let width = group * shape.head_dim;
                 read.o[row * width..][..width].copy_from_slice(&attended[first_head * shape.head_dim..][..width]);
             }
-            match partial.l.iter().all(|sum| *sum == 0.0) {
-                true => *partial = read,
-                false => partial
+            if partial.l.iter().all(|sum| *sum == 0.0) {
+                *partial = read
+            } else {
+                partial
                     .merge(&read)
-                    .map_err(|error| CudaError::driver("merging", error))?,
+                    .map_err(|error| CudaError::driver("merging", error))?
             }
         }
         Ok((values + sums) as u64)

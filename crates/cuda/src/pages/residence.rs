@@ -237,9 +237,10 @@ impl Residence {
     fn release(&mut self, sequence: SequenceId, version: PageVersion) {
         if let Some(mut resident) = self.remove(version) {
             resident.holders.retain(|holder| *holder != sequence);
-            match resident.holders.is_empty() {
-                true => self.free.push(resident.held.slot),
-                false => self.insert(version, resident),
+            if resident.holders.is_empty() {
+                self.free.push(resident.held.slot)
+            } else {
+                self.insert(version, resident)
             }
         }
     }

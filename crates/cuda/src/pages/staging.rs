@@ -140,9 +140,10 @@ impl Staging {
     /// Lets copies fill a half when what it held has been arranged.
     pub(super) fn wait_for(&mut self, half: usize) -> Result<(), CudaError> {
         self.halves[half].ahead.clear();
-        match self.halves[half].is_arranged {
-            true => self.copy.wait(&self.halves[half].arranged),
-            false => Ok(()),
+        if self.halves[half].is_arranged {
+            self.copy.wait(&self.halves[half].arranged)
+        } else {
+            Ok(())
         }
     }
 

@@ -106,9 +106,10 @@ impl Traffic<'_> {
         waiting: &mut Vec<Waiting<'a>>,
     ) -> Result<(), CudaError> {
         self.staging.bring(shown.version, place, has, &shown.view, waiting);
-        match waiting.len() == self.staging.half_pages() {
-            true => self.transfer(waiting),
-            false => Ok(()),
+        if waiting.len() == self.staging.half_pages() {
+            self.transfer(waiting)
+        } else {
+            Ok(())
         }
     }
 

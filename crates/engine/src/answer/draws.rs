@@ -63,9 +63,10 @@ impl Draws {
     pub(super) fn draw(&mut self, tokens: &[u32], answer_tokens: usize, logits: &[f32]) -> Result<u32, EngineError> {
         let ends = &self.engine.generation_defaults().eos;
         let is_early = answer_tokens < self.options.min_tokens;
-        let forbidden = match is_early && !self.options.ignores_end {
-            true => [ends.as_slice(), &self.options.stop_tokens].concat(),
-            false => Vec::new(),
+        let forbidden = if is_early && !self.options.ignores_end {
+            [ends.as_slice(), &self.options.stop_tokens].concat()
+        } else {
+            Vec::new()
         };
         let mut context = DrawContext {
             tokens,

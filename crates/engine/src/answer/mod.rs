@@ -121,9 +121,10 @@ impl Answer {
         }
         let is_complete = self.draws.accept(token)?;
         let piece = self.decoder.push(self.engine.tokenizer()?, token)?;
-        let text = match self.tokens.len() <= self.options.min_tokens {
-            true => piece,
-            false => self.matcher.push(&piece),
+        let text = if self.tokens.len() <= self.options.min_tokens {
+            piece
+        } else {
+            self.matcher.push(&piece)
         };
         self.text.push_str(&text);
         let stop = match self.matcher.matched() {

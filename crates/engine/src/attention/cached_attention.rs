@@ -275,13 +275,14 @@ impl CachedAttention {
         let are_right = rows.tokens > 0
             && [rows.keys.len(), rows.values.len()] == [keys, keys]
             && output.is_none_or(|output| [rows.queries.len(), output.len()] == [queries, queries]);
-        match are_right {
-            true => Ok(()),
-            false => Err(EngineError::option(
+        if are_right {
+            Ok(())
+        } else {
+            Err(EngineError::option(
                 "tokens",
                 rows.tokens,
                 format!("queries and output need {queries} elements, keys and values {keys}, of at least 1 token"),
-            )),
+            ))
         }
     }
 

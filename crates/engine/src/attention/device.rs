@@ -150,9 +150,10 @@ impl Reader for DevicePages {
             selection,
         });
         let tiles: Vec<PagedTile<'_>> = tiles.collect();
-        let timer = match call.chosen.stays_on_device {
-            true => Some(Arc::clone(&self.queue).timer()?),
-            false => None,
+        let timer = if call.chosen.stays_on_device {
+            Some(Arc::clone(&self.queue).timer()?)
+        } else {
+            None
         };
         let versions = cache.page_versions(chunk.layer);
         let of = self.layer(chunk.layer, &versions);
@@ -397,9 +398,10 @@ fn extend_summaries(
     let page_tokens = cache.shape().page_tokens;
     let lacking = known.iter().enumerate().map(|(kv_head, known)| {
         let held = cache.head_tokens(layer, kv_head);
-        match *known < held && of_head(kv_head) {
-            true => vec![Span::new(known / page_tokens, held.div_ceil(page_tokens))],
-            false => Vec::new(),
+        if *known < held && of_head(kv_head) {
+            vec![Span::new(known / page_tokens, held.div_ceil(page_tokens))]
+        } else {
+            Vec::new()
         }
     });
     let lacking: Vec<Vec<Span>> = lacking.collect();

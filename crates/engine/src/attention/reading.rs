@@ -430,9 +430,10 @@ pub(crate) fn wanted_pages<'a, I: Iterator<Item = (usize, QueryTile<'a>, &'a Sel
     reads: impl FnOnce() -> I,
 ) -> Option<Vec<Vec<Span>>> {
     let shape = cache.shape();
-    let most = match cache.is_near(chunk.layer) {
-        true => chunk.end().div_ceil(shape.page_tokens),
-        false => usize::MAX,
+    let most = if cache.is_near(chunk.layer) {
+        chunk.end().div_ceil(shape.page_tokens)
+    } else {
+        usize::MAX
     };
     let mut wanted = vec![Vec::new(); shape.kv_heads];
     let mut named = 0;

@@ -125,12 +125,11 @@ fn placed<'q>(parts: &[RoundRows<'_>], mut chosen: Vec<(usize, Chosen<'q>)>) -> 
     for (part, chosen) in chosen {
         let tiles = chosen.chunk.tiles.len();
         let goes_on = !parts[part].own.is_empty();
-        let partials = match goes_on {
-            true => {
-                let before = parts[part].own_tiles_before(chosen.chunk.tokens.start);
-                before..before + tiles
-            }
-            false => next..next + tiles,
+        let partials = if goes_on {
+            let before = parts[part].own_tiles_before(chosen.chunk.tokens.start);
+            before..before + tiles
+        } else {
+            next..next + tiles
         };
         next = if goes_on { next } else { partials.end };
         pieces.push(PlacedChunk {
@@ -189,9 +188,10 @@ impl PlacedChunk<'_> {
             return;
         }
         let began = Instant::now();
-        let partials = match self.goes_on {
-            true => &mut part.own[self.partials.clone()],
-            false => &mut partials[self.partials.clone()],
+        let partials = if self.goes_on {
+            &mut part.own[self.partials.clone()]
+        } else {
+            &mut partials[self.partials.clone()]
         };
         match part.attention.attend(&part.step, &part.input, &self.chosen, partials) {
             Ok(()) if self.chosen.stays_on_device => {}
@@ -209,9 +209,10 @@ impl PlacedChunk<'_> {
         let width = part.step.heads.width();
         let first = part.input.first_row * width;
         let output = &mut output[first..first + part.input.tokens * width];
-        let partials = match self.goes_on {
-            true => &mut part.own[self.partials.clone()],
-            false => &mut partials[self.partials.clone()],
+        let partials = if self.goes_on {
+            &mut part.own[self.partials.clone()]
+        } else {
+            &mut partials[self.partials.clone()]
         };
         part.attention
             .complete(&part.step, &part.input, &self.chosen, (partials, output))

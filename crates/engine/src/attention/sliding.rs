@@ -32,9 +32,10 @@ pub(crate) struct SlidingLayers {
 
 impl SlidingLayer {
     pub(crate) fn new(layer: usize, window_tokens: usize, page_tokens: usize) -> Self {
-        let step_tokens = match window_tokens > LARGEST_WHOLE_WINDOW {
-            true => lcm(page_tokens, PART_TOKENS),
-            false => page_tokens,
+        let step_tokens = if window_tokens > LARGEST_WHOLE_WINDOW {
+            lcm(page_tokens, PART_TOKENS)
+        } else {
+            page_tokens
         };
         Self {
             layer,

@@ -301,9 +301,12 @@ impl AttentionState {
             self.policies.prefill.layer_mut(layer)[kv_head].truncate(held);
             self.policies.decode.layer_mut(layer)[kv_head].truncate(held);
         }
-        self.means.truncate(|of_layer, kv_head| match of_layer == layer {
-            true => tokens.saturating_sub(left[kv_head]),
-            false => usize::MAX,
+        self.means.truncate(|of_layer, kv_head| {
+            if of_layer == layer {
+                tokens.saturating_sub(left[kv_head])
+            } else {
+                usize::MAX
+            }
         });
     }
 

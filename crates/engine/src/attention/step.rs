@@ -220,9 +220,10 @@ impl AttentionState {
         } else {
             self.finish(step, input, chosen, partials, output)?;
         }
-        match step.reads_ahead {
-            true => self.reader.read_ahead(&self.cache, chosen.next),
-            false => Ok(()),
+        if step.reads_ahead {
+            self.reader.read_ahead(&self.cache, chosen.next)
+        } else {
+            Ok(())
         }
     }
 
@@ -323,9 +324,10 @@ impl AttentionState {
         let policies = self.policies.of(step.phase).layer(input.cache_layer).iter();
         let blocks: Vec<_> = policies.map(|policy| policy.summary_tokens()).collect();
         let Slot(tokens) = input.slot.after(input.tokens);
-        match estimates.keeps_means(&blocks, tokens) {
-            true => blocks,
-            false => Vec::new(),
+        if estimates.keeps_means(&blocks, tokens) {
+            blocks
+        } else {
+            Vec::new()
         }
     }
 

@@ -95,13 +95,14 @@ impl CompressOptions {
                 future_tokens,
             } => sample_tokens <= self.sink_tokens || future_tokens == 0,
         };
-        match empty {
-            true => Err(EngineError::option(
+        if empty {
+            Err(EngineError::option(
                 "method",
                 &self.method,
                 "it must read at least one token at a time, and more than the sinks",
-            )),
-            false => Ok(()),
+            ))
+        } else {
+            Ok(())
         }
     }
 }

@@ -47,9 +47,10 @@ pub(super) enum Drafts<'a> {
 pub(super) fn costs(sequence: &Sequence, drafts: &Drafts<'_>, together: usize) -> Costs {
     let engine = &**sequence.engine();
     let tokens = sequence.tokens().len() + 1;
-    let disk_ns = match sequence.attention().cache.tiers().has_farther() {
-        true => sequence.usage().bytes_by_tier.disk as f64 * DISK_BYTE_NS,
-        false => 0.0,
+    let disk_ns = if sequence.attention().cache.tiers().has_farther() {
+        sequence.usage().bytes_by_tier.disk as f64 * DISK_BYTE_NS
+    } else {
+        0.0
     };
     let shared_ns = shared_ns(engine, together);
     let of_answer = Attention::of(engine, tokens, &sequence.options().decode);
@@ -157,9 +158,10 @@ impl Attention {
         for (_, layer) in engine.whole_layers() {
             for kv_head in 0..shape.kv_heads {
                 let spec = rules.policy(layer, kv_head);
-                let of_all = match tokens < dense_below(spec, Phase::Decode, &shape, cost) {
-                    true => 1.0,
-                    false => cost.relative_cost(spec, Phase::Decode, &shape, tokens, None),
+                let of_all = if tokens < dense_below(spec, Phase::Decode, &shape, cost) {
+                    1.0
+                } else {
+                    cost.relative_cost(spec, Phase::Decode, &shape, tokens, None)
                 };
                 keys += of_all.min(1.0) * tokens as f64;
                 heads += 1.0;

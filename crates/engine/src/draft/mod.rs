@@ -107,9 +107,10 @@ impl Drafter {
             return Ok(None);
         }
         if let Some(problem) = refusal(sequence) {
-            return match spec.is_optional {
-                true => Ok(None),
-                false => Err(EngineError::option("draft", spec, problem)),
+            return if spec.is_optional {
+                Ok(None)
+            } else {
+                Err(EngineError::option("draft", spec, problem))
             };
         }
         if let Some(path) = &spec.model
@@ -211,10 +212,7 @@ impl Drafter {
             .map(|(_, acceptance, costs)| acceptance.best(costs, balance, most));
         let best = offers
             .enumerate()
-            .reduce(|best, other| match other.1.rate > best.1.rate {
-                true => other,
-                false => best,
-            });
+            .reduce(|best, other| if other.1.rate > best.1.rate { other } else { best });
         let (mut chosen, mut offer) = best.unwrap_or((0, Offer::NONE));
         for (place, (_, acceptance, costs)) in sources.iter_mut().enumerate() {
             if offer.tokens == 0 {

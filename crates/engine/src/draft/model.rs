@@ -162,9 +162,10 @@ impl Drafting<'_> {
 
     /// Draws the next token of the draft from these logits of the small model, `[vocab]`, unless it failed.
     fn take(&mut self, has_failed: bool, row: &[f32]) {
-        let token = match has_failed {
-            true => None,
-            false => self.guess.draw(self.reader.tokens(), row),
+        let token = if has_failed {
+            None
+        } else {
+            self.guess.draw(self.reader.tokens(), row)
         };
         match token {
             Some(token) => {

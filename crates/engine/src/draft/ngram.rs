@@ -108,13 +108,12 @@ mod tests {
             let mut text = Vec::new();
             for _ in 0..400 {
                 let known = text.len();
-                match random.random_bool(0.1) && text.len() > 20 {
-                    true => {
-                        let from = random.random_range(0..text.len() - 10);
-                        let copied = text[from..from + 10].to_vec();
-                        text.extend(copied);
-                    }
-                    false => text.push(random.random_range(0..words)),
+                if random.random_bool(0.1) && text.len() > 20 {
+                    let from = random.random_range(0..text.len() - 10);
+                    let copied = text[from..from + 10].to_vec();
+                    text.extend(copied);
+                } else {
+                    text.push(random.random_range(0..words))
                 }
                 ngrams.extend(&text[known..]);
                 assert_eq!(ngrams.find(), if text.len() < LEAST { None } else { expected(&text) });

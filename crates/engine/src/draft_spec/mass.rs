@@ -84,9 +84,10 @@ impl SparsePolicy for Mass {
 impl Learn for Mass {
     fn observes_from(&self, context: &SelectContext<'_>) -> usize {
         // The last row of a pass: its mass is that of the longest text.
-        match context.tokens == context.total_tokens {
-            true => context.tokens - 1,
-            false => context.tokens,
+        if context.tokens == context.total_tokens {
+            context.tokens - 1
+        } else {
+            context.tokens
         }
     }
 
@@ -131,9 +132,10 @@ impl Persist for Mass {
             .iter()
             .map(|bytes| u64::from_le_bytes(*bytes) as usize)
             .collect();
-        match rest.is_empty() && heavy.is_sorted() {
-            true => Ok(Box::new(Self { heavy, ..self.clone() })),
-            false => Err(PolicyError::BadState),
+        if rest.is_empty() && heavy.is_sorted() {
+            Ok(Box::new(Self { heavy, ..self.clone() }))
+        } else {
+            Err(PolicyError::BadState)
         }
     }
 

@@ -103,13 +103,14 @@ impl DraftSpec {
             return Ok(());
         };
         rules.check(Phase::Decode, 1)?;
-        match rules.specs().any(|spec| spec.info().traits.evicts) {
-            false => Ok(()),
-            true => Err(EngineError::option(
+        if !rules.specs().any(|spec| spec.info().traits.evicts) {
+            Ok(())
+        } else {
+            Err(EngineError::option(
                 "draft",
                 self,
                 "a draft may be wrong, and its policy must not evict tokens for it: use streaming, quest or mass",
-            )),
+            ))
         }
     }
 }

@@ -236,18 +236,20 @@ impl Engine {
     /// # Errors
     /// [`EngineError::ContextExceeded`] with the options that would make them fit.
     pub fn check_context(&self, what: &'static str, tokens: usize) -> Result<(), EngineError> {
-        match self.options.window.is_none() && tokens > self.plan.context_tokens {
-            true => Err(self.context_exceeded(what, tokens)),
-            false => Ok(()),
+        if self.options.window.is_none() && tokens > self.plan.context_tokens {
+            Err(self.context_exceeded(what, tokens))
+        } else {
+            Ok(())
         }
     }
 
     /// Says which options would make `needed` tokens fit.
     pub(crate) fn context_exceeded(&self, what: &'static str, needed: usize) -> EngineError {
         let config = self.model().config();
-        let advice = match needed > config.max_position {
-            true => out_of_positions(needed, config.max_position),
-            false => self.longer_context(needed),
+        let advice = if needed > config.max_position {
+            out_of_positions(needed, config.max_position)
+        } else {
+            self.longer_context(needed)
         };
         EngineError::ContextExceeded {
             what,
@@ -359,9 +361,10 @@ fn check_text(info: &ModelInfo, options: &EngineOptions) -> Result<(), EngineErr
         what: "the prompt, even if all of its tokens were long,",
         needed,
         context,
-        advice: match needed > maximum {
-            true => out_of_positions(needed, maximum),
-            false => format!("shorten the input, or raise `context_tokens` up to {maximum}"),
+        advice: if needed > maximum {
+            out_of_positions(needed, maximum)
+        } else {
+            format!("shorten the input, or raise `context_tokens` up to {maximum}")
         },
     })
 }

@@ -212,9 +212,10 @@ impl EngineOptions {
     /// Tokens that are appended to a layer of the cache at a time at most.
     pub(crate) fn append_tokens(&self) -> usize {
         // Two-phase policies need a whole batch at once.
-        match self.prefill.has_two_phases() {
-            true => self.batch_tokens,
-            false => self.chunk_tokens,
+        if self.prefill.has_two_phases() {
+            self.batch_tokens
+        } else {
+            self.chunk_tokens
         }
     }
 

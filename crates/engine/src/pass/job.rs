@@ -216,16 +216,18 @@ impl Runner {
             Stage::Project(block) => self.project(pass, work, block)?,
             Stage::Attend(round) => {
                 self.attend(pass, work, round)?;
-                pass.stage = match round + 1 < pass.rounds.len() {
-                    true => Stage::Attend(round + 1),
-                    false => Stage::Finish(0),
+                pass.stage = if round + 1 < pass.rounds.len() {
+                    Stage::Attend(round + 1)
+                } else {
+                    Stage::Finish(0)
                 };
             }
             Stage::Finish(block) => self.finish(pass, work, block)?,
         }
-        Ok(match pass.layer == pass.layers {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+        Ok(if pass.layer == pass.layers {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
         })
     }
 

@@ -77,9 +77,10 @@ pub(super) fn of(planner: &Planner<'_>, options: &EngineOptions, plan: &MemoryPl
     if found.is_empty() {
         found.extend(together(planner, options).map(|way| way.text));
     }
-    let advice = match found.is_empty() {
-        true => "use a smaller model or a machine with more memory".to_owned(),
-        false => format!("use {}", found.join(", or ")),
+    let advice = if found.is_empty() {
+        "use a smaller model or a machine with more memory".to_owned()
+    } else {
+        format!("use {}", found.join(", or "))
     };
     let advice = match plan.largest_context_tokens {
         0 => format!("not even one token fits: {advice}"),

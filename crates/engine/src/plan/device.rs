@@ -128,14 +128,16 @@ pub(super) fn room_options(
         heads: config.heads,
         budget_bytes,
         slots: options.kv_tiers.slots,
-        estimate_bytes: match options.prefill.specs().any(PolicySpec::has_estimate) {
-            true => ESTIMATE_BYTES,
-            false => 0,
+        estimate_bytes: if options.prefill.specs().any(PolicySpec::has_estimate) {
+            ESTIMATE_BYTES
+        } else {
+            0
         },
-        bound_bytes: match options.decode.specs().any(PolicySpec::has_bounds) {
+        bound_bytes: if options.decode.specs().any(PolicySpec::has_bounds) {
             // The last block may hold one token.
-            true => options.decode.stored_bytes(&policy_shape, context + 1024),
-            false => 0,
+            options.decode.stored_bytes(&policy_shape, context + 1024)
+        } else {
+            0
         },
         mean_bytes: {
             let specs = options.prefill.specs().chain(options.decode.specs());

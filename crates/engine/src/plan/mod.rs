@@ -318,9 +318,10 @@ pub fn policy_shape(config: &ModelConfig, options: &EngineOptions) -> PolicyShap
 fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) -> u64 {
     let batch = options.batch_tokens.min(context);
     // Two-phase policies hold the sums of a whole batch at once.
-    let chunk = match options.prefill.has_two_phases() {
-        true => batch,
-        false => options.chunk_tokens.min(batch),
+    let chunk = if options.prefill.has_two_phases() {
+        batch
+    } else {
+        options.chunk_tokens.min(batch)
     };
     let floats = batch * config.hidden_size + chunk * config.heads * (config.head_dim + 2) + config.hidden_size;
     let rotation = options.rotation();

@@ -30,16 +30,18 @@ pub struct TierPlan {
 impl TierPlan {
     pub(super) fn new(tiers: &KvTiers, shape: &CacheShape, context: usize) -> Self {
         let [near, apart, disk_bytes] = tiers.bytes_for(shape, context);
-        let device_bytes = match tiers.device.reads_main_memory() {
-            true => near.min(tiers.device_budget_bytes),
-            false => near,
+        let device_bytes = if tiers.device.reads_main_memory() {
+            near.min(tiers.device_budget_bytes)
+        } else {
+            near
         };
         let least_near_bytes = tiers.least_near_bytes(shape);
-        let near_budget = match tiers.device.reads_main_memory() {
-            true => tiers
+        let near_budget = if tiers.device.reads_main_memory() {
+            tiers
                 .ram_budget_bytes
-                .map(|ram| ram.saturating_add(tiers.device_budget_bytes)),
-            false => Some(tiers.device_budget_bytes),
+                .map(|ram| ram.saturating_add(tiers.device_budget_bytes))
+        } else {
+            Some(tiers.device_budget_bytes)
         };
         let disk_budget = tiers.disk.as_ref().map(|disk| disk.budget_bytes.unwrap_or(u64::MAX));
         let refusal = match (near_budget, disk_budget) {

@@ -285,9 +285,10 @@ fn read(
     observe: &mut dyn FnMut(RunEvent<'_>) -> ControlFlow<()>,
 ) -> Result<(), EngineError> {
     let first = session.tokens().len();
-    let cuts = match prefix.is_some() || shared.is_some() {
-        true => prefix_cuts(session.sequence(), tokens.len()),
-        false => Vec::new(),
+    let cuts = if prefix.is_some() || shared.is_some() {
+        prefix_cuts(session.sequence(), tokens.len())
+    } else {
+        Vec::new()
     };
     for end in cuts.into_iter().chain([tokens.len()]) {
         let start = session.tokens().len();

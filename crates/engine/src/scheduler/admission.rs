@@ -57,9 +57,10 @@ impl Scheduler {
             if shared < WORTH_WAITING {
                 return false;
             }
-            let known = match self.is_in_pass(running.id) {
-                true => self.known_beginning(prompt),
-                false => running.sequence.tokens().len(),
+            let known = if self.is_in_pass(running.id) {
+                self.known_beginning(prompt)
+            } else {
+                running.sequence.tokens().len()
             };
             shared >= known + WORTH_WAITING
         })
@@ -213,13 +214,12 @@ impl Scheduler {
         let most = self.bytes_of(running.request.most_tokens());
         // A page that is shared in part is copied when it is written to.
         let copied = self.pool.shape().page_bytes() * self.tables();
-        match has_evicted(&running.sequence) {
+        if has_evicted(&running.sequence) {
             // Its heads hold fewer tokens than it has: it grows from there by as many as any other.
-            true => (most + 2 * copied).saturating_sub(self.bytes_of(running.sequence.tokens().len())),
-            false => {
-                let held = running.sequence.usage().pages as u64 * self.pool.shape().page_bytes();
-                (most + copied).saturating_sub(held)
-            }
+            (most + 2 * copied).saturating_sub(self.bytes_of(running.sequence.tokens().len()))
+        } else {
+            let held = running.sequence.usage().pages as u64 * self.pool.shape().page_bytes();
+            (most + copied).saturating_sub(held)
         }
     }
 
@@ -245,9 +245,10 @@ fn begin_stage(request: &Request, sequence: &Sequence) -> Stage {
     let looks_up = request.prompt_probabilities.is_none() && request.session.is_none();
     Stage::Reading {
         reused_tokens: sequence.tokens().len(),
-        lookup: match can_share(sequence) && looks_up {
-            true => Lookup::Ahead,
-            false => Lookup::Done,
+        lookup: if can_share(sequence) && looks_up {
+            Lookup::Ahead
+        } else {
+            Lookup::Done
         },
         resumed: None,
     }

@@ -132,13 +132,14 @@ impl Scheduler {
             Err(error) => return Some(End::Failed(error)),
         };
         running.clock.begun = Instant::now();
-        match answer.answer.is_full() {
-            true => Some(End::Finished(running.report(
+        if answer.answer.is_full() {
+            Some(End::Finished(running.report(
                 reused_tokens,
                 answer,
                 StopReason::MaxTokens,
-            ))),
-            false => self.draw_first(place, reused_tokens, answer, tell),
+            )))
+        } else {
+            self.draw_first(place, reused_tokens, answer, tell)
         }
     }
 

@@ -36,9 +36,10 @@ fn look_up(
         Ok(match lookup {
             Lookup::Ahead => (Lookup::Filling(Box::new(find_prefix(sequence, cache, prompt)?)), 0),
             Lookup::Filling(mut search) => {
-                match fill_next(sequence, cache, prompt, &mut search, step_tokens(sequence))? {
-                    true => (Lookup::Filling(search), 0),
-                    false => (Lookup::Elsewhere, search.damaged_blocks),
+                if fill_next(sequence, cache, prompt, &mut search, step_tokens(sequence))? {
+                    (Lookup::Filling(search), 0)
+                } else {
+                    (Lookup::Elsewhere, search.damaged_blocks)
                 }
             }
             other => (other, 0),
@@ -54,10 +55,11 @@ fn keep(disk: &mut MeasuredPrefixCache, sequence: &Sequence, offered_tokens: usi
         .min(sequence.prefilled());
     let kept = disk.store(sequence, asked)?;
     let page = sequence.engine().options().page_tokens;
-    Ok(match kept + page <= asked {
-        // The budget is used up, or this sequence cannot be kept.
-        true => sequence.prefilled(),
-        false => asked,
+    // The budget is used up, or this sequence cannot be kept.
+    Ok(if kept + page <= asked {
+        sequence.prefilled()
+    } else {
+        asked
     })
 }
 

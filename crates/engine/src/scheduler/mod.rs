@@ -374,12 +374,11 @@ impl Scheduler {
         let Some(place) = self.running.iter().position(|running| running.id == id) else {
             return false;
         };
-        match self.is_in_pass(id) {
-            false => {
-                self.is_blocked = false;
-                self.retire(place);
-            }
-            true => self.leave_pass(place),
+        if !self.is_in_pass(id) {
+            self.is_blocked = false;
+            self.retire(place);
+        } else {
+            self.leave_pass(place)
         }
         true
     }

@@ -116,9 +116,10 @@ impl Request {
         };
         let (config, engine_options) = (engine.model().config(), engine.options());
         let most = window.whole_tokens(engine_options.page_tokens) + engine_options.chunk_tokens;
-        match most <= engine.plan().context_tokens.min(config.max_position) {
-            true => Ok(()),
-            false => Err(engine.context_exceeded("the window", most)),
+        if most <= engine.plan().context_tokens.min(config.max_position) {
+            Ok(())
+        } else {
+            Err(engine.context_exceeded("the window", most))
         }
     }
 }

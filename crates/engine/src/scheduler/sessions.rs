@@ -234,13 +234,14 @@ impl Scheduler {
             return Err(EngineError::option("decode", &options.decode, requirement));
         }
         let shared = session_beginning(held, &request.tokens);
-        match goes_back_to(held, shared) {
-            true => Ok(()),
-            false => Err(EngineError::OtherText {
+        if goes_back_to(held, shared) {
+            Ok(())
+        } else {
+            Err(EngineError::OtherText {
                 path: path.clone(),
                 saved: held.tokens().len(),
                 shared: common_prefix(held.tokens(), &request.tokens),
-            }),
+            })
         }
     }
 

@@ -102,10 +102,13 @@ impl Scheduler {
                 Lookup::Elsewhere => Lookup::Fetching(Box::new(begin_fetch(sequence, shared, prompt)?)),
                 Lookup::Fetching(mut search) => match advance_fetch(sequence, shared, &mut search, prompt) {
                     Ok(Fetched::Over) => Lookup::Done,
-                    Ok(Fetched::Some) => match begin_early(sequence, &mut search, prompt) {
-                        true => Lookup::Arriving(search),
-                        false => Lookup::Fetching(search),
-                    },
+                    Ok(Fetched::Some) => {
+                        if begin_early(sequence, &mut search, prompt) {
+                            Lookup::Arriving(search)
+                        } else {
+                            Lookup::Fetching(search)
+                        }
+                    }
                     Ok(Fetched::NotYet) => {
                         *lookup = Lookup::Fetching(search);
                         continue;

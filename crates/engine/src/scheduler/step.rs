@@ -97,9 +97,10 @@ impl Scheduler {
         let answers = |running: &Running| matches!(running.stage, Stage::Answering { .. });
         let can_read =
             |running: &Running| matches!(running.stage, Stage::Reading { .. }) && !running.waits_for_blocks();
-        let prompts = match self.pass_waits() {
-            true => self.running.iter().any(Running::has_blocks),
-            false => self.prompt_pass.is_some() || self.running.iter().any(can_read),
+        let prompts = if self.pass_waits() {
+            self.running.iter().any(Running::has_blocks)
+        } else {
+            self.prompt_pass.is_some() || self.running.iter().any(can_read)
         };
         let reads = prompts || !self.compressing.is_empty();
         let keeps = !reads && self.has_more_to_keep();

@@ -435,10 +435,7 @@ impl Sequence {
 
     /// A length on the side of the boundary on which its heads turn.
     pub(crate) fn rotary_length(&self) -> usize {
-        match self.text.turn.is_long {
-            true => usize::MAX,
-            false => 0,
-        }
+        if self.text.turn.is_long { usize::MAX } else { 0 }
     }
 
     /// Tokens that were read again because the sequence grew beyond the length at which its model turns heads otherwise.

@@ -109,9 +109,10 @@ impl Sequence {
             return Err(too_long(record.tokens.len()));
         }
         sequence.attention.cache = cache;
-        match take_record(&mut sequence, record)? {
-            true => Ok(sequence),
-            false => Err(unreadable(path)),
+        if take_record(&mut sequence, record)? {
+            Ok(sequence)
+        } else {
+            Err(unreadable(path))
         }
     }
 }

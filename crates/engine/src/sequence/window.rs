@@ -53,12 +53,11 @@ impl Sequence {
         if pages == 0 && !turns_back {
             return Ok(());
         }
-        let turned = match turns_back {
-            true => {
-                let Slot(end) = self.attention.slot(tokens);
-                turn_window_back(engine, &mut self.attention, sink_pages * page..end)
-            }
-            false => Ok(()),
+        let turned = if turns_back {
+            let Slot(end) = self.attention.slot(tokens);
+            turn_window_back(engine, &mut self.attention, sink_pages * page..end)
+        } else {
+            Ok(())
         };
         if let Err(error) = turned.and_then(|()| place_sinks(engine, &mut self.attention)) {
             return Err(failure(error, self.forget_all()));

@@ -32,9 +32,12 @@ impl Session {
             self.advance(token)?;
             drafted.answer.prime_decoder(&self.sequence)?;
         }
-        let mut show = |text: &str| match text.is_empty() {
-            true => ControlFlow::Continue(()),
-            false => show(text),
+        let mut show = |text: &str| {
+            if text.is_empty() {
+                ControlFlow::Continue(())
+            } else {
+                show(text)
+            }
         };
         // A text that is complete is not interrupted.
         let mut show_drawn = |drawn: Drawn| match (drawn.stop, show(&drawn.text)) {
@@ -42,9 +45,10 @@ impl Session {
             (_, ControlFlow::Break(())) => Some(StopReason::Interrupted),
             (stop, ControlFlow::Continue(())) => stop,
         };
-        let mut stop = match drafted.answer.is_full() {
-            true => Some(StopReason::MaxTokens),
-            false => show_drawn(drafted.answer.draw(&mut self.sequence)?),
+        let mut stop = if drafted.answer.is_full() {
+            Some(StopReason::MaxTokens)
+        } else {
+            show_drawn(drafted.answer.draw(&mut self.sequence)?)
         };
         let mut logits = Vec::new();
         let mut stop = loop {

@@ -48,17 +48,19 @@ pub(crate) fn state_step(sequence: &Sequence) -> usize {
 /// A prompt may be gone on with from these places: then it is read as if it had been read at once. Under dense attention
 /// that holds anywhere, since no row depends on what is read beside it; other policies choose for whole chunks.
 pub(crate) fn prompt_grid(sequence: &Sequence) -> usize {
-    match sequence.options().prefill.is_dense() {
-        true => 1,
-        false => chunk_grid(sequence.engine().options()),
+    if sequence.options().prefill.is_dense() {
+        1
+    } else {
+        chunk_grid(sequence.engine().options())
     }
 }
 
 /// Beginnings are shared in multiples of so many tokens.
 pub(crate) fn beginning_step(sequence: &Sequence) -> usize {
-    match sequence.recurrence().is_recurrent() {
-        true => state_step(sequence),
-        false => prompt_grid(sequence),
+    if sequence.recurrence().is_recurrent() {
+        state_step(sequence)
+    } else {
+        prompt_grid(sequence)
     }
 }
 

@@ -61,21 +61,18 @@ pub(crate) fn find_prefix(
         state: None,
         damaged_blocks: 0,
     };
-    match sequence.recurrence().is_recurrent() {
-        true => {
-            let found = cache.note(&shape, &search.identity, &tokens[..most])?;
-            search.damaged_blocks = found.damaged;
-            search.tokens = found.tokens;
-            search.state = found.note;
-        }
-        false => {
-            let looked_at = most
-                .next_multiple_of(page)
-                .min(tokens.len())
-                .min(servable_tokens(sequence));
-            let known = cache.known_tokens(&shape, &search.identity, &tokens[..looked_at])?;
-            search.tokens = known.min(most) / grid * grid;
-        }
+    if sequence.recurrence().is_recurrent() {
+        let found = cache.note(&shape, &search.identity, &tokens[..most])?;
+        search.damaged_blocks = found.damaged;
+        search.tokens = found.tokens;
+        search.state = found.note;
+    } else {
+        let looked_at = most
+            .next_multiple_of(page)
+            .min(tokens.len())
+            .min(servable_tokens(sequence));
+        let known = cache.known_tokens(&shape, &search.identity, &tokens[..looked_at])?;
+        search.tokens = known.min(most) / grid * grid;
     }
     Ok(search)
 }
@@ -98,9 +95,10 @@ pub(crate) fn fill_next(
     let held = sequence.tokens().len() / step * step;
     sequence.hold_prompt(held, held, &[]);
     let to = held.saturating_add((step_tokens / step).max(1).saturating_mul(step));
-    let end = match to < search.tokens {
-        true => to,
-        false => search.tokens.next_multiple_of(page).min(tokens.len()),
+    let end = if to < search.tokens {
+        to
+    } else {
+        search.tokens.next_multiple_of(page).min(tokens.len())
     };
     let found = match cache.fill(&mut sequence.attention_mut().cache, &search.identity, &tokens[..end]) {
         Ok(found) => found,

@@ -206,12 +206,12 @@ pub(crate) fn begin_fetch(
     let step = lcm(page, grid);
     let held = sequence.tokens().len() / step * step;
     // A state goes with whole pages; without one the last page may be used in part.
-    let looked_at = match sequence.recurrence().is_recurrent() {
-        true => most,
-        false => most
-            .next_multiple_of(page)
+    let looked_at = if sequence.recurrence().is_recurrent() {
+        most
+    } else {
+        most.next_multiple_of(page)
             .min(tokens.len())
-            .min(servable_tokens(sequence)),
+            .min(servable_tokens(sequence))
     };
     let fetch = shared.blocks.fetch(&FetchRequest {
         shape: *sequence.attention().cache.shape(),
@@ -366,9 +366,10 @@ pub(crate) fn give_up_early(sequence: &mut Sequence, search: &SharedSearch) {
 /// Leaves what a fetch that is given up has brought.
 pub(crate) fn drop_fetch(sequence: &mut Sequence, search: &SharedSearch) {
     if search.is_cut {
-        match sequence.recurrence().is_recurrent() {
-            true => drop(sequence.forget_all()),
-            false => sequence.hold_prompt(search.held, search.held, &[]),
+        if sequence.recurrence().is_recurrent() {
+            drop(sequence.forget_all())
+        } else {
+            sequence.hold_prompt(search.held, search.held, &[])
         }
     }
 }
@@ -412,9 +413,10 @@ fn machine(engine: &crate::Engine) -> String {
         Some(_) => "cuda",
         None => "cpu",
     };
-    let system = match cfg!(target_env = "musl") {
-        true => "musl",
-        false => std::env::consts::OS,
+    let system = if cfg!(target_env = "musl") {
+        "musl"
+    } else {
+        std::env::consts::OS
     };
     format!(
         "machine\t{} {} {system} {device} {}\n",

@@ -272,9 +272,10 @@ fn a_compression_that_is_stopped_leaves_the_session_as_it_was() {
         let mut told = Vec::new();
         let stopped = session.compress(&asked, &mut |progress| {
             told.push(progress.tokens_done);
-            match progress.tokens_done > progress.tokens as f64 / 2.0 {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
+            if progress.tokens_done > progress.tokens as f64 / 2.0 {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
             }
         });
         assert!(matches!(stopped, Err(EngineError::Interrupted { .. })), "{asked}");

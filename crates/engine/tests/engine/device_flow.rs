@@ -58,9 +58,10 @@ fn what_attention_returns_stays_on_the_device_with_the_bits_it_has_in_main_memor
             value_format,
             rotate: Some(rotate),
             chunk_tokens,
-            ..match are_near {
-                true => options(Some(device.clone())),
-                false => far(&device, 2, 3),
+            ..if are_near {
+                options(Some(device.clone()))
+            } else {
+                far(&device, 2, 3)
             }
         };
         let what = format!("{key_format:?} {value_format:?} {chunk_tokens} {are_near}");

@@ -118,9 +118,10 @@ fn is_hybrid(model: &str) -> bool {
 
 /// Where a model lies; one with a layer that predicts further tokens is made in `folder`.
 fn path_of(model: &str, folder: &Path) -> PathBuf {
-    match is_hybrid(model) {
-        true => hybrid_with_predictor(folder),
-        false => fixture(model),
+    if is_hybrid(model) {
+        hybrid_with_predictor(folder)
+    } else {
+        fixture(model)
     }
 }
 
@@ -175,19 +176,22 @@ fn wishes(random: &mut StdRng) -> GenerateOptions {
     GenerateOptions {
         max_tokens: random.random_range(0..60),
         sampling,
-        stops: match some(random) {
-            true => vec![[" the", ", and", "e g", "4"].choose(random).unwrap().to_string()],
-            false => Vec::new(),
+        stops: if some(random) {
+            vec![[" the", ", and", "e g", "4"].choose(random).unwrap().to_string()]
+        } else {
+            Vec::new()
         },
-        stop_tokens: match some(random) {
-            true => vec![random.random_range(0..400)],
-            false => Vec::new(),
+        stop_tokens: if some(random) {
+            vec![random.random_range(0..400)]
+        } else {
+            Vec::new()
         },
         min_tokens: if some(random) { random.random_range(0..30) } else { 0 },
         ignores_end: random.random(),
-        form: match some(random) {
-            true => Some(Arc::new(Turns(random.random_range(1..40)))),
-            false => None,
+        form: if some(random) {
+            Some(Arc::new(Turns(random.random_range(1..40))))
+        } else {
+            None
         },
         ..GenerateOptions::default()
     }
@@ -373,9 +377,10 @@ fn compare_requests(seed: u64) -> DraftCount {
         let request = Request {
             tokens: text(&engine, random),
             generate: GenerateOptions {
-                draft: match random.random_bool(0.8) {
-                    true => draft_of(some_draft(random, model), model),
-                    false => DraftSpec::NONE,
+                draft: if random.random_bool(0.8) {
+                    draft_of(some_draft(random, model), model)
+                } else {
+                    DraftSpec::NONE
                 },
                 ..wishes(random)
             },

@@ -128,13 +128,12 @@ fn a_document_on_disk_is_loaded_once_a_step_for_all_who_read_it() {
             let ring = 8 * pool.shape().page_bytes();
             println!("{decode} {}: {loaded} bytes loaded, {on_disk} on disk", format.name());
             assert!(on_disk > 20 * ring, "{on_disk} on disk");
-            match reads_all {
-                true => assert!(loaded.abs_diff(on_disk) <= ring, "{loaded} of {on_disk}"),
+            if reads_all {
+                assert!(loaded.abs_diff(on_disk) <= ring, "{loaded} of {on_disk}")
+            } else {
                 // Wrong guesses come to a ring for each layer of a step.
-                false => {
-                    let guessed = ring * (steps.len() * pool.shape().layers) as u64;
-                    assert!(loaded < on_disk + guessed, "{loaded} of {on_disk}");
-                }
+                let guessed = ring * (steps.len() * pool.shape().layers) as u64;
+                assert!(loaded < on_disk + guessed, "{loaded} of {on_disk}");
             }
 
             let alone = Engine::load(&model, options).unwrap();

@@ -253,10 +253,11 @@ impl Group {
                     let kept = member.sequence.tokens();
                     assert!([kept, &failure.again].concat() == held, "{:?}", failure.error);
                     member.is_disturbed |= member.setting.learns;
-                    match member.setting.lets_go {
-                        // Tokens that were let go cannot be gone back to.
-                        true if !failure.again.is_empty() => member.cut(0),
-                        _ => member.read_again(&mut self.runner, &failure.again),
+                    // Tokens that were let go cannot be gone back to.
+                    if member.setting.lets_go && !failure.again.is_empty() {
+                        member.cut(0)
+                    } else {
+                        member.read_again(&mut self.runner, &failure.again)
                     }
                 }
             }

@@ -110,13 +110,13 @@ fn an_interrupted_prefill_keeps_whole_batches_and_can_go_on() {
     // Between layers of every kind: a batch of 64 tokens takes 16 from layer to layer.
     for stop_after in [0.0, 70.0, 85.0, 101.0, 113.0, 127.0] {
         let mut session = Session::new(&engine).unwrap();
-        let stopped = session.prefill(
-            &tokens,
-            &mut |progress: PrefillProgress| match progress.tokens_done > stop_after {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
-            },
-        );
+        let stopped = session.prefill(&tokens, &mut |progress: PrefillProgress| {
+            if progress.tokens_done > stop_after {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        });
         let kept = if stop_after < 64.0 { 0 } else { 64 };
         assert!(
             matches!(stopped, Err(EngineError::Interrupted { tokens, total: 200 }) if tokens == kept),

@@ -91,9 +91,10 @@ fn options(format: Format, setting: usize) -> EngineOptions {
         window_tokens: 50,
         sink_tokens: 5,
     };
-    match windowed {
-        true => options.with_window(window).unwrap(),
-        false => options,
+    if windowed {
+        options.with_window(window).unwrap()
+    } else {
+        options
     }
 }
 

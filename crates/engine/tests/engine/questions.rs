@@ -62,9 +62,10 @@ fn answers(engine: &Arc<Engine>, prompts: &[String]) -> Result<(Vec<String>, boo
             ControlFlow::Continue(())
         },
         &mut |report| {
-            match found.is_empty() {
-                true => assert_eq!(report.reused_tokens, 0),
-                false => assert!(report.reused_tokens >= shared, "{} of {shared}", report.reused_tokens),
+            if found.is_empty() {
+                assert_eq!(report.reused_tokens, 0)
+            } else {
+                assert!(report.reused_tokens >= shared, "{} of {shared}", report.reused_tokens)
             }
             found.push(report.text);
             ControlFlow::Continue(())

@@ -165,9 +165,10 @@ fn an_interrupted_reading_leaves_an_empty_session_that_reads_again() {
         let stopped = session.prefill(&tokens, &mut |progress| {
             assert!(progress.tokens_done >= latest && progress.tokens == 400);
             latest = progress.tokens_done;
-            match progress.tokens_done < stop_at {
-                true => ControlFlow::Continue(()),
-                false => ControlFlow::Break(()),
+            if progress.tokens_done < stop_at {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
             }
         });
         assert!(matches!(stopped, Err(EngineError::Interrupted { .. })), "{stopped:?}");

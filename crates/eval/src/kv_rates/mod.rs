@@ -302,9 +302,10 @@ fn far(options: &KvRateOptions, shape: &CacheShape, folder: Option<PathBuf>, nea
         tiers.device = Arc::new(CpuDevice::apart());
     }
     let near = tiers.least_near_bytes(shape).max(near_bytes);
-    match apart {
-        true => tiers.device_budget_bytes = near,
-        false => tiers.ram_budget_bytes = Some(near),
+    if apart {
+        tiers.device_budget_bytes = near
+    } else {
+        tiers.ram_budget_bytes = Some(near)
     }
     tiers
 }

@@ -39,12 +39,13 @@ impl Axis {
     /// An axis from the lowest value to the highest, logarithmic where they are positive and far apart.
     pub(super) fn between(values: impl Iterator<Item = f64> + Clone, far_apart: f64) -> Self {
         let axis = Self::of(values.clone(), far_apart);
-        match axis.logarithmic {
-            true => axis,
-            false => Self {
+        if axis.logarithmic {
+            axis
+        } else {
+            Self {
                 low: values.fold(axis.high, f64::min),
                 ..axis
-            },
+            }
         }
     }
 
@@ -101,9 +102,10 @@ impl Axis {
 
     /// Where a value lies, from 0 to 1.
     pub(super) fn place(&self, value: f64) -> f64 {
-        let (low, high, value) = match self.logarithmic {
-            true => (self.low.ln(), self.high.ln(), value.ln()),
-            false => (self.low, self.high, value),
+        let (low, high, value) = if self.logarithmic {
+            (self.low.ln(), self.high.ln(), value.ln())
+        } else {
+            (self.low, self.high, value)
         };
         if high > low {
             ((value - low) / (high - low)).clamp(0.0, 1.0)

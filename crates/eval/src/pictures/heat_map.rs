@@ -135,9 +135,10 @@ fn parameters(name: &str) -> impl Iterator<Item = &str> {
 
 /// The class of text on a shade: pale shades keep the ink.
 pub(super) fn on(shade: usize) -> String {
-    match shade < SHADES / 2 {
-        true => String::new(),
-        false => format!("on{shade}"),
+    if shade < SHADES / 2 {
+        String::new()
+    } else {
+        format!("on{shade}")
     }
 }
 
@@ -165,9 +166,10 @@ pub(super) fn legend(canvas: &mut Canvas, left: f64, top: f64, label: &str, ends
         let x = left + width * number as f64 / last as f64;
         canvas.text("", x, top + 27.0, anchor, end);
     }
-    let (x, y) = match left + width + 10.0 + text_width(label) <= canvas.width() - MARGIN {
-        true => (left + width + 10.0, top + 10.0),
-        false => (left, top + 27.0 + LINE),
+    let (x, y) = if left + width + 10.0 + text_width(label) <= canvas.width() - MARGIN {
+        (left + width + 10.0, top + 10.0)
+    } else {
+        (left, top + 27.0 + LINE)
     };
     canvas.text("quiet", x, y, Anchor::Start, label);
 }

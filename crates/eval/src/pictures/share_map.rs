@@ -192,10 +192,11 @@ impl ShareMap {
 impl Grid {
     fn of(map: &ShareMap) -> Self {
         let cell_width = GRID_WIDTH / map.columns.max(1) as f64;
-        let cell_height = match map.row_names.is_empty() {
-            true => cell_width,
+        let cell_height = if map.row_names.is_empty() {
+            cell_width
+        } else {
             // The grid is at least as high as the name of its rows is long.
-            false => ((text_width(&map.row_label) + 8.0) / map.rows.max(1) as f64).max(18.0),
+            ((text_width(&map.row_label) + 8.0) / map.rows.max(1) as f64).max(18.0)
         };
         let names = map.row_names.iter().map(|name| text_width(name));
         let left = MARGIN + 24.0 + names.fold(0.0, f64::max).max(44.0) + 8.0;

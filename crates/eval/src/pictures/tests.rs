@@ -201,9 +201,10 @@ fn the_same_data_gives_the_same_bytes() {
 fn a_picture_is_written_under_its_name_and_leaves_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
     let files = heat_map(LENGTHS).write(&folder.path().join("below/map.v1")).unwrap();
-    let kinds: &[&str] = match cfg!(feature = "png") {
-        true => &["svg", "png"],
-        false => &["svg"],
+    let kinds: &[&str] = if cfg!(feature = "png") {
+        &["svg", "png"]
+    } else {
+        &["svg"]
     };
     let expected = kinds
         .iter()

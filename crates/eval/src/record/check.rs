@@ -221,8 +221,9 @@ fn interval(name: &str, value: &Interval) -> Checked {
 }
 
 fn check(name: &str, value: impl std::fmt::Display, is_right: bool, fault: &str) -> Checked {
-    match is_right {
-        true => Ok(()),
-        false => Err(format!("{name} is {value}, {fault}")),
+    if is_right {
+        Ok(())
+    } else {
+        Err(format!("{name} is {value}, {fault}"))
     }
 }

@@ -24,9 +24,10 @@ fn of_repository(folder: &Path, built: SystemTime) -> Option<String> {
         return None;
     }
     let changes = git(folder, &["status", "--porcelain", "--untracked-files=no", ":/"])?;
-    Some(match changes.is_empty() {
-        true => commit.to_owned(),
-        false => format!("{commit}+changes"),
+    Some(if changes.is_empty() {
+        commit.to_owned()
+    } else {
+        format!("{commit}+changes")
     })
 }
 

@@ -208,11 +208,12 @@ pub struct RecordFolder {
 }
 
 fn path_of(folder: &Path, name: &str) -> Result<PathBuf, EvalError> {
-    match check::is_file_name(name) {
-        true => Ok(folder.join(format!("{name}.json"))),
-        false => Err(EvalError::Option(format!(
+    if check::is_file_name(name) {
+        Ok(folder.join(format!("{name}.json")))
+    } else {
+        Err(EvalError::Option(format!(
             "--name {name:?} is not a file name: use letters, digits and dashes"
-        ))),
+        )))
     }
 }
 

@@ -88,9 +88,10 @@ fn label(settings: &RunSettings) -> String {
     };
     let (keys, values) = (&*settings.key_format, &*settings.value_format);
     if (keys, values) != ("f16", "f16") {
-        name += &match keys == values {
-            true => format!(", KV {keys}"),
-            false => format!(", KV {keys}:{values}"),
+        name += &if keys == values {
+            format!(", KV {keys}")
+        } else {
+            format!(", KV {keys}:{values}")
         };
     }
     if let Some(attention) = &settings.attention {
@@ -119,9 +120,10 @@ fn short_policy(policy: &str) -> String {
     let default: Vec<&str> = default.split([':', ',']).collect();
     let usual = |pair: &str| default.contains(&pair) || pair == "from=0";
     let own: Vec<&str> = parameters.split(',').filter(|pair| !usual(pair)).collect();
-    match own.is_empty() {
-        true => name.to_owned(),
-        false => format!("{name}:{}", own.join(",")),
+    if own.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{name}:{}", own.join(","))
     }
 }
 

@@ -179,11 +179,12 @@ impl OutsideTask {
         };
         let reply = reader.reply(&prompt, asked, watch)?;
         let score = self.task.score(&reply.answers.join("\n"), &prompt.expected);
-        match (0.0..=1.0).contains(&score) {
-            true => Ok((score, reply.cost)),
-            false => Err(EvalError::Option(format!(
+        if (0.0..=1.0).contains(&score) {
+            Ok((score, reply.cost))
+        } else {
+            Err(EvalError::Option(format!(
                 "task {self} gave a score of {score}: scores are from 0 to 1"
-            ))),
+            )))
         }
     }
 }

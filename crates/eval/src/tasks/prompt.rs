@@ -163,9 +163,10 @@ impl Reader {
                 let shared = session.sequence().shared_with(document);
                 if shared < document.len() || (keeps_nothing_behind && behind) {
                     let batch = session.engine().options().batch_tokens;
-                    let kept = match self.shares && self.compress.is_none() {
-                        true => shared.min(document.len().saturating_sub(256)) / batch * batch,
-                        false => 0,
+                    let kept = if self.shares && self.compress.is_none() {
+                        shared.min(document.len().saturating_sub(256)) / batch * batch
+                    } else {
+                        0
                     };
                     session.truncate(kept)?;
                     read(session, &document[kept..], kept == 0, &mut reply.cost, watch)?;
@@ -209,9 +210,10 @@ impl Reader {
         let session = &mut self.session;
         let batch = session.engine().options().batch_tokens;
         let first_wanted = wanted.first().map_or(0, |range| range.start);
-        let kept = match self.shares {
-            true => session.sequence().shared_with(tokens).min(first_wanted) / batch * batch,
-            false => 0,
+        let kept = if self.shares {
+            session.sequence().shared_with(tokens).min(first_wanted) / batch * batch
+        } else {
+            0
         };
         session.truncate(kept)?;
         let vocab = session.engine().model().config().vocab_size;

@@ -25,9 +25,10 @@ impl Address {
         let scheme = scheme.to_ascii_lowercase();
         let end = rest.find(['/', '?']).unwrap_or(rest.len());
         let authority = rest[..end].to_ascii_lowercase();
-        let path = match rest[end..].starts_with('/') {
-            true => rest[end..].to_owned(),
-            false => format!("/{}", &rest[end..]),
+        let path = if rest[end..].starts_with('/') {
+            rest[end..].to_owned()
+        } else {
+            format!("/{}", &rest[end..])
         };
         let is_known = scheme == "http" || scheme == "https";
         (is_known && is_host_and_port(&authority)).then_some(Self {
@@ -127,9 +128,10 @@ fn is_host_name(name: &str) -> bool {
 pub(crate) fn encoded(path: &str) -> String {
     let mut result = String::with_capacity(path.len());
     for byte in path.bytes() {
-        match byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
-            true => result.push(byte as char),
-            false => result += &format!("%{byte:02X}"),
+        if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
+            result.push(byte as char)
+        } else {
+            result += &format!("%{byte:02X}")
         }
     }
     result

@@ -69,14 +69,17 @@ impl Answer {
     pub(crate) fn next(&self, watch: &mut Watch<'_>) -> Result<Option<Vec<u8>>, Trouble> {
         let start = Instant::now();
         match self.piece(watch)? {
-            Piece::Bytes(bytes) => match self.pace.is_kept(start.elapsed(), bytes.len() as u64) {
-                true => Ok(Some(bytes)),
-                false => Err(self.trouble(format!(
-                    "fewer than {} bytes came in {} s",
-                    self.pace.least_bytes,
-                    self.pace.window.as_secs_f32()
-                ))),
-            },
+            Piece::Bytes(bytes) => {
+                if self.pace.is_kept(start.elapsed(), bytes.len() as u64) {
+                    Ok(Some(bytes))
+                } else {
+                    Err(self.trouble(format!(
+                        "fewer than {} bytes came in {} s",
+                        self.pace.least_bytes,
+                        self.pace.window.as_secs_f32()
+                    )))
+                }
+            }
             Piece::Head(_) | Piece::End => Ok(None),
             Piece::Failed(error) => Err(self.trouble(said(&error))),
         }
@@ -328,9 +331,10 @@ impl Client {
         let said = answer.head.header("x-error-message").unwrap_or_default();
         let said = self.without_token(said);
         let said: String = said.chars().take(LONGEST_MESSAGE).collect();
-        let stated = match said.is_empty() {
-            true => format!("it answers with status {status}"),
-            false => format!("it answers with status {status}: {said}"),
+        let stated = if said.is_empty() {
+            format!("it answers with status {status}")
+        } else {
+            format!("it answers with status {status}: {said}")
         };
         if matches!(status, 408 | 425 | 429 | 500..) {
             return Trouble::Passing {
@@ -375,9 +379,10 @@ fn next_address(answer: &Answer) -> Result<Address, Trouble> {
     let location = answer.head.header("location").unwrap_or_default();
     let next = answer.address.join(location);
     let next = next.ok_or_else(|| answer.refused("it redirects to what is no address".to_owned()))?;
-    match answer.address.is_encrypted() && !next.is_encrypted() {
-        true => Err(answer.refused(format!("it redirects to {} without encryption", next.host()))),
-        false => Ok(next),
+    if answer.address.is_encrypted() && !next.is_encrypted() {
+        Err(answer.refused(format!("it redirects to {} without encryption", next.host())))
+    } else {
+        Ok(next)
     }
 }
 
@@ -418,9 +423,10 @@ fn said(error: &ureq::Error) -> String {
         ureq::Error::Io(error) => error.to_string(),
         error => error.to_string(),
     };
-    match text.contains("certificate") {
-        true => format!("{text} (SSL_CERT_FILE names a file of certificates to trust)"),
-        false => text,
+    if text.contains("certificate") {
+        format!("{text} (SSL_CERT_FILE names a file of certificates to trust)")
+    } else {
+        text
     }
 }
 

@@ -134,9 +134,10 @@ impl Listing {
 fn latest_commit(client: &Client, watch: &mut Watch<'_>) -> Result<String, Trouble> {
     let answer = client.ask(&client.api("revision/main"), 0, watch)?;
     let revision: Revision = json(&answer, watch)?;
-    match is_commit(&revision.sha) {
-        true => Ok(revision.sha),
-        false => Err(answer.refused("it names no commit; HF_ENDPOINT may not be a hub".to_owned())),
+    if is_commit(&revision.sha) {
+        Ok(revision.sha)
+    } else {
+        Err(answer.refused("it names no commit; HF_ENDPOINT may not be a hub".to_owned()))
     }
 }
 

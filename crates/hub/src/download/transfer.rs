@@ -177,9 +177,10 @@ impl<'a> Transfer<'a> {
             Err(error) => return Err(HubError::io(folder)(error.into())),
         };
         let free = system.f_bavail.saturating_mul(system.f_frsize);
-        match needed > 0 && needed.saturating_add(ROOM_LEFT) > free {
-            true => Err(HubError::NoRoom { needed, free, folder }),
-            false => Ok(()),
+        if needed > 0 && needed.saturating_add(ROOM_LEFT) > free {
+            Err(HubError::NoRoom { needed, free, folder })
+        } else {
+            Ok(())
         }
     }
 }

@@ -28,9 +28,10 @@ impl<'a> Watch<'a> {
 
     /// Tells how things stand, not too often.
     pub(crate) fn tick(&mut self) -> Result<(), HubError> {
-        match self.told.is_some_and(|told| told.elapsed() < TICK) {
-            true => Ok(()),
-            false => self.tell(),
+        if self.told.is_some_and(|told| told.elapsed() < TICK) {
+            Ok(())
+        } else {
+            self.tell()
         }
     }
 

@@ -125,14 +125,13 @@ fn an_interrupted_pull_goes_on_where_it_was() {
     let cache = tempfile::tempdir().expect("a folder");
     hub.faults(|asked, _| asked.is_for("m-Q4_0.gguf").then_some(Fault::Slow(50_000)));
     let settings = settings(&hub, cache.path());
-    let stop = pull(
-        &settings,
-        &name("owner/model"),
-        &mut |progress| match progress.bytes_done > 500_000 {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
-        },
-    );
+    let stop = pull(&settings, &name("owner/model"), &mut |progress| {
+        if progress.bytes_done > 500_000 {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    });
     assert!(matches!(stop, Err(HubError::Interrupted)), "{stop:?}");
     let missing = find(cache.path(), &name("owner/model"))
         .expect_err("not whole")

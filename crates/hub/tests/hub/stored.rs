@@ -238,9 +238,10 @@ fn damage_in_a_cache_is_a_line_or_another_pull_and_never_leads_out_of_it() {
             let path = cache
                 .join("models--owner--model")
                 .join(damaged.replace("COMMIT", COMMIT));
-            match path.is_dir() {
-                true => fs::remove_dir_all(&path).expect("removed"),
-                false => fs::remove_file(&path).expect("removed"),
+            if path.is_dir() {
+                fs::remove_dir_all(&path).expect("removed")
+            } else {
+                fs::remove_file(&path).expect("removed")
             }
             fs::write(&path, content).expect("a file");
             let told = [

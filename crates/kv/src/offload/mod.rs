@@ -114,12 +114,11 @@ fn show<E: From<KvError>>(
     for (number, read) in reads.iter().enumerate() {
         far[read.sequence] |= plan.is_far(number);
     }
-    match plan.far.is_empty() {
-        true => each(&plan.next_views(0, None))?,
-        false => {
-            let expected = expected(store, sequences, next);
-            store.offload().stream(&mut plan, &expected, each)?;
-        }
+    if plan.far.is_empty() {
+        each(&plan.next_views(0, None))?
+    } else {
+        let expected = expected(store, sequences, next);
+        store.offload().stream(&mut plan, &expected, each)?;
     }
     Ok(far)
 }

@@ -44,9 +44,10 @@ impl PageStore {
 
     /// Moves a plane that lies near one tier away.
     fn send_away(&mut self, kind: Kind, page: PageId) -> Result<(), KvError> {
-        match self.planes(kind).ram.is_some() {
-            true => self.send_to_ram(kind, page),
-            false => self.send_to_disk(kind, page),
+        if self.planes(kind).ram.is_some() {
+            self.send_to_ram(kind, page)
+        } else {
+            self.send_to_disk(kind, page)
         }
     }
 
@@ -124,9 +125,10 @@ impl PageStore {
             .read()
             .expect("no thread panics while it holds the planes")
             .used_slots();
-        match used < *slots {
-            true => self.send_to_ram(kind, page),
-            false => Ok(()),
+        if used < *slots {
+            self.send_to_ram(kind, page)
+        } else {
+            Ok(())
         }
     }
 

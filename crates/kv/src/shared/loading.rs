@@ -139,9 +139,10 @@ impl Loading {
             self.changed.notify_all();
             return Taken::Item(item, planes);
         }
-        match self.is_over(&state) {
-            true => Taken::Over,
-            false => Taken::NotYet,
+        if self.is_over(&state) {
+            Taken::Over
+        } else {
+            Taken::NotYet
         }
     }
 
@@ -174,10 +175,7 @@ impl Loading {
     /// Blocks at the end that are loaded layer by layer, of so many that were found.
     fn tail(&self, found: usize) -> usize {
         // While another process publishes, blocks come one after the other.
-        match self.wait.is_zero() {
-            true => found.div_ceil(TAIL),
-            false => 0,
-        }
+        if self.wait.is_zero() { found.div_ceil(TAIL) } else { 0 }
     }
 
     /// The block and the slice of an item, where so many blocks were found: block by block, and the tail layer by layer.
@@ -377,9 +375,10 @@ impl Loading {
                 .wait_timeout(state, pause)
                 .unwrap_or_else(std::sync::PoisonError::into_inner);
             state = next;
-            match state.asked.first() == Some(&item) {
-                true => return !state.cancelled,
-                false => pause = POLL * 3,
+            if state.asked.first() == Some(&item) {
+                return !state.cancelled;
+            } else {
+                pause = POLL * 3
             }
         }
     }

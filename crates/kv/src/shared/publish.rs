@@ -104,9 +104,10 @@ impl Queue {
             .changed
             .wait_timeout_while(state, LOOK, |state| state.jobs.is_empty() && !state.ended)
             .unwrap_or_else(PoisonError::into_inner);
-        match state.ended {
-            true => Err(()),
-            false => Ok(state.jobs.pop_front()),
+        if state.ended {
+            Err(())
+        } else {
+            Ok(state.jobs.pop_front())
         }
     }
 

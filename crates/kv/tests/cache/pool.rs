@@ -37,9 +37,10 @@ impl Device for Refusing {
     }
 
     fn allocate(&self, bytes: usize) -> io::Result<Box<dyn DeviceMemory>> {
-        match self.refuses.load(Ordering::Relaxed) {
-            true => Err(io::ErrorKind::OutOfMemory.into()),
-            false => self.memory.allocate(bytes),
+        if self.refuses.load(Ordering::Relaxed) {
+            Err(io::ErrorKind::OutOfMemory.into())
+        } else {
+            self.memory.allocate(bytes)
         }
     }
 }

@@ -177,9 +177,10 @@ fn a_damaged_index_is_a_miss_and_the_cache_begins_anew() {
     for at in (0..whole.len()).step_by(1 + whole.len() / 60).chain(0..64) {
         for cut in [false, true] {
             let mut content = whole.clone();
-            match cut {
-                true => content.truncate(at),
-                false => content[at] ^= 0xff,
+            if cut {
+                content.truncate(at)
+            } else {
+                content[at] ^= 0xff
             }
             fs::write(&path, &content).unwrap();
             let mut filled = KvCache::new(shape, None).unwrap();

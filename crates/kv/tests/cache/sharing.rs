@@ -161,9 +161,10 @@ fn far(folder: &Path, shape: &CacheShape, pages: u64, apart: bool) -> KvTiers {
         ..KvTiers::memory(None)
     };
     let near = 3 * tiers.least_near_bytes(shape) + pages * shape.page_bytes();
-    (tiers.ram_budget_bytes, tiers.device_budget_bytes) = match apart {
-        true => (Some(9 * shape.page_bytes()), near),
-        false => (Some(near), 0),
+    (tiers.ram_budget_bytes, tiers.device_budget_bytes) = if apart {
+        (Some(9 * shape.page_bytes()), near)
+    } else {
+        (Some(near), 0)
     };
     if apart {
         tiers.device = Arc::new(CpuDevice::apart());
@@ -178,9 +179,10 @@ fn a_sequence_that_fills_the_nearest_tier_leaves_room_to_those_that_share_its_pa
     for apart in [false, true] {
         let mut tiers = far(folder.path(), &shape, 0, apart);
         tiers.outlook.context_tokens = 4000;
-        let budget = match apart {
-            true => tiers.device_budget_bytes,
-            false => tiers.ram_budget_bytes.unwrap(),
+        let budget = if apart {
+            tiers.device_budget_bytes
+        } else {
+            tiers.ram_budget_bytes.unwrap()
         };
         let pool = PagePool::new(shape, tiers).unwrap();
         let mut book = pool.cache();

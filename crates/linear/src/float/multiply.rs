@@ -87,9 +87,10 @@ pub(crate) fn multiply<E: Element>(isa: Isa, products: Vec<Product<'_>>, inputs:
                 let input = &input[start * steps..][..rows.len() * steps];
                 let sums = &mut sums[..rows.len()];
                 sums.fill(GroupSums::default());
-                match rows.len() <= TILE_TOKENS {
-                    true => tile(isa, &group, input, steps, 0..steps, sums),
-                    false => panels(isa, &group, input, steps, &mut widened, sums),
+                if rows.len() <= TILE_TOKENS {
+                    tile(isa, &group, input, steps, 0..steps, sums)
+                } else {
+                    panels(isa, &group, input, steps, &mut widened, sums)
                 }
                 for (row, sums) in rows.iter_mut().zip(sums) {
                     let row = &mut row[first..(first + GROUP).min(width)];

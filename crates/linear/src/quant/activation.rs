@@ -84,13 +84,15 @@ pub(crate) fn quantise(values: &[f32], shape: Shape, form: BiasForm, blocks: &mu
             #[cfg(target_arch = "x86_64")]
             BiasForm::Pairs => (-shape.center * low) & 0xffff | (-shape.center * high) << 16,
         };
-        block.bias = match shape.halves {
-            true => pairs.map(bias),
-            false => [bias([pairs[0][0] + pairs[1][0], pairs[0][1] + pairs[1][1]]), 0],
+        block.bias = if shape.halves {
+            pairs.map(bias)
+        } else {
+            [bias([pairs[0][0] + pairs[1][0], pairs[0][1] + pairs[1][1]]), 0]
         };
-        block.negative_sums = match shape.halves {
-            true => sums.map(|sum| -scale * sum as f32),
-            false => [-scale * (sums[0] + sums[1]) as f32, 0.0],
+        block.negative_sums = if shape.halves {
+            sums.map(|sum| -scale * sum as f32)
+        } else {
+            [-scale * (sums[0] + sums[1]) as f32, 0.0]
         };
     }
 }

@@ -37,9 +37,10 @@ impl Projection {
     ) -> Result<[Projection; PARTS], ModelError> {
         let matrices = weights.matrices(&format!("{name}.weight"), heads, outputs, inputs)?;
         let stride: usize = outputs.iter().sum();
-        let bias = match biased {
-            true => Some(weights.vector(&format!("{name}.bias"), heads * stride)?),
-            false => None,
+        let bias = if biased {
+            Some(weights.vector(&format!("{name}.bias"), heads * stride)?)
+        } else {
+            None
         };
         let mut part = 0;
         let mut first = 0;

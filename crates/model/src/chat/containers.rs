@@ -44,9 +44,10 @@ struct Entries {
 
 impl Entries {
     fn place(&self, key: &Value) -> Option<usize> {
-        match self.pairs.len() > SEARCHED {
-            true => self.places.get(key).copied(),
-            false => self.pairs.iter().position(|(held, _)| held.cmp(key).is_eq()),
+        if self.pairs.len() > SEARCHED {
+            self.places.get(key).copied()
+        } else {
+            self.pairs.iter().position(|(held, _)| held.cmp(key).is_eq())
         }
     }
 
@@ -78,9 +79,10 @@ impl Entries {
 
     fn index(&mut self) {
         let keys = self.pairs.iter().map(|(key, _)| key.clone());
-        self.places = match self.pairs.len() > SEARCHED {
-            true => keys.zip(0..).collect(),
-            false => BTreeMap::new(),
+        self.places = if self.pairs.len() > SEARCHED {
+            keys.zip(0..).collect()
+        } else {
+            BTreeMap::new()
         };
     }
 }
@@ -384,9 +386,12 @@ fn sort(meter: &Meter, list: &List, args: &[Value]) -> Result<Value, Error> {
             "the items of the list cannot be sorted: not all are of one kind".to_owned(),
         ));
     }
-    items.sort_by(|left, right| match is_reversed {
-        true => order(right, left),
-        false => order(left, right),
+    items.sort_by(|left, right| {
+        if is_reversed {
+            order(right, left)
+        } else {
+            order(left, right)
+        }
     });
     list.locked(|held| *held = items);
     Ok(Value::from(()))

@@ -156,14 +156,13 @@ impl ChatTemplate {
         }
         let has_default = templates.iter().any(|template| template.name == DEFAULT_NAME);
         let of_settings = settings.chat_templates.into_iter();
-        match has_default {
-            true => {}
+        if !has_default {
             // Files stand before the list, so that theirs are the ones found.
-            false => templates.extend(of_settings.map(|(name, text)| NamedTemplate {
+            templates.extend(of_settings.map(|(name, text)| NamedTemplate {
                 name,
                 file: settings.path.clone(),
                 text,
-            })),
+            }))
         }
         ChatTemplate::of_templates(&templates, settings.special_tokens)
     }

@@ -186,9 +186,10 @@ fn repeat(meter: &Meter, value: &Value, count: &Value) -> Result<Value, Error> {
     let length = value.len().unwrap_or(0);
     meter.charge_times((length as u64).saturating_mul(ITEM_BYTES), count as u64)?;
     let items = value.try_iter()?.collect::<Vec<Value>>();
-    let items: Vec<Value> = match items.is_empty() {
-        true => items,
-        false => std::iter::repeat_n(items, count).flatten().collect(),
+    let items: Vec<Value> = if items.is_empty() {
+        items
+    } else {
+        std::iter::repeat_n(items, count).flatten().collect()
     };
     Ok(if value.is_tuple() {
         Value::from(Tuple::from(items))

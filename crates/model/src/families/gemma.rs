@@ -120,9 +120,12 @@ fn build(
     let mut decoder = Decoder::new(config, weights, final_norm)?;
     for layer in 0..config.layers {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
-        let mut head_norm = |part: &str| match head_norms {
-            true => norm(weights, &name(part), config.head_dim).map(Some),
-            false => Ok(None),
+        let mut head_norm = |part: &str| {
+            if head_norms {
+                norm(weights, &name(part), config.head_dim).map(Some)
+            } else {
+                Ok(None)
+            }
         };
         let (query_norm, key_norm) = (head_norm("self_attn.q_norm")?, head_norm("self_attn.k_norm")?);
         let mut wide_norm = |part: &str| norm(weights, &name(part), hidden).map(Arc::new);

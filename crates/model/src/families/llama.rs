@@ -153,9 +153,12 @@ fn attention(
         let mut load = |name, outputs| Projection::load(weights, &part(name), outputs, hidden, style.input_bias);
         [load("q_proj", queries)?, load("k_proj", kv)?, load("v_proj", kv)?]
     };
-    let mut head_norm = |name| match style.head_norms {
-        true => norm(config, weights, &part(name), config.head_dim).map(Some),
-        false => Ok(None),
+    let mut head_norm = |name| {
+        if style.head_norms {
+            norm(config, weights, &part(name), config.head_dim).map(Some)
+        } else {
+            Ok(None)
+        }
     };
     let attention = Attention {
         norm: Arc::new(before),

@@ -124,9 +124,10 @@ fn norm_plus(
 
 /// What is added to the weights of norms that multiply by 1 + weight; GGUF files have the one added already.
 fn added_to_norms(fields: &Fields) -> Result<f32, ModelError> {
-    Ok(match fields.flag("norms_include_one", false)? {
-        true => 0.0,
-        false => 1.0,
+    Ok(if fields.flag("norms_include_one", false)? {
+        0.0
+    } else {
+        1.0
     })
 }
 

@@ -39,9 +39,12 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
     let mut decoder = Decoder::new(config, weights, final_norm)?;
     for layer in 0..config.layers {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
-        let mut head_norm = |part: &str| match head_norms {
-            true => norm(config, weights, &name(part), config.head_dim).map(Some),
-            false => Ok(None),
+        let mut head_norm = |part: &str| {
+            if head_norms {
+                norm(config, weights, &name(part), config.head_dim).map(Some)
+            } else {
+                Ok(None)
+            }
         };
         let (query_norm, key_norm) = (head_norm("self_attn.q_layernorm")?, head_norm("self_attn.k_layernorm")?);
         let norm = Arc::new(norm(config, weights, &name("input_layernorm"), hidden)?);

@@ -73,9 +73,10 @@ pub(super) fn ends<E>(
     ends.dedup();
     let has = |wanted: &str| ends.iter().any(|id| texts[*id as usize] == wanted);
     // In the format of gpt-oss and of Solar Open a message ends, and the answer goes on with the next one.
-    let is_of_messages = match has("<|call|>") || has("<|calls|>") {
-        true => has("<|return|>") || has("<|flush|>"),
-        false => false,
+    let is_of_messages = if has("<|call|>") || has("<|calls|>") {
+        has("<|return|>") || has("<|flush|>")
+    } else {
+        false
     };
     // Gemma 4 and PLaMo have it as a word.
     let is_word = has("<|tool_response>") || has("<|plamo:eos|>");

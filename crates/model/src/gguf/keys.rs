@@ -188,9 +188,10 @@ fn check_kind(header: &Header<'_>, key: &str, kind: Kind, value: &Metadata<'_>) 
         List => (matches!(value, Metadata::List(_)), "a list"),
         Any => (true, ""),
     };
-    match right {
-        true => Ok(()),
-        false => Err(header.error(key, format!("must be {expected}, found {}", value.show()))),
+    if right {
+        Ok(())
+    } else {
+        Err(header.error(key, format!("must be {expected}, found {}", value.show())))
     }
 }
 

@@ -114,9 +114,10 @@ fn read(path: &Path) -> Result<(File, Mmap), ModelError> {
         return Err(not_a_model(path));
     }
     let map = map(&file).map_err(io)?;
-    match map.starts_with(b"GGUF") {
-        true => Ok((file, map)),
-        false => Err(not_a_model(path)),
+    if map.starts_with(b"GGUF") {
+        Ok((file, map))
+    } else {
+        Err(not_a_model(path))
     }
 }
 

@@ -154,9 +154,10 @@ fn row_order(header: &Header<'_>, stored: &StoredTensor) -> Result<RowOrder, Mod
     } else if name.contains(".attn_q.") {
         "llama.attention.head_count"
     } else if name.contains(".attn_k.") {
-        match header.metadata.contains_key("llama.attention.head_count_kv") {
-            true => "llama.attention.head_count_kv",
-            false => "llama.attention.head_count",
+        if header.metadata.contains_key("llama.attention.head_count_kv") {
+            "llama.attention.head_count_kv"
+        } else {
+            "llama.attention.head_count"
         }
     } else {
         return Ok(RowOrder::Plain);

@@ -108,9 +108,10 @@ impl PreTokenizer {
 
     /// What is done to a text before it is cut.
     pub(super) fn normalizations(&self) -> Vec<Normalization> {
-        match self.composes {
-            true => vec![Normalization::Composed],
-            false => Vec::new(),
+        if self.composes {
+            vec![Normalization::Composed]
+        } else {
+            Vec::new()
         }
     }
 

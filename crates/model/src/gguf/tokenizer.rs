@@ -261,9 +261,10 @@ impl<'a> Tokens<'a> {
     /// BOS and EOS around a text, by the file's flags or by the custom of the tokenizer's kind.
     fn surroundings(&self, adds_bos: bool) -> Result<Surroundings, ModelError> {
         let wanted = |flag: &str, custom: bool, token: &'static str| -> Result<Vec<u32>, ModelError> {
-            match self.flag(flag)?.unwrap_or(custom) {
-                true => Ok(self.named(token)?.into_iter().collect()),
-                false => Ok(Vec::new()),
+            if self.flag(flag)?.unwrap_or(custom) {
+                Ok(self.named(token)?.into_iter().collect())
+            } else {
+                Ok(Vec::new())
             }
         };
         Ok(Surroundings::new(

@@ -111,9 +111,12 @@ impl AddedTokens {
         mut part: impl FnMut(Part<'a>) -> Result<(), String>,
     ) -> Result<(), String> {
         let mut start = 0;
-        let between = |from: usize, to: usize, part: &mut dyn FnMut(Part<'a>) -> Result<(), String>| match from < to {
-            true => part(Part::Text(&text[from..to], from)),
-            false => Ok(()),
+        let between = |from: usize, to: usize, part: &mut dyn FnMut(Part<'a>) -> Result<(), String>| {
+            if from < to {
+                part(Part::Text(&text[from..to], from))
+            } else {
+                Ok(())
+            }
         };
         let mut at = 0;
         while let Some(found) = self.finder(stage).and_then(|finder| finder.next(text, at)) {

@@ -194,9 +194,12 @@ impl Decoding {
                 .collect(),
             Decoding::Spaces(replacement, strips_first) => tokens
                 .enumerate()
-                .map(|(at, token)| match at == 0 && *strips_first {
-                    true => token.replace(*replacement, ""),
-                    false => token.replace(*replacement, " "),
+                .map(|(at, token)| {
+                    if at == 0 && *strips_first {
+                        token.replace(*replacement, "")
+                    } else {
+                        token.replace(*replacement, " ")
+                    }
                 })
                 .collect(),
             Decoding::WordPiece(prefix, cleanup) => tokens

@@ -129,9 +129,10 @@ fn added_tokens(
         }
         tokens.push(AddedToken {
             id: text.id,
-            normalized: match text.normalized {
-                true => Some(normalizer.apply(&content)?.into_owned()),
-                false => None,
+            normalized: if text.normalized {
+                Some(normalizer.apply(&content)?.into_owned())
+            } else {
+                None
             },
             control: text.special || is_mark(&content),
             text: content,

@@ -29,9 +29,10 @@ impl Tokenizer {
         let mut characters = (0..BEHIND_BYTES)
             .filter_map(char::from_u32)
             .filter(|character| byte_of(*character).is_some());
-        let has_all_bytes = match spells_bytes {
-            true => characters.all(has_character),
-            false => spells_rest,
+        let has_all_bytes = if spells_bytes {
+            characters.all(has_character)
+        } else {
+            spells_rest
         };
         if !has_all_bytes || !pipeline.pre_tokenizer.keeps_text() || pipeline.added.take_in_spaces() {
             return None;

@@ -171,9 +171,12 @@ impl Tokenizer {
             flow
         };
         let encoded = self.pipeline.encode(text, literals, add_special, &mut poll);
-        let mut ids = encoded.map_err(|problem| match is_stopped {
-            true => ModelError::TokenizeInterrupted,
-            false => failed(problem),
+        let mut ids = encoded.map_err(|problem| {
+            if is_stopped {
+                ModelError::TokenizeInterrupted
+            } else {
+                failed(problem)
+            }
         })?;
         if let (true, true, Some(bos)) = (add_special, self.adds_bos, self.bos) {
             ids.insert(0, bos);

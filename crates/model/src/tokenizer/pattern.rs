@@ -65,11 +65,12 @@ pub(crate) type PieceSink<'s> = dyn FnMut(Range<usize>) -> Result<(), String> + 
 /// Refuses settings whose regular expressions are too long together, before any of them is compiled.
 pub(crate) fn check_length<'v>(settings: impl Iterator<Item = &'v Value>) -> Result<(), String> {
     let bytes: usize = settings.map(expression_bytes).sum();
-    match bytes <= MOST_PATTERN_BYTES {
-        true => Ok(()),
-        false => Err(format!(
+    if bytes <= MOST_PATTERN_BYTES {
+        Ok(())
+    } else {
+        Err(format!(
             "its regular expressions have {bytes} bytes, {MOST_PATTERN_BYTES} is the limit"
-        )),
+        ))
     }
 }
 

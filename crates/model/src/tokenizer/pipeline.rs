@@ -42,9 +42,10 @@ impl Pipeline {
         }
         let mut ids = Vec::with_capacity(text.len() / 4);
         let mut word = Word::new(Watch::new(poll));
-        let literals_behind = match self.added.has_normalized_control() {
-            true => literals,
-            false => &[],
+        let literals_behind = if self.added.has_normalized_control() {
+            literals
+        } else {
+            &[]
         };
         self.added
             .split(text, Stage::BeforeNormalizer, literals, |part| match part {

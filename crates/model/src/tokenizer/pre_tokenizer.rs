@@ -300,9 +300,10 @@ fn push_byte_level(steps: &mut Vec<Cut>, add_prefix_space: bool, use_regex: bool
 }
 
 fn digits(individual: bool) -> Cut {
-    let behavior = match individual {
-        true => Behavior::Isolated,
-        false => Behavior::Contiguous,
+    let behavior = if individual {
+        Behavior::Isolated
+    } else {
+        Behavior::Contiguous
     };
     Cut::split(Pattern::Character(char::is_numeric), behavior)
 }

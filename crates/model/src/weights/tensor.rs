@@ -139,9 +139,10 @@ pub(crate) fn check_name(name: &str) -> Result<(), String> {
             name.len()
         ));
     }
-    match name.chars().any(char::is_control) {
-        true => Err(format!("the name {name:?} holds control characters")),
-        false => Ok(()),
+    if name.chars().any(char::is_control) {
+        Err(format!("the name {name:?} holds control characters"))
+    } else {
+        Ok(())
     }
 }
 

@@ -159,18 +159,20 @@ pub(crate) fn read_in_blocks(
     cuts: Cuts,
 ) -> Vec<f32> {
     let segments = work.iter().map(|(sequence, tokens)| {
-        let segment = match sequence.generates {
-            true => SegmentTokens::generated(tokens, sequence.tokens),
-            false => SegmentTokens::prompt(tokens, sequence.tokens),
+        let segment = if sequence.generates {
+            SegmentTokens::generated(tokens, sequence.tokens)
+        } else {
+            SegmentTokens::prompt(tokens, sequence.tokens)
         };
         segment.in_length(sequence.length.max(segment.length))
     });
     let batch = Batch::new(segments).unwrap();
     forward.embed(&batch).unwrap();
     let blocks = forward.row_blocks(cuts.most);
-    let groups = match cuts.in_turn {
-        true => blocks.chunks(1),
-        false => blocks.chunks(blocks.len()),
+    let groups = if cuts.in_turn {
+        blocks.chunks(1)
+    } else {
+        blocks.chunks(blocks.len())
     };
     for layer in 0..config.layers {
         for blocks in groups.clone() {

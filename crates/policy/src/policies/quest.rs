@@ -154,9 +154,10 @@ impl SparsePolicy for Quest {
 
 impl Summarize for Quest {
     fn keys_from(&self, context: &SelectContext<'_>) -> usize {
-        match self.reads_all(context) {
-            true => context.tokens,
-            false => self.bounds.tokens(),
+        if self.reads_all(context) {
+            context.tokens
+        } else {
+            self.bounds.tokens()
         }
     }
 
@@ -199,9 +200,10 @@ impl Quest {
 
 /// A share of the blocks: as many for a context of any length would lose facts in long ones.
 fn share_of(blocks: usize, share: f32) -> usize {
-    match share > 0.0 {
-        true => ((f64::from(share) * blocks as f64).ceil() as usize).max(LEAST_BLOCKS),
-        false => 0,
+    if share > 0.0 {
+        ((f64::from(share) * blocks as f64).ceil() as usize).max(LEAST_BLOCKS)
+    } else {
+        0
     }
 }
 

@@ -128,9 +128,10 @@ impl SparsePolicy for Twilight {
 
 impl Summarize for Twilight {
     fn keys_from(&self, context: &SelectContext<'_>) -> usize {
-        match context.layer < self.dense_layers {
-            true => context.tokens,
-            false => self.bounds.tokens().min(context.tokens),
+        if context.layer < self.dense_layers {
+            context.tokens
+        } else {
+            self.bounds.tokens().min(context.tokens)
         }
     }
 

@@ -43,10 +43,7 @@ impl Answers {
                     Poll::Pending => has_more = true,
                 }
             }
-            match has_more {
-                true => Poll::Pending,
-                false => Poll::Ready(None),
-            }
+            if has_more { Poll::Pending } else { Poll::Ready(None) }
         })
         .await
     }

@@ -34,9 +34,10 @@ trait Answering {
 
 /// The answer as the client wants it.
 async fn send(answering: impl Answering, is_streamed: bool) -> Result<Response, Failure> {
-    match is_streamed {
-        true => Ok(events::response(answering.stream())),
-        false => answering.whole().await,
+    if is_streamed {
+        Ok(events::response(answering.stream()))
+    } else {
+        answering.whole().await
     }
 }
 
@@ -82,12 +83,13 @@ fn check_type(request: &Request) -> Result<(), Failure> {
     let kind = request.headers().get(header::CONTENT_TYPE);
     let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or("");
     let kind = kind.split(';').next().unwrap_or("").trim().to_ascii_lowercase();
-    match kind == "application/json" || kind.ends_with("+json") {
-        true => Ok(()),
-        false => Err(Failure::new(
+    if kind == "application/json" || kind.ends_with("+json") {
+        Ok(())
+    } else {
+        Err(Failure::new(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
             format!("the body must be JSON: send it with \"Content-Type: application/json\", found {kind:?}"),
-        )),
+        ))
     }
 }
 

@@ -20,24 +20,26 @@ use crate::tokenising::Wanted;
 
 /// Says that the server is there.
 pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
-    match app.driver.is_alive() {
-        true => Json(json!({"status": "ok"})).into_response(),
-        false => Failure::stopping().into_response(),
+    if app.driver.is_alive() {
+        Json(json!({"status": "ok"})).into_response()
+    } else {
+        Failure::stopping().into_response()
     }
 }
 
 /// Says if it takes a request now.
 pub(crate) async fn ready(State(app): State<Arc<App>>) -> Response {
-    match app.driver.is_alive() && app.driver.taken() < app.options.limits.requests {
-        true => Json(json!({"status": "ready"})).into_response(),
-        false => Failure {
+    if app.driver.is_alive() && app.driver.taken() < app.options.limits.requests {
+        Json(json!({"status": "ready"})).into_response()
+    } else {
+        Failure {
             retry_after_s: Some(5),
             ..Failure::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "the server takes no further request now",
             )
         }
-        .into_response(),
+        .into_response()
     }
 }
 

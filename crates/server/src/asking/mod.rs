@@ -96,9 +96,10 @@ impl Wishes {
                 prompts.len()
             )));
         }
-        let seed = match self.has_seed {
-            true => self.generate.sampling.seed,
-            false => rand::random(),
+        let seed = if self.has_seed {
+            self.generate.sampling.seed
+        } else {
+            rand::random()
         };
         let session = match &self.extras.session {
             Some(name) => Some(sessions::bring(app, name).await?),

@@ -112,16 +112,20 @@ fn render_now(app: &App, conversation: Conversation, until: Instant) -> Result<C
     let mut messages = traits.turns.arrange(messages);
     traits.shorten_ids(&mut messages);
     let render = |messages: &[Value], is_answered: bool| {
-        let mut poll = || match Instant::now() < until {
-            true => ControlFlow::Continue(()),
-            false => ControlFlow::Break(()),
+        let mut poll = || {
+            if Instant::now() < until {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
+            }
         };
         let text = template.render_until(&Value::Array(messages.to_vec()), is_answered, &all, &mut poll);
         text.map_err(|error| Failure::field("messages", error.to_string().replace('\n', " ")))
     };
-    match goes_on {
-        true => begun_answer(messages, &|messages| render(messages, false)),
-        false => render(&messages, !ends_with_message),
+    if goes_on {
+        begun_answer(messages, &|messages| render(messages, false))
+    } else {
+        render(&messages, !ends_with_message)
     }
 }
 
@@ -180,9 +184,10 @@ fn begun_answer(
 
 /// The prompt of a conversation.
 pub(crate) async fn prompt(app: &Arc<App>, conversation: Conversation) -> Result<Prompt, Failure> {
-    let begun = match conversation.goes_on {
-        true => conversation.messages.last().and_then(|last| last["content"].as_str()),
-        false => None,
+    let begun = if conversation.goes_on {
+        conversation.messages.last().and_then(|last| last["content"].as_str())
+    } else {
+        None
     };
     let is_begun_thinking = begun.is_some_and(|begun| app.markup.is_open_thought(begun));
     let text = render(app, conversation).await?;

@@ -118,9 +118,12 @@ impl Probe<'_> {
         if !self.tools.is_null() {
             variables.insert("tools".to_owned(), self.tools.clone());
         }
-        let mut poll = || match Instant::now() < self.until {
-            true => ControlFlow::Continue(()),
-            false => ControlFlow::Break(()),
+        let mut poll = || {
+            if Instant::now() < self.until {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
+            }
         };
         let messages = Value::Array(messages.to_vec());
         let text = self.template.render_until(&messages, true, &variables, &mut poll);
@@ -164,9 +167,12 @@ impl Probe<'_> {
         };
         let efforts = Effort::ALL.into_iter();
         efforts
-            .filter(|effort| match takes_any {
-                true => is_common(effort) || is_named(effort),
-                false => takes(effort.word()),
+            .filter(|effort| {
+                if takes_any {
+                    is_common(effort) || is_named(effort)
+                } else {
+                    takes(effort.word())
+                }
             })
             .collect()
     }

@@ -65,9 +65,10 @@ impl Turns {
     }
 
     fn takes_system_behind(self, before: &[Value]) -> bool {
-        match before.iter().all(|message| message["role"] == "system") {
-            true => self.system,
-            false => self.later_system,
+        if before.iter().all(|message| message["role"] == "system") {
+            self.system
+        } else {
+            self.later_system
         }
     }
 

@@ -41,20 +41,22 @@ pub(crate) fn form_of(app: &App, tools: &[Value], is_required: bool) -> Result<F
         CallStyle::Phi => ("<|tool_call|>", r#""[" call "]""#, Some("<|/tool_call|>")),
         CallStyle::Bare if is_required => return Ok(Form::Grammar(format!("start: call\n{call}"))),
         CallStyle::Bare | CallStyle::Gemma => {
-            return Err(match is_required {
-                true => Failure::field("tool_choice", "this model's calls cannot be required: use auto"),
-                false => Failure::field(
+            return Err(if is_required {
+                Failure::field("tool_choice", "this model's calls cannot be required: use auto")
+            } else {
+                Failure::field(
                     "tools",
                     "this model's calls cannot be held to strict tools: leave strict out",
-                ),
+                )
             });
         }
     };
     let end = end.map(|end| mark_of(tokenizer, end)).unwrap_or_default();
     let rest = format!("{inner} {end}\n{call}");
-    Ok(Form::Grammar(match is_required {
-        true => format!("start: {} {rest}", mark_of(tokenizer, begin)),
-        false => format!("{}\nrest: {rest}", free_start(tokenizer, begin)),
+    Ok(Form::Grammar(if is_required {
+        format!("start: {} {rest}", mark_of(tokenizer, begin))
+    } else {
+        format!("{}\nrest: {rest}", free_start(tokenizer, begin))
     }))
 }
 

@@ -54,9 +54,10 @@ pub(super) fn factory(engine: &Arc<Engine>) -> Result<Arc<ParserFactory>, String
 /// The bytes of a token; special tokens are marked, so that no text matches them.
 fn bytes_of(tokenizer: &Tokenizer, id: TokenId) -> Result<Vec<u8>, String> {
     let bytes = tokenizer.token_bytes(id).map_err(|error| error.to_string())?;
-    Ok(match tokenizer.is_special(id) {
-        true => [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes.as_slice()].concat(),
-        false => bytes,
+    Ok(if tokenizer.is_special(id) {
+        [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes.as_slice()].concat()
+    } else {
+        bytes
     })
 }
 

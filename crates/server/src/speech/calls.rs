@@ -28,15 +28,14 @@ pub(super) fn parse(style: CallStyle, text: &str, tools: &KnownTools) -> Option<
 /// stand in the answer: other JSON is data.
 pub(super) fn parse_unmarked(text: &str, tools: &KnownTools) -> Option<Vec<WrittenCall>> {
     let text = without_tag(without_fence(text.trim()));
-    let calls = match text.starts_with("<function=") {
-        true => parse_xml(text, tools)?,
-        false => {
-            let values = values_of(text)?;
-            if !values.iter().all(|(value, _)| is_call(value)) {
-                return None;
-            }
-            calls_of(values)?
+    let calls = if text.starts_with("<function=") {
+        parse_xml(text, tools)?
+    } else {
+        let values = values_of(text)?;
+        if !values.iter().all(|(value, _)| is_call(value)) {
+            return None;
         }
+        calls_of(values)?
     };
     let are_known = !calls.is_empty() && calls.iter().all(|call| tools.find(&call.name).is_some());
     are_known.then_some(calls)

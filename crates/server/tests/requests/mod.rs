@@ -100,8 +100,9 @@ fn with(path: &str, field: &str, value: Value) -> Value {
 }
 
 fn shape_of(path: &str) -> Shape {
-    match path.starts_with(MESSAGES) {
-        true => Shape::Anthropic,
-        false => Shape::OpenAi,
+    if path.starts_with(MESSAGES) {
+        Shape::Anthropic
+    } else {
+        Shape::OpenAi
     }
 }

@@ -11,9 +11,10 @@ pub(super) fn cases() -> Vec<Case> {
 /// A request with this method and these lines of the head.
 fn request(method: &str, path: &str, lines: &[&str], body: &str) -> Vec<u8> {
     let lines: String = lines.iter().map(|line| format!("{line}\r\n")).collect();
-    let length = match lines.to_ascii_lowercase().contains("content-length") || lines.contains("Transfer-Encoding") {
-        true => String::new(),
-        false => format!("Content-Length: {}\r\n", body.len()),
+    let length = if lines.to_ascii_lowercase().contains("content-length") || lines.contains("Transfer-Encoding") {
+        String::new()
+    } else {
+        format!("Content-Length: {}\r\n", body.len())
     };
     format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n{lines}{length}\r\n{body}").into_bytes()
 }

@@ -345,9 +345,10 @@ fn strict_tools_beside_a_form_leave_both_open_and_required_calls_come_first() {
     };
     assert_eq!(ask("required")["finish_reason"], "tool_calls");
     let free = ask("auto")["message"].clone();
-    let text = match free["tool_calls"].is_null() {
-        true => free["content"].clone(),
-        false => free["tool_calls"][0]["function"]["arguments"].clone(),
+    let text = if free["tool_calls"].is_null() {
+        free["content"].clone()
+    } else {
+        free["tool_calls"][0]["function"]["arguments"].clone()
     };
     assert_eq!(
         serde_json::from_str::<Value>(text.as_str().unwrap()).unwrap(),

@@ -174,9 +174,10 @@ impl Stream {
     pub(crate) fn whole(mut self) -> Response {
         let mut body = Vec::new();
         self.lines.read_to_end(&mut body).unwrap();
-        let body = match self.head.to_ascii_lowercase().contains("transfer-encoding: chunked") {
-            true => unchunked(&body),
-            false => body,
+        let body = if self.head.to_ascii_lowercase().contains("transfer-encoding: chunked") {
+            unchunked(&body)
+        } else {
+            body
         };
         Response {
             status: self.status,

@@ -93,17 +93,14 @@ impl HttpService for Client {
             .saturating_duration_since(Instant::now())
             .max(Duration::from_millis(1));
         let has_body = !body.is_empty() || matches!(parts.method.as_str(), "PUT" | "POST");
-        let answer = match has_body {
-            true => {
-                let request = ureq::http::Request::from_parts(parts, &body[..]);
-                let request = self.0.configure_request(request).timeout_global(Some(left)).build();
-                self.0.run(request)
-            }
-            false => {
-                let request = ureq::http::Request::from_parts(parts, ());
-                let request = self.0.configure_request(request).timeout_global(Some(left)).build();
-                self.0.run(request)
-            }
+        let answer = if has_body {
+            let request = ureq::http::Request::from_parts(parts, &body[..]);
+            let request = self.0.configure_request(request).timeout_global(Some(left)).build();
+            self.0.run(request)
+        } else {
+            let request = ureq::http::Request::from_parts(parts, ());
+            let request = self.0.configure_request(request).timeout_global(Some(left)).build();
+            self.0.run(request)
         };
         let (parts, mut body) = answer.map_err(failed)?.into_parts();
         // Headers around a block's bytes do not count.

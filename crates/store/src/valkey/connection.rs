@@ -282,9 +282,10 @@ impl Connection {
             bytes.extend_from_slice(&self.buffer[self.unread.start..self.unread.start + count]);
             self.unread.start += count;
         }
-        match bytes.ends_with(b"\r\n") {
-            true => bytes.truncate(length),
-            false => return Err(StoreError::Wrong("bytes of another length than was said".to_owned())),
+        if bytes.ends_with(b"\r\n") {
+            bytes.truncate(length)
+        } else {
+            return Err(StoreError::Wrong("bytes of another length than was said".to_owned()));
         }
         Ok(bytes)
     }
@@ -307,16 +308,18 @@ impl Connection {
 
     fn left(&self, until: Instant) -> Result<Duration, StoreError> {
         let left = until.saturating_duration_since(Instant::now());
-        match left.is_zero() {
-            true => Err(StoreError::TimedOut(self.time)),
-            false => Ok(left),
+        if left.is_zero() {
+            Err(StoreError::TimedOut(self.time))
+        } else {
+            Ok(left)
         }
     }
 
     fn failed(&self, error: &io::Error) -> StoreError {
-        match is_timeout(error) {
-            true => StoreError::TimedOut(self.time),
-            false => StoreError::Unreachable(error.to_string()),
+        if is_timeout(error) {
+            StoreError::TimedOut(self.time)
+        } else {
+            StoreError::Unreachable(error.to_string())
         }
     }
 }

@@ -147,9 +147,10 @@ fn history_path() -> Option<PathBuf> {
             .map(PathBuf::from)
             .filter(|path| path.is_absolute())
     };
-    let state = match cfg!(windows) {
-        true => folder("LOCALAPPDATA"),
-        false => folder("XDG_STATE_HOME").or_else(|| Some(folder("HOME")?.join(".local/state"))),
+    let state = if cfg!(windows) {
+        folder("LOCALAPPDATA")
+    } else {
+        folder("XDG_STATE_HOME").or_else(|| Some(folder("HOME")?.join(".local/state")))
     };
     Some(state?.join("riffle").join("chat_history"))
 }
@@ -185,18 +186,20 @@ impl Hinter for Assistant {
 
 impl Validator for Assistant {
     fn validate(&self, context: &mut ValidationContext<'_>) -> rustyline::Result<ValidationResult> {
-        Ok(match is_whole(context.input()) {
-            true => ValidationResult::Valid(None),
-            false => ValidationResult::Incomplete,
+        Ok(if is_whole(context.input()) {
+            ValidationResult::Valid(None)
+        } else {
+            ValidationResult::Incomplete
         })
     }
 }
 
 impl Highlighter for Assistant {
     fn highlight_prompt<'b, 's: 'b, 'p: 'b>(&'s self, prompt: &'p str, _default: bool) -> Cow<'b, str> {
-        match self.has_colours {
-            true => Cow::Owned(format!("\u{1b}[1;36m{prompt}\u{1b}[0m")),
-            false => Cow::Borrowed(prompt),
+        if self.has_colours {
+            Cow::Owned(format!("\u{1b}[1;36m{prompt}\u{1b}[0m"))
+        } else {
+            Cow::Borrowed(prompt)
         }
     }
 }

@@ -139,9 +139,10 @@ impl Talk {
                 .iter()
                 .map(|document| document.name.clone()),
         );
-        match before.is_empty() {
-            true => "> ".to_owned(),
-            false => format!("[{}] > ", crate::shown::name(&before.join(", "))),
+        if before.is_empty() {
+            "> ".to_owned()
+        } else {
+            format!("[{}] > ", crate::shown::name(&before.join(", ")))
         }
     }
 

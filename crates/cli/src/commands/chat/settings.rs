@@ -63,9 +63,10 @@ pub(crate) fn shown(options: &GenerateOptions) -> String {
         tokens => tokens.to_string(),
     };
     let stops = options.stops.iter().map(|stop| format!("{stop:?}"));
-    let stops = match options.stops.is_empty() {
-        true => "- (none)".to_owned(),
-        false => stops.collect::<Vec<_>>().join(" "),
+    let stops = if options.stops.is_empty() {
+        "- (none)".to_owned()
+    } else {
+        stops.collect::<Vec<_>>().join(" ")
     };
     let values = [
         sampling.temperature.to_string(),

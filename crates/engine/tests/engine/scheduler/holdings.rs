@@ -44,12 +44,11 @@ impl Picture {
         let blocks = TextBlock::chain(PAGE, &prompt[..prompt.len() - 1]);
         let held = blocks.take_while(|block| self.holds(block.key, HeldKind::KeysAndValues));
         let held: Vec<TextBlock> = held.collect();
-        let pages = match is_recurrent {
-            false => held.len(),
-            true => {
-                let state = |block: &TextBlock| self.holds(block.key, HeldKind::RecurrentState);
-                held.iter().rposition(state).map_or(0, |place| place + 1)
-            }
+        let pages = if !is_recurrent {
+            held.len()
+        } else {
+            let state = |block: &TextBlock| self.holds(block.key, HeldKind::RecurrentState);
+            held.iter().rposition(state).map_or(0, |place| place + 1)
         };
         pages * PAGE
     }

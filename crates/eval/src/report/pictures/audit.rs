@@ -135,9 +135,10 @@ fn heavy_hitters(table: &AuditTable, run: &str) -> Picture {
     let remark = |heads: &Vec<&AuditedHead>| {
         let jaccards: Vec<f64> = heads.iter().filter_map(|head| head.heavy_jaccard).collect();
         let sinks = percent(mean(heads.iter().map(|head| head.sink_mass).collect()));
-        match jaccards.is_empty() {
-            true => format!("{sinks} · –"),
-            false => format!("{sinks} · {:.2}", mean(jaccards)),
+        if jaccards.is_empty() {
+            format!("{sinks} · –")
+        } else {
+            format!("{sinks} · {:.2}", mean(jaccards))
         }
     };
     let shares: Vec<f64> = shares.collect();

@@ -56,9 +56,10 @@ pub(super) fn needle(table: &NeedleTable, on: &str) -> Vec<(String, Picture)> {
 /// `3/4` where whole answers were counted.
 fn found(cell: &NeedleCell) -> String {
     let right = cell.score.mean * cell.score.samples as f64;
-    match (right - right.round()).abs() < 1e-6 {
-        true => format!("{right:.0}/{}", cell.score.samples),
-        false => percent(cell.score.mean),
+    if (right - right.round()).abs() < 1e-6 {
+        format!("{right:.0}/{}", cell.score.samples)
+    } else {
+        percent(cell.score.mean)
     }
 }
 

@@ -79,9 +79,10 @@ impl<'a> Hidden<'a> {
         };
         for (number, key) in hidden.keys.iter().enumerate() {
             for _ in 0..values {
-                let value = match hidden.has_uuids {
-                    true => uuid(random),
-                    false => corpus.number(random),
+                let value = if hidden.has_uuids {
+                    uuid(random)
+                } else {
+                    corpus.number(random)
                 };
                 let depth = random.random_range(0.0..1.0);
                 hidden.facts.push(Fact {
@@ -96,9 +97,10 @@ impl<'a> Hidden<'a> {
 
     /// What values are called, one and several.
     fn nouns(&self) -> [(&'static str, &'static str); 2] {
-        match self.has_uuids {
-            true => [("noun", "uuid"), ("nouns", "uuids")],
-            false => [("noun", "number"), ("nouns", "numbers")],
+        if self.has_uuids {
+            [("noun", "uuid"), ("nouns", "uuids")]
+        } else {
+            [("noun", "number"), ("nouns", "numbers")]
         }
     }
 

@@ -32,15 +32,19 @@ pub(super) fn stated(
         fill(&wording.second_hop, &named)
     };
     // Fact 0 is asked for. Of two hops every fact has its keeper, in another paragraph.
-    let (ask, key) = match two_hops {
-        true => (&wording.ask_two_hops, &keys[paragraphs]),
-        false => (&wording.ask, &keys[0]),
+    let (ask, key) = if two_hops {
+        (&wording.ask_two_hops, &keys[paragraphs])
+    } else {
+        (&wording.ask, &keys[0])
     };
     let frame = corpus.frame(&wording.before, &ask.fill(&[("key", key)]), watch)?;
     let room = room(context_tokens, frame.head.len() + frame.tail.len(), "qa")?;
-    let texts = (0..paragraphs).flat_map(|number| match two_hops {
-        true => vec![fact(number), keeper(number)],
-        false => vec![fact(number)],
+    let texts = (0..paragraphs).flat_map(|number| {
+        if two_hops {
+            vec![fact(number), keeper(number)]
+        } else {
+            vec![fact(number)]
+        }
     });
     let texts: Vec<String> = texts
         .map(|fact| {

@@ -20,9 +20,10 @@ impl Convolution {
         kernel: usize,
     ) -> Result<Convolution, ModelError> {
         let flat = weights.info(name).is_some_and(|info| info.shape.len() == 2);
-        let values = match flat {
-            true => weights.array(name, &[channels, kernel])?,
-            false => weights.array(name, &[channels, 1, kernel])?,
+        let values = if flat {
+            weights.array(name, &[channels, kernel])?
+        } else {
+            weights.array(name, &[channels, 1, kernel])?
         };
         Ok(Convolution::new(&values, channels))
     }

@@ -65,12 +65,11 @@ impl GatedDeltaNet {
     ) -> Result<GatedDeltaNet, ModelError> {
         let (channels, value_width, value_heads) = (shape.channels(), shape.value_width(), shape.value_heads);
         let part = |part: &str| format!("{name}.{part}");
-        let decay_rates = match storage.decay_rates {
-            true => weights.vector(&part("A"), value_heads)?,
-            false => {
-                let logarithms = weights.vector(&part("A_log"), value_heads)?;
-                logarithms.into_iter().map(|logarithm| -logarithm.exp()).collect()
-            }
+        let decay_rates = if storage.decay_rates {
+            weights.vector(&part("A"), value_heads)?
+        } else {
+            let logarithms = weights.vector(&part("A_log"), value_heads)?;
+            logarithms.into_iter().map(|logarithm| -logarithm.exp()).collect()
         };
         let decay_biases = weights.vector(&part("dt_bias"), value_heads)?;
         let norm = weights.vector(&part("norm.weight"), shape.value_dim)?;

@@ -133,9 +133,10 @@ impl Rule {
                         count,
                     };
                     self.gather(chunk, part);
-                    match tokens.one_by_one || count < FEW {
-                        true => self.one_by_one(chunk, part, memory, read),
-                        false => self.at_once(chunk, part, memory, read),
+                    if tokens.one_by_one || count < FEW {
+                        self.one_by_one(chunk, part, memory, read)
+                    } else {
+                        self.at_once(chunk, part, memory, read)
                     }
                     first += count;
                 }
@@ -145,9 +146,10 @@ impl Rule {
     /// Queries and keys of a part, scaled to their lengths.
     fn gather(&self, chunk: &mut Chunk, part: HeadPart<'_>) {
         let key_dim = self.key_dim;
-        let key_head = match self.heads_tiled {
-            true => part.head % self.key_heads,
-            false => part.head / (self.value_heads / self.key_heads),
+        let key_head = if self.heads_tiled {
+            part.head % self.key_heads
+        } else {
+            part.head / (self.value_heads / self.key_heads)
         };
         let query_scale = (key_dim as f32).sqrt().recip();
         chunk.queries.clear();

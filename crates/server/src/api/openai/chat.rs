@@ -294,9 +294,10 @@ fn choice(app: &App, index: usize, whole: &Whole) -> Result<Value, Failure> {
         .filter_map(|token| token.probabilities.as_ref())
         .map(|token| probabilities::chat(tokenizer, token))
         .collect();
-    let logs = match logs.is_empty() {
-        true => Value::Null,
-        false => json!({"content": logs, "refusal": null}),
+    let logs = if logs.is_empty() {
+        Value::Null
+    } else {
+        json!({"content": logs, "refusal": null})
     };
     let stop = whole.finished.as_ref().map(|finished| &finished.report.generation.stop);
     Ok(json!({

@@ -84,8 +84,9 @@ pub(super) fn delta_of(piece: Piece, calls: &mut usize) -> Value {
 /// A call as chat completions have it.
 pub(super) fn call_value(call: &Call) -> Value {
     let (id, input) = (new_id("call_"), call.input_text());
-    match call.is_custom() {
-        true => json!({"id": id, "type": "custom", "custom": {"name": call.name, "input": input}}),
-        false => json!({"id": id, "type": "function", "function": {"name": call.name, "arguments": input}}),
+    if call.is_custom() {
+        json!({"id": id, "type": "custom", "custom": {"name": call.name, "input": input}})
+    } else {
+        json!({"id": id, "type": "function", "function": {"name": call.name, "arguments": input}})
     }
 }

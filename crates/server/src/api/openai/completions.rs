@@ -215,12 +215,13 @@ impl CompletionAnswer {
         }
         let written = whole.tokens.iter().filter_map(|token| token.probabilities.clone());
         let logs = self.likeliest.map(|most| {
-            let (first, tokens): (_, Vec<TokenProbabilities>) = match self.echoes {
-                true => (
+            let (first, tokens): (_, Vec<TokenProbabilities>) = if self.echoes {
+                (
                     prompt.first().copied(),
                     whole.prompt_probabilities.iter().cloned().chain(written).collect(),
-                ),
-                false => (None, written.collect()),
+                )
+            } else {
+                (None, written.collect())
             };
             probabilities::completion(tokenizer, first, &tokens, most > 0, &mut offsets)
         });

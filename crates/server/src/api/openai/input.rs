@@ -65,9 +65,10 @@ pub(super) fn read(input: Value, kept: &KeptItems, warnings: &Warnings) -> Resul
         }
         push_item(fields, &place, &mut read)?;
     }
-    match read.messages.is_empty() {
-        true => Err(Failure::field("input", "it must have at least one message")),
-        false => Ok(read),
+    if read.messages.is_empty() {
+        Err(Failure::field("input", "it must have at least one message"))
+    } else {
+        Ok(read)
     }
 }
 

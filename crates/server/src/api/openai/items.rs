@@ -25,9 +25,10 @@ type Told = (&'static str, Value);
 
 impl Open {
     fn part(&self) -> Value {
-        match self.is_thought {
-            true => json!({"type": "reasoning_text", "text": self.text}),
-            false => json!({"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}),
+        if self.is_thought {
+            json!({"type": "reasoning_text", "text": self.text})
+        } else {
+            json!({"type": "output_text", "text": self.text, "annotations": [], "logprobs": []})
         }
     }
 
@@ -36,11 +37,12 @@ impl Open {
             "in_progress" => Vec::new(),
             _ => vec![self.part()],
         };
-        match self.is_thought {
-            true => json!({"id": self.id, "type": "reasoning", "summary": [], "content": content, "status": status}),
-            false => json!({
+        if self.is_thought {
+            json!({"id": self.id, "type": "reasoning", "summary": [], "content": content, "status": status})
+        } else {
+            json!({
                 "id": self.id, "type": "message", "role": "assistant", "content": content, "status": status,
-            }),
+            })
         }
     }
 }
@@ -107,12 +109,11 @@ impl Items {
             return;
         }
         let mut delta = json!({"item_id": open.id, "output_index": index, "content_index": 0, "delta": text});
-        told.push(match is_thought {
-            true => ("response.reasoning_text.delta", delta),
-            false => {
-                delta["logprobs"] = json!([]);
-                ("response.output_text.delta", delta)
-            }
+        told.push(if is_thought {
+            ("response.reasoning_text.delta", delta)
+        } else {
+            delta["logprobs"] = json!([]);
+            ("response.output_text.delta", delta)
         });
     }
 
@@ -124,12 +125,11 @@ impl Items {
         let mut done = json!({
             "item_id": open.id, "output_index": index, "content_index": 0, "text": open.text,
         });
-        told.push(match open.is_thought {
-            true => ("response.reasoning_text.done", done),
-            false => {
-                done["logprobs"] = json!([]);
-                ("response.output_text.done", done)
-            }
+        told.push(if open.is_thought {
+            ("response.reasoning_text.done", done)
+        } else {
+            done["logprobs"] = json!([]);
+            ("response.output_text.done", done)
         });
         told.push((
             "response.content_part.done",
@@ -151,9 +151,10 @@ impl Items {
         let index = self.done.len();
         let input = call.input_text();
         let (id, call_id) = (new_id(if call.is_custom() { "ctc_" } else { "fc_" }), new_id("call_"));
-        let (kind, field) = match call.is_custom() {
-            true => ("custom_tool_call", "input"),
-            false => ("function_call", "arguments"),
+        let (kind, field) = if call.is_custom() {
+            ("custom_tool_call", "input")
+        } else {
+            ("function_call", "arguments")
         };
         let item = |input: &str, status: &str| {
             let mut item = json!({"id": id, "type": kind, "call_id": call_id, "name": call.name, "status": status});
@@ -167,15 +168,16 @@ impl Items {
             "response.output_item.added",
             json!({"output_index": index, "item": item("", "in_progress")}),
         ));
-        let (delta, done) = match call.is_custom() {
-            true => (
+        let (delta, done) = if call.is_custom() {
+            (
                 "response.custom_tool_call_input.delta",
                 "response.custom_tool_call_input.done",
-            ),
-            false => (
+            )
+        } else {
+            (
                 "response.function_call_arguments.delta",
                 "response.function_call_arguments.done",
-            ),
+            )
         };
         told.push((delta, json!({"item_id": id, "output_index": index, "delta": input})));
         let mut whole = json!({"item_id": id, "output_index": index, "name": call.name});

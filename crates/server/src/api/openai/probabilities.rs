@@ -66,9 +66,10 @@ impl Offsets {
             complete += chunk.valid().chars().count();
             // Bytes that are no character become one, unless later bytes may complete them.
             let is_last = std::ptr::eq(chunk.invalid().as_ptr_range().end, self.open.as_ptr_range().end);
-            match is_last && begins_character(chunk.invalid()) {
-                true => open = chunk.invalid().len(),
-                false => complete += usize::from(!chunk.invalid().is_empty()),
+            if is_last && begins_character(chunk.invalid()) {
+                open = chunk.invalid().len()
+            } else {
+                complete += usize::from(!chunk.invalid().is_empty())
             }
         }
         self.open.drain(..self.open.len() - open);

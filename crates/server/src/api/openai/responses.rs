@@ -332,10 +332,7 @@ impl Answering for ResponseAnswer {
                             yield numbered(kind, event);
                         }
                         let response = self.complete(&items, &finished);
-                        let kind = match response["status"] == "completed" {
-                            true => "response.completed",
-                            false => "response.incomplete",
-                        };
+                        let kind = if response["status"] == "completed" { "response.completed" } else { "response.incomplete" };
                         yield numbered(kind, json!({"response": response}));
                     }
                     Told::Failed(failure) => {

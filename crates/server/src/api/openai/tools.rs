@@ -111,9 +111,10 @@ pub(crate) fn finish(
         ));
     }
     let is_strict = |tool: &Tool| tool.shown["function"]["strict"] == json!(true);
-    let form = match is_required || tools.iter().any(is_strict) {
-        true => Some(form_of(app, &shown(&tools), is_required)?),
-        false => None,
+    let form = if is_required || tools.iter().any(is_strict) {
+        Some(form_of(app, &shown(&tools), is_required)?)
+    } else {
+        None
     };
     Ok(Tools {
         known: KnownTools::new(tools),
@@ -191,9 +192,10 @@ pub(crate) fn function_of(mut fields: Fields) -> Result<Value, Failure> {
 
 fn name_of(fields: &mut Fields) -> Result<String, Failure> {
     let name = fields.required_text("name")?;
-    match name.is_empty() {
-        true => Err(Failure::field(fields.name("name"), "it must not be empty")),
-        false => Ok(name),
+    if name.is_empty() {
+        Err(Failure::field(fields.name("name"), "it must not be empty"))
+    } else {
+        Ok(name)
     }
 }
 

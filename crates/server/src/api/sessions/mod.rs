@@ -166,12 +166,13 @@ fn path_of(app: &App, name: &str) -> Result<PathBuf, Failure> {
 
 fn existing(app: &App, name: &str) -> Result<PathBuf, Failure> {
     let path = path_of(app, name)?;
-    match path.is_file() {
-        true => Ok(path),
-        false => Err(Failure::new(
+    if path.is_file() {
+        Ok(path)
+    } else {
+        Err(Failure::new(
             StatusCode::NOT_FOUND,
             format!("there is no session {name:?}: see /sessions"),
-        )),
+        ))
     }
 }
 

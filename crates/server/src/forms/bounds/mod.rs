@@ -43,9 +43,10 @@ pub(super) fn check_pattern(pattern: &str) -> Result<(), String> {
 
 /// Refuses a number that is beyond its bound.
 fn check_count(counted: &str, found: usize, most: usize) -> Result<(), String> {
-    match found <= most {
-        true => Ok(()),
-        false => Err(format!("it has {found} {counted}, {most} are the limit")),
+    if found <= most {
+        Ok(())
+    } else {
+        Err(format!("it has {found} {counted}, {most} are the limit"))
     }
 }
 

@@ -75,9 +75,10 @@ impl<'a> Conjunctions<'a> {
         if !is_part {
             close_object(&mut closed);
         }
-        match is_part || self.names_properties {
-            true => Value::Object(closed),
-            false => self.patterns.reorder(closed),
+        if is_part || self.names_properties {
+            Value::Object(closed)
+        } else {
+            self.patterns.reorder(closed)
         }
     }
 

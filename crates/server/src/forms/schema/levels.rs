@@ -83,9 +83,10 @@ impl<'a> Levels<'a> {
             None => true,
             Some(items) => items.is_array() && !fields.contains_key("additionalItems"),
         };
-        match is_open {
-            true => None,
-            false => self.deepest(lists).map(|levels| levels + 1),
+        if is_open {
+            None
+        } else {
+            self.deepest(lists).map(|levels| levels + 1)
         }
     }
 

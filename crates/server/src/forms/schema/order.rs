@@ -75,9 +75,10 @@ impl Names {
             .cloned()
             .collect();
         let undeclared = required.iter().any(|name| !properties.contains_key(name));
-        let last = match undeclared {
-            true => properties.len(),
-            false => properties.keys().rposition(|name| required.contains(name)).unwrap_or(0),
+        let last = if undeclared {
+            properties.len()
+        } else {
+            properties.keys().rposition(|name| required.contains(name)).unwrap_or(0)
         };
         let leading = properties
             .keys()
@@ -123,9 +124,10 @@ impl Names {
         let (mut properties, mut patterns) = (Map::new(), Map::new());
         for (name, schema) in fields["properties"].as_object().into_iter().flatten() {
             let stays = !self.optional.contains(name) || in_place.contains(&name.as_str());
-            match stays {
-                true => properties.insert(name.clone(), schema.clone()),
-                false => patterns.insert(format!("^(?:{})$", escaped(name)), schema.clone()),
+            if stays {
+                properties.insert(name.clone(), schema.clone())
+            } else {
+                patterns.insert(format!("^(?:{})$", escaped(name)), schema.clone())
             };
         }
         let required = self.required.iter().map(String::as_str).chain(in_place.iter().copied());

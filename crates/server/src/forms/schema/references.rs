@@ -53,24 +53,21 @@ impl<'a> References<'a> {
     /// Everything that a reference may name: the fragment is looked up in every document, whichever of them it starts from.
     pub(in crate::forms) fn targets(&self, reference: &str) -> Vec<&'a Value> {
         let fragment = decoded(reference.split_once('#').map_or("", |(_, fragment)| fragment));
-        match fragment.is_empty() || fragment.starts_with('/') {
-            true => {
-                let named = self.documents.iter().filter_map(|document| document.pointer(&fragment));
-                named.collect()
-            }
-            false => {
-                // Before draft 2019-09, an `$id` of a fragment is an anchor.
-                let id = format!("#{fragment}");
-                let is_named = |document: &&&'a Value| document["$id"] == id || document["id"] == id;
-                let named = self.documents.iter().filter(is_named).copied();
-                self.anchors
-                    .get(fragment.as_str())
-                    .into_iter()
-                    .flatten()
-                    .copied()
-                    .chain(named)
-                    .collect()
-            }
+        if fragment.is_empty() || fragment.starts_with('/') {
+            let named = self.documents.iter().filter_map(|document| document.pointer(&fragment));
+            named.collect()
+        } else {
+            // Before draft 2019-09, an `$id` of a fragment is an anchor.
+            let id = format!("#{fragment}");
+            let is_named = |document: &&&'a Value| document["$id"] == id || document["id"] == id;
+            let named = self.documents.iter().filter(is_named).copied();
+            self.anchors
+                .get(fragment.as_str())
+                .into_iter()
+                .flatten()
+                .copied()
+                .chain(named)
+                .collect()
         }
     }
 }

@@ -18,9 +18,10 @@ const AMD_AHEAD_BYTES: usize = 12_800;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) fn one_token<Q: Quant>(weights: &[u8], row: &[ActivationBlock], sums: &mut [f32; LANES]) {
-    match is_amd() {
-        true => ahead_of_time::<Q, true>(weights, row, sums),
-        false => ahead_of_time::<Q, false>(weights, row, sums),
+    if is_amd() {
+        ahead_of_time::<Q, true>(weights, row, sums)
+    } else {
+        ahead_of_time::<Q, false>(weights, row, sums)
     }
 }
 
@@ -32,10 +33,7 @@ fn ahead_of_time<Q: Quant, const AMD: bool>(weights: &[u8], row: &[ActivationBlo
         let halves = widen_halves::<Q>(block);
         let mut last = [bias(&activations[0]); 2];
         for_stretches!(Q, INDEX => {
-            match AMD {
-                true => prefetch_near(share::<Q>(block, INDEX), AMD_AHEAD_BYTES),
-                false => prefetch_far(share::<Q>(block, INDEX), AHEAD_BYTES),
-            }
+            if AMD { prefetch_near(share::<Q>(block, INDEX), AMD_AHEAD_BYTES) } else { prefetch_far(share::<Q>(block, INDEX), AHEAD_BYTES) }
             let mut expanded = Expanded::default();
             if Q::SHAPE.halves && Q::SHAPE.minimums {
                 look_up_scales(block, INDEX, &halves, &mut expanded);
