@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use riffle_attention::Format;
-use riffle_engine::{Engine, EngineError, EngineOptions, human_bytes, policy_shape};
+use riffle_engine::{Engine, EngineError, EngineOptions, human_bytes, policy_shapes};
 use riffle_policy::{Phase, PolicyRules, PolicySpec};
 use serde::Serialize;
 
@@ -245,9 +245,15 @@ fn prefill_policy(
     if is_given {
         return Ok(ChosenPolicy::as_asked(&wanted.prefill));
     }
-    let shape = policy_shape(engine.model().config(), wanted);
     let spec: PolicySpec = LONG_PREFILL.parse().map_err(EngineError::from)?;
-    let long = wanted.cost.break_even_tokens(&spec, Phase::Prefill, &shape);
+    let layers = policy_shapes(engine.model().config(), wanted);
+    let of_layer = layers
+        .iter()
+        .map(|layer| wanted.cost.break_even_tokens(&spec, Phase::Prefill, layer));
+    // It pays where it pays in every layer.
+    let long = of_layer
+        .reduce(|one, other| one.zip(other).map(|(one, other)| one.max(other)))
+        .flatten();
     Ok(match long.map(|tokens| tokens.saturating_mul(BREAK_EVENS)) {
         Some(long) if document_tokens >= long => ChosenPolicy::new(spec, format!("from {long} tokens on")),
         Some(long) => ChosenPolicy::new(PolicySpec::full(), format!("{LONG_PREFILL} from {long} tokens on")),

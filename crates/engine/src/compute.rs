@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use riffle_device::{ComputeDevice, DeviceForward, DeviceModel, DeviceQueue, HostRows};
-use riffle_model::{Decoder, Forward, HostForward};
+use riffle_model::{AttentionShape, Decoder, Forward, HostForward};
 
 use crate::EngineError;
 use crate::attention::layer_rows::NewKeys;
@@ -29,10 +29,10 @@ pub(crate) enum ModelForward {
 
 /// What a layer of a batch attends with, rotated as caches hold it, and room for the result.
 pub(crate) struct ProjectedLayer<'a> {
-    // [rows, heads, head_dim]
+    // [rows, heads, key_width]
     pub(crate) queries: &'a [f32],
     pub(crate) new_keys: NewKeys<'a>,
-    /// The attention result where it comes to main memory, `[rows, heads, head_dim]`.
+    /// The attention result where it comes to main memory, `[rows, heads, value_width]`.
     pub(crate) output: &'a mut [f32],
 }
 
@@ -100,7 +100,7 @@ impl ModelForward {
         &mut self,
         layer: usize,
         rows: Range<usize>,
-        head_dim: usize,
+        shape: &AttentionShape,
         rotation: Rotation,
     ) -> Result<bool, EngineError> {
         match self {
@@ -112,14 +112,13 @@ impl ModelForward {
                     return Ok(false);
                 };
                 let query_width = projected.queries.len() / rows.end;
-                let kv_width = projected.keys.len() / rows.end;
-                let kv = rows.start * kv_width..rows.end * kv_width;
+                let new = |width: usize| rows.start * width..rows.end * width;
                 if rotation.keys {
-                    rotate(&mut projected.queries[rows.start * query_width..], head_dim);
-                    rotate(&mut projected.keys[kv.clone()], head_dim);
+                    rotate(&mut projected.queries[rows.start * query_width..], shape.key_width);
+                    rotate(&mut projected.keys[new(shape.keys_width())], shape.key_width);
                 }
                 if rotation.values {
-                    rotate(&mut projected.values[kv], head_dim);
+                    rotate(&mut projected.values[new(shape.values_width())], shape.value_width);
                 }
                 Ok(true)
             }

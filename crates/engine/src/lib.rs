@@ -81,7 +81,7 @@ pub use options::{EngineOptions, PromptText, SequenceOptions, StreamWindow, Toke
 pub use parse::{parse_bytes, parse_kv_type};
 pub use pass::{PrefillProgress, Runner, Work};
 pub use plan::{
-    DevicePlan, MemoryPlan, ProcessPlan, TierPlan, available_memory_bytes, largest_text_bytes, policy_shape,
+    DevicePlan, MemoryPlan, ProcessPlan, TierPlan, available_memory_bytes, largest_text_bytes, policy_shapes,
 };
 pub use precision::AttentionPrecision;
 pub use profile::Profile;

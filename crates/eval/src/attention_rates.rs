@@ -8,7 +8,7 @@ use riffle_attention::{
     AttendJob, AttendOptions, Format, KvView, PageView, Partial, QueryTile, Selection, Span, attend_batch, reference,
 };
 use riffle_engine::{AttentionPrecision, EngineError};
-use riffle_kv::{CacheShape, KvCache};
+use riffle_kv::{CacheShape, KvCache, LayerShape, LayerShapes};
 use riffle_policy::Phase;
 use serde::{Deserialize, Serialize};
 
@@ -150,9 +150,7 @@ impl AttentionCase {
     /// Its one layer.
     pub fn cache_shape(&self) -> CacheShape {
         CacheShape {
-            layers: 1,
-            kv_heads: self.kv_heads,
-            head_dim: self.head_dim,
+            layers: LayerShapes::alike(1, LayerShape::new(self.kv_heads, self.head_dim)),
             page_tokens: riffle_kv::DEFAULT_PAGE_TOKENS,
             key_format: self.format,
             value_format: self.format,

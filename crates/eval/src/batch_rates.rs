@@ -244,7 +244,7 @@ fn together(
         sequences: count,
         prefill_tokens_per_s: (options.shared_tokens + count * own) as f64 / prefill_s,
         decode_tokens_per_s: answers.len() as f64 / decode_s,
-        kv_bytes: pool.pages() as u64 * pool.shape().page_bytes(),
+        kv_bytes: pool.pages_bytes(),
         waiting: None,
     })
 }
@@ -324,7 +324,7 @@ fn beside(
         sequences: count,
         prefill_tokens_per_s: prompt_tokens as f64 / elapsed_s,
         decode_tokens_per_s: written as f64 / elapsed_s,
-        kv_bytes: pool.pages() as u64 * pool.shape().page_bytes(),
+        kv_bytes: pool.pages_bytes(),
         waiting: Some(Waiting {
             prompt_tokens,
             longest_gap_ms: gaps.last().copied().unwrap_or(0.0),

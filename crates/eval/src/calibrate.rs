@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use riffle_engine::{AuditReport, Engine, EngineOptions, HeadAudit, Profile, Session, policy_shape};
+use riffle_engine::{AuditReport, Engine, EngineOptions, HeadAudit, Profile, Session, policy_shapes};
 use riffle_policy::{CostModel, Phase, PolicyRule, PolicyRules, PolicyShape, PolicySpec};
 
 use crate::EvalError;
@@ -121,8 +121,8 @@ pub fn calibrate(
     }
 }
 
-/// The audit of a run over the text, the shape of its attention, and how many tokens it read.
-type Audited = (AuditReport, PolicyShape, usize);
+/// The audit of a run over the text, the shapes of its layers, and how many tokens it read.
+type Audited = (AuditReport, Vec<PolicyShape>, usize);
 
 /// What each candidate is to each KV head, full attention among them.
 fn offers(
@@ -132,14 +132,14 @@ fn offers(
 ) -> Result<BTreeMap<Place, Vec<Offer>>, EvalError> {
     let mut offers: BTreeMap<Place, Vec<Offer>> = BTreeMap::new();
     for candidate in &calibration.candidates {
-        let (audit, shape, tokens) = run(candidate.clone().into())?;
+        let (audit, shapes, tokens) = run(candidate.clone().into())?;
         show(&format!("{candidate}: {}", kept(&audit)));
         for (place, heads) in by_kv_head(&audit) {
             let share = Some(heads[0].density);
             let cost = &calibration.cost;
             let offer = Offer {
                 policy: candidate.clone(),
-                cost: cost.relative_cost(candidate, Phase::Prefill, &shape, tokens, share),
+                cost: cost.relative_cost(candidate, Phase::Prefill, &shapes[place.0], tokens, share),
                 mean_mass: heads.iter().map(|head| head.mean_mass).sum::<f64>() / heads.len() as f64,
                 first_percentile_mass: heads.iter().map(|head| head.first_percentile_mass).fold(1.0, f64::min),
             };
@@ -244,12 +244,12 @@ fn audited(
     tokens.truncate(most);
     let mut session = Session::new(&engine)?;
     session.prefill(&tokens, &mut |_| ControlFlow::Continue(()))?;
-    let shape = policy_shape(engine.model().config(), engine.options());
+    let shapes = policy_shapes(engine.model().config(), engine.options());
     let audit = session
         .sequence()
         .audit()
         .ok_or_else(|| EvalError::Option("nothing was audited".to_owned()))?;
-    Ok((audit, shape, tokens.len()))
+    Ok((audit, shapes, tokens.len()))
 }
 
 /// The query heads of each (layer, KV head).

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use riffle_attention::Format;
-use riffle_kv::{CacheShape, KvError, KvTiers, PagePool};
+use riffle_kv::{CacheShape, KvError, KvTiers, LayerShape, LayerShapes, PagePool};
 
 const TOKENS: usize = 100_000;
 const APPENDED: usize = 4_000;
@@ -12,18 +12,16 @@ const FORKS: usize = 20;
 fn main() -> Result<(), KvError> {
     // The page tables of a model of 28 layers with 8 KV heads, over narrow heads so that the pages fit anywhere.
     let shape = CacheShape {
-        layers: 28,
-        kv_heads: 8,
-        head_dim: 16,
+        layers: LayerShapes::alike(28, LayerShape::new(8, 16)),
         page_tokens: 256,
         key_format: Format::Q4_0,
         value_format: Format::Q4_0,
     };
     let pool = PagePool::new(shape, KvTiers::memory(None))?;
     let mut book = pool.cache();
-    let tokens = vec![0.5; APPENDED * shape.kv_heads * shape.head_dim];
+    let tokens = vec![0.5; APPENDED * shape.layer(0).kv_heads * shape.layer(0).key_width];
     for _ in 0..TOKENS / APPENDED {
-        for layer in 0..shape.layers {
+        for layer in 0..shape.layers.count() {
             book.append(layer, &tokens, &tokens)?;
         }
     }

@@ -6,7 +6,7 @@ use crate::offload::{self, LayerRead, stream_together};
 use crate::pool::{Kind, PageId, PageStore, PageVersion, Pool};
 use crate::reader::{SequencePages, plane_id};
 use crate::table::PageTable;
-use crate::{CacheShape, KvError, KvTiers, PagePool};
+use crate::{CacheShape, KvError, KvTiers, LayerShape, PagePool};
 
 /// Keys and values of one sequence, in pages of (layer, KV head): page tables over the pages of a [`PagePool`], and counts of
 /// tokens.
@@ -51,7 +51,7 @@ impl KvCache {
 
     pub(crate) fn in_pool(pool: Arc<Pool>) -> Self {
         pool.begin_sequence();
-        let (layers, tables) = (pool.shape.layers, pool.shape.layers * pool.shape.kv_heads);
+        let (layers, tables) = (pool.shape.layers.count(), pool.shape.tables());
         Self {
             pool,
             tables: vec![PageTable::new(); tables],
@@ -84,19 +84,18 @@ impl KvCache {
 
     /// Tokens in a layer, in the KV head that holds most; 0 for a layer that does not exist.
     pub fn tokens(&self, layer: usize) -> usize {
-        let heads = self.pool.shape.kv_heads;
-        let heads = self
-            .tokens
-            .get(layer.saturating_mul(heads)..layer.saturating_add(1).saturating_mul(heads));
+        let exists = layer < self.shape().layers.count();
+        let heads = exists.then(|| &self.tokens[self.shape().tables_of(layer)]);
         heads.and_then(|heads| heads.iter().copied().max()).unwrap_or(0)
     }
 
     /// Tokens in a (layer, KV head) that exists.
     pub fn head_tokens(&self, layer: usize, kv_head: usize) -> usize {
-        self.tokens[layer * self.pool.shape.kv_heads + kv_head]
+        self.tokens[self.shape().tables_of(layer)][kv_head]
     }
 
-    /// Appends tokens to a layer. Keys and values are `[tokens, kv_heads, head_dim]`. The pages they fill lie near until
+    /// Appends tokens to a layer. Keys are `[tokens, kv_heads, key_width]`, values
+    /// `[tokens, kv_heads, value_width]`. The pages they fill lie near until
     /// the next append.
     ///
     /// # Errors
@@ -104,41 +103,38 @@ impl KvCache {
     /// [`KvError::NearBudget`], [`KvError::Memory`], and what writing to the disk tier can meet; the cache holds what it
     /// held before.
     pub fn append(&mut self, layer: usize, keys: &[f32], values: &[f32]) -> Result<(), KvError> {
-        let CacheShape {
-            layers,
+        self.check_layer(layer)?;
+        let page_tokens = self.shape().page_tokens;
+        let LayerShape {
             kv_heads,
-            head_dim,
-            page_tokens,
-            ..
-        } = self.pool.shape;
-        if layer >= layers {
-            return Err(KvError::Layer { layer, layers });
-        }
-        let width = kv_heads * head_dim;
-        if keys.len() != values.len() || !keys.len().is_multiple_of(width) {
+            key_width,
+            value_width,
+        } = self.shape().layer(layer);
+        let strides = [kv_heads * key_width, kv_heads * value_width];
+        let added = keys.len() / strides[0];
+        if [keys.len(), values.len()] != strides.map(|stride| added * stride) {
             return Err(KvError::Length {
                 keys: keys.len(),
                 values: values.len(),
-                width,
+                strides,
             });
         }
-        let added = keys.len() / width;
         let pool = Arc::clone(&self.pool);
         let store = &mut *pool.write();
         self.take_pages(store, layer, added)?;
-        for kv_head in 0..kv_heads {
-            let table = layer * kv_heads + kv_head;
+        for (kv_head, table) in pool.shape.tables_of(layer).enumerate() {
             let held = self.tokens[table];
             let mut token = 0;
             while token < added {
                 let slot = (held + token) % page_tokens;
                 let count = (page_tokens - slot).min(added - token);
-                let at = token * width + kv_head * head_dim;
                 let page = self.tables[table].pages()[(held + token) / page_tokens];
                 let plane = &mut store.plane_mut(page, Kind::Keys);
-                write_keys(plane, head_dim, slot, count, &keys[at..], width).expect("lengths are checked");
+                let rows = &keys[token * strides[0] + kv_head * key_width..];
+                write_keys(plane, key_width, slot, count, rows, strides[0]).expect("lengths are checked");
                 let plane = &mut store.plane_mut(page, Kind::Values);
-                write_values(plane, head_dim, slot, count, &values[at..], width).expect("lengths are checked");
+                let rows = &values[token * strides[1] + kv_head * value_width..];
+                write_values(plane, value_width, slot, count, rows, strides[1]).expect("lengths are checked");
                 token += count;
             }
             self.set_tokens(store, table, held + added);
@@ -149,13 +145,11 @@ impl KvCache {
     /// The ids of the pages of a (layer, KV head), in order; none for one that does not exist. Sequences that hold a page in
     /// common give the same id.
     pub fn page_ids(&self, layer: usize, kv_head: usize) -> &[PageId] {
-        let shape = self.shape();
-        let exists = layer < shape.layers && kv_head < shape.kv_heads;
-        if exists {
-            self.tables[layer * shape.kv_heads + kv_head].pages()
-        } else {
-            &[]
-        }
+        let exists = layer < self.shape().layers.count();
+        let tables = exists.then(|| &self.tables[self.shape().tables_of(layer)]);
+        tables
+            .and_then(|tables| tables.get(kv_head))
+            .map_or(&[], PageTable::pages)
     }
 
     /// As [`SequencePages::page_versions`](crate::SequencePages::page_versions), for callers without a reader.
@@ -217,7 +211,7 @@ impl KvCache {
 
     /// Forgets everything after the first `tokens` tokens of one (layer, KV head) that exists.
     pub fn truncate_head(&mut self, layer: usize, kv_head: usize, tokens: usize) {
-        let table = layer * self.shape().kv_heads + kv_head;
+        let table = self.shape().tables_of(layer).start + kv_head;
         self.lower_tokens(table, tokens);
         self.drain_pages(table..table + 1, tokens.div_ceil(self.shape().page_tokens), usize::MAX);
     }
@@ -301,7 +295,7 @@ impl KvCache {
             self.make_room_for_copies(store, table, 1)?;
             self.make_writable(store, table, number)?;
         }
-        let id = plane_id(&pool.shape, store.planes(Kind::Keys).what, table, number);
+        let id = plane_id(&pool.shape, Kind::Keys, table, number);
         store.change(self.tables[table].pages()[number], Kind::Keys, id, change)
     }
 
@@ -315,7 +309,7 @@ impl KvCache {
     }
 
     pub(crate) fn check_layer(&self, layer: usize) -> Result<(), KvError> {
-        let layers = self.shape().layers;
+        let layers = self.shape().layers.count();
         if layer < layers {
             Ok(())
         } else {

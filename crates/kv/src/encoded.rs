@@ -5,7 +5,7 @@ use std::sync::Arc;
 use riffle_attention::{AttendError, LANES, PageView, copy_keys, copy_values};
 
 use crate::pool::{Kind, PageStore, PageVersion};
-use crate::{KvCache, KvError};
+use crate::{KvCache, KvError, LayerShape};
 
 /// A KV head that tokens are about to be appended to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,8 +32,8 @@ impl KvCache {
         encode: impl FnOnce(&[HeadGrowth]) -> Result<Vec<PageView<'e>>, E>,
     ) -> Result<(), E> {
         self.check_layer(layer)?;
-        let heads = self.shape().kv_heads;
-        let tables = layer * heads..(layer + 1) * heads;
+        let tables = self.shape().tables_of(layer);
+        let shape = self.shape().layer(layer);
         let held = self.tokens[tables.clone()].to_vec();
         let pool = Arc::clone(&self.pool);
         let store = &mut *pool.write();
@@ -47,14 +47,14 @@ impl KvCache {
         });
         let growth: Vec<HeadGrowth> = growth.collect();
         let copied = encode(&growth).and_then(|encoded| {
-            let fits = encoded.len() == heads
+            let fits = encoded.len() == tables.len()
                 && encoded
                     .iter()
                     .zip(&held)
                     .all(|(view, held)| view.start == held / LANES * LANES && view.start + view.tokens == held + added);
             let copied = fits.then(|| {
                 let mut heads = tables.clone().zip(&encoded);
-                heads.try_for_each(|(table, view)| self.copy_tokens(store, table, added, view))
+                heads.try_for_each(|(table, view)| self.copy_tokens(store, (table, shape), added, view))
             });
             match copied {
                 Some(Ok(())) => Ok(()),
@@ -78,11 +78,11 @@ impl KvCache {
     fn copy_tokens(
         &self,
         store: &mut PageStore,
-        table: usize,
+        (table, shape): (usize, LayerShape),
         added: usize,
         view: &PageView<'_>,
     ) -> Result<(), AttendError> {
-        let (page_tokens, head_dim) = (self.shape().page_tokens, self.shape().head_dim);
+        let page_tokens = self.shape().page_tokens;
         let (mut token, end) = (self.tokens[table], self.tokens[table] + added);
         while token < end {
             let (slot, from) = (token % page_tokens, token - view.start);
@@ -94,7 +94,7 @@ impl KvCache {
                 &view.keys,
                 from,
                 count,
-                head_dim,
+                shape.key_width,
             )?;
             copy_values(
                 &mut store.plane_mut(page, Kind::Values),
@@ -102,7 +102,7 @@ impl KvCache {
                 &view.values,
                 from,
                 count,
-                head_dim,
+                shape.value_width,
             )?;
             token += count;
         }

@@ -37,15 +37,15 @@ pub enum KvError {
     },
     /// Keys and values of different lengths, or not whole tokens.
     #[error(
-        "keys hold {keys} and values {values} elements, but both must be the same multiple of {width} (kv_heads × head_dim)"
+        "keys hold {keys} and values {values} elements, but those of a token have {} and {}", strides[0], strides[1]
     )]
     Length {
         /// Elements in the keys.
         keys: usize,
         /// Elements in the values.
         values: usize,
-        /// Elements of one token.
-        width: usize,
+        /// Elements of the keys and of the values of one token.
+        strides: [usize; 2],
     },
     /// The append would pass the byte budget.
     #[error(

@@ -7,7 +7,7 @@ use riffle_attention::{Plane, read_keys, read_values, write_keys, write_values};
 use crate::arena::as_plane;
 use crate::pool::{Kind, PageStore};
 use crate::reader::plane_id;
-use crate::{CacheShape, KvCache, KvError};
+use crate::{KvCache, KvError};
 
 impl KvCache {
     /// Keeps of a (layer, KV head) the tokens at `kept`, ascending places among those it holds, and lets go of the
@@ -22,11 +22,11 @@ impl KvCache {
     /// meet: the head is empty then, since part of it had moved.
     pub fn retain(&mut self, layer: usize, kv_head: usize, kept: &[usize]) -> Result<usize, KvError> {
         let shape = *self.shape();
-        if layer >= shape.layers || kv_head >= shape.kv_heads {
-            let layers = shape.layers;
+        let layers = shape.layers.count();
+        if layer >= layers || kv_head >= shape.layer(layer).kv_heads {
             return Err(KvError::Layer { layer, layers });
         }
-        let table = layer * shape.kv_heads + kv_head;
+        let table = shape.tables_of(layer).start + kv_head;
         let held = self.tokens[table];
         let ascending = kept.is_sorted_by(|a, b| a < b) && kept.last().is_none_or(|last| *last < held);
         if !ascending {
@@ -71,13 +71,12 @@ impl KvCache {
                 self.make_writable(store, table, number)?;
             }
             let page = self.tables[table].pages()[number];
-            let CacheShape { head_dim, .. } = *self.shape();
             for (kind, rows) in Kind::BOTH.into_iter().zip(rows) {
-                let id = plane_id(self.shape(), store.planes(kind).what, table, number);
+                let (id, width) = (plane_id(self.shape(), kind, table, number), self.width(table, kind));
                 store.change(page, kind, id, |plane| {
                     let written = match kind {
-                        Kind::Keys => write_keys(plane, head_dim, 0, kept.len(), &rows, head_dim),
-                        Kind::Values => write_values(plane, head_dim, 0, kept.len(), &rows, head_dim),
+                        Kind::Keys => write_keys(plane, width, 0, kept.len(), &rows, width),
+                        Kind::Values => write_values(plane, width, 0, kept.len(), &rows, width),
                     };
                     written.expect("lengths are checked");
                 })?;
@@ -86,17 +85,15 @@ impl KvCache {
         Ok(())
     }
 
-    /// Keys or values of tokens of a page table at ascending places, `[tokens, head_dim]`.
+    /// Keys or values of tokens of a page table at ascending places, `[tokens, width]`.
     fn read_rows(&self, store: &PageStore, table: usize, kind: Kind, places: &[usize]) -> Result<Vec<f32>, KvError> {
-        let CacheShape {
-            page_tokens, head_dim, ..
-        } = *self.shape();
+        let (page_tokens, width) = (self.shape().page_tokens, self.width(table, kind));
         let read: Read = match kind {
             Kind::Keys => read_keys,
             Kind::Values => read_values,
         };
-        let format = store.planes(kind).format();
-        let mut rows = vec![0.0; places.len() * head_dim];
+        let format = self.shape().format(kind);
+        let mut rows = vec![0.0; places.len() * width];
         let mut source = None;
         for (from, run) in runs_in_pages(places, page_tokens) {
             let (number, slot) = (places[from] / page_tokens, places[from] % page_tokens);
@@ -104,11 +101,17 @@ impl KvCache {
                 Some((found, plane)) if found == number => plane,
                 _ => self.pages_in(store).bytes(table, number, kind)?,
             };
-            let out = &mut rows[from * head_dim..];
-            read(&as_plane(format, &plane), head_dim, slot, run, out, head_dim).expect("lengths are checked");
+            let out = &mut rows[from * width..];
+            read(&as_plane(format, &plane), width, slot, run, out, width).expect("lengths are checked");
             source = Some((number, plane));
         }
         Ok(rows)
+    }
+
+    /// Elements of a key, or of a value, of a page table.
+    fn width(&self, table: usize, kind: Kind) -> usize {
+        let (layer, _) = self.shape().place_of(table);
+        self.shape().width(self.shape().size_of(layer), kind)
     }
 
     /// Forgets the first `pages` whole pages of one layer; later tokens move down by as many places. Freed pages go back
@@ -120,7 +123,7 @@ impl KvCache {
     pub fn remove_first_pages(&mut self, layer: usize, pages: usize) -> Result<(), KvError> {
         self.check_layer(layer)?;
         let shape = *self.shape();
-        let tables = layer * shape.kv_heads..(layer + 1) * shape.kv_heads;
+        let tables = shape.tables_of(layer);
         let removed = pages.saturating_mul(shape.page_tokens);
         let held = self.tokens[tables.clone()].iter().copied().min().unwrap_or(0);
         if removed > held {

@@ -5,19 +5,18 @@ use std::sync::Arc;
 use crate::disk::PlaneId;
 use crate::pool::{Kind, PageStore};
 use crate::reader::plane_id;
-use crate::{CacheShape, KvCache, KvError, largest};
+use crate::table::PageTable;
+use crate::{KvCache, KvError, largest};
 
 impl KvCache {
     /// Extends a layer that holds whole pages by one whose planes `fill` fills in: for each KV head keys, then values.
     pub(crate) fn append_page(&mut self, layer: usize, fill: &mut dyn FnMut(&mut [u8])) -> Result<(), KvError> {
         let pool = Arc::clone(&self.pool);
-        let CacheShape {
-            kv_heads, page_tokens, ..
-        } = pool.shape;
+        let page_tokens = pool.shape.page_tokens;
         let store = &mut *pool.write();
         let number = self.tokens(layer) / page_tokens;
         self.take_pages(store, layer, page_tokens)?;
-        for table in layer * kv_heads..(layer + 1) * kv_heads {
+        for table in pool.shape.tables_of(layer) {
             let page = self.tables[table].pages()[number];
             for kind in Kind::BOTH {
                 fill(store.bytes_mut(page, kind));
@@ -36,7 +35,7 @@ impl KvCache {
     ) -> Result<(), E> {
         let pool = Arc::clone(&self.pool);
         let store = &mut *pool.write();
-        store.make_room([1, 1])?;
+        store.make_room(pool.shape.size_of(pool.shape.place_of(table).0), [1, 1])?;
         self.push_pages(store, table, 1);
         let page = *self.tables[table].pages().last().expect("a page was added");
         let mut fill = fill;
@@ -50,11 +49,13 @@ impl KvCache {
     /// Checks that the pool has room for a sequence with this many tokens in each (layer, KV head).
     pub(crate) fn check_fits(&self, tokens: &[usize]) -> Result<(), KvError> {
         let store = self.pool.read();
-        let mut pages = store.pages();
+        let mut pages = store.counts();
         for (table, tokens) in tokens.iter().enumerate() {
-            pages = pages.saturating_add(tokens.div_ceil(self.shape().page_tokens));
+            let (layer, _) = self.shape().place_of(table);
+            let of_size = &mut pages[self.shape().size_of(layer)];
+            *of_size = of_size.saturating_add(tokens.div_ceil(self.shape().page_tokens));
             if !store.fits(pages) {
-                return Err(self.over_budget(&store, table / self.shape().kv_heads, *tokens));
+                return Err(self.over_budget(&store, layer, *tokens));
             }
         }
         Ok(())
@@ -64,10 +65,8 @@ impl KvCache {
     /// are the sequence's own, or changes nothing that a reader could tell.
     pub(crate) fn take_pages(&mut self, store: &mut PageStore, layer: usize, added: usize) -> Result<(), KvError> {
         self.wake(store);
-        let CacheShape {
-            kv_heads, page_tokens, ..
-        } = self.pool.shape;
-        let tables = layer * kv_heads..(layer + 1) * kv_heads;
+        let (page_tokens, size) = (self.shape().page_tokens, self.shape().size_of(layer));
+        let tables = self.shape().tables_of(layer);
         let new_pages: Vec<usize> = tables
             .clone()
             .map(|table| (self.tokens[table] + added).div_ceil(page_tokens) - self.tables[table].pages().len())
@@ -82,10 +81,10 @@ impl KvCache {
             planes = [planes[0] + keys, planes[1] + values];
             copies += usize::from(store.is_shared(page));
         }
-        if !store.fits(store.pages().saturating_add(new + copies)) {
+        if !store.fits_more(size, new + copies) {
             return Err(self.over_budget(store, layer, self.tokens(layer) + added));
         }
-        store.make_room(planes)?;
+        store.make_room(size, planes)?;
         for table in partial {
             let last = self.tables[table].pages().len() - 1;
             self.make_writable(store, table, last)?;
@@ -106,16 +105,18 @@ impl KvCache {
         table: usize,
         copies: usize,
     ) -> Result<(), KvError> {
-        if !store.fits(store.pages() + copies) {
-            return Err(self.over_budget(store, table / self.shape().kv_heads, self.tokens[table]));
+        let (layer, _) = self.shape().place_of(table);
+        let size = self.shape().size_of(layer);
+        if !store.fits_more(size, copies) {
+            return Err(self.over_budget(store, layer, self.tokens[table]));
         }
-        store.make_room([copies; 2])
+        store.make_room(size, [copies; 2])
     }
 
     /// Makes a page one that lies near and that nobody else holds; room for its planes has been made.
     pub(crate) fn make_writable(&mut self, store: &mut PageStore, table: usize, number: usize) -> Result<(), KvError> {
         let shape = self.pool.shape;
-        let id = |what: &'static str| -> PlaneId { plane_id(&shape, what, table, number) };
+        let id = |kind: Kind| -> PlaneId { plane_id(&shape, kind, table, number) };
         let page = self.tables[table].pages()[number];
         if store.is_shared(page) {
             let row = self.rows[self.tables[table].row(number)];
@@ -152,25 +153,31 @@ impl KvCache {
     }
 
     fn over_budget(&self, store: &PageStore, layer: usize, wanted_tokens: usize) -> KvError {
-        let CacheShape {
-            layers,
-            kv_heads,
-            page_tokens,
-            ..
-        } = self.pool.shape;
-        let most = largest(usize::MAX, |pages| store.fits(pages));
-        let own: usize = self.tables.iter().map(|table| table.pages().len()).sum();
-        let of_others = store.pages() - own;
+        let shape = &self.pool.shape;
+        let (page_tokens, tables) = (shape.page_tokens, shape.tables_of(layer));
+        let mut of_others = store.counts();
+        for page in self.tables.iter().flat_map(PageTable::pages) {
+            of_others[store.size(*page)] -= 1;
+        }
+        let rows_fit = |rows: usize| {
+            let mut counts = of_others;
+            for layer in 0..shape.layers.count() {
+                let more = rows.saturating_mul(shape.layer(layer).kv_heads);
+                let of_size = &mut counts[shape.size_of(layer)];
+                *of_size = of_size.saturating_add(more);
+            }
+            store.fits(counts)
+        };
+        let free = largest(usize::MAX, |pages| store.fits_more(shape.size_of(layer), pages));
         let budget = |bytes: Option<u64>| bytes.unwrap_or(u64::MAX);
         let tiers = self.tiers();
         let disk = tiers.disk.as_ref().map_or(0, |disk| budget(disk.budget_bytes));
         let ram = budget(tiers.ram_budget_bytes);
-        let free = most.saturating_sub(store.pages());
         KvError::Budget {
             budget_bytes: tiers.device_budget_bytes.saturating_add(ram).saturating_add(disk),
-            fitting_tokens: (most.saturating_sub(of_others) / (layers * kv_heads)).saturating_mul(page_tokens),
+            fitting_tokens: largest(usize::MAX, rows_fit).saturating_mul(page_tokens),
             layer,
-            layer_tokens: (self.tables[layer * kv_heads].pages().len() + free / kv_heads) * page_tokens,
+            layer_tokens: (self.tables[tables.start].pages().len() + free / tables.len()) * page_tokens,
             wanted_tokens,
         }
     }

@@ -16,12 +16,10 @@
 //!
 //! ```
 //! use riffle_attention::Format;
-//! use riffle_kv::{CacheShape, KvCache};
+//! use riffle_kv::{CacheShape, LayerShape, LayerShapes, KvCache};
 //!
 //! let shape = CacheShape {
-//!     layers: 1,
-//!     kv_heads: 2,
-//!     head_dim: 16,
+//!     layers: LayerShapes::alike(1, LayerShape::new(2, 16)),
 //!     page_tokens: 32,
 //!     key_format: Format::F16,
 //!     value_format: Format::F16,
@@ -78,7 +76,10 @@ pub use output::{FileKind, OutputError, OutputFile, OutputWriter};
 pub use pool::{PageId, PagePool, PageVersion, RowChange, RowTier};
 pub use prefix::{ListingChange, NoteFound, PrefixCache, PrefixFound, PrefixListing, PrefixStored};
 pub use reader::{PageReader, SequencePages};
-pub use shape::{CacheShape, DEFAULT_PAGE_TOKENS, MAX_PAGE_TOKENS, largest};
+pub use shape::{
+    CacheShape, DEFAULT_PAGE_TOKENS, LayerShape, LayerShapes, MAX_LAYER_KINDS, MAX_MIXED_LAYERS, MAX_PAGE_TOKENS,
+    largest,
+};
 pub use shared::{
     BlockStore, FetchRequest, SharedBlocks, SharedCounts, SharedFetch, SharedOptions, StoreError, StoredItem, Swept,
 };

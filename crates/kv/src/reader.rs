@@ -111,8 +111,11 @@ impl<'a> SequencePages<'a> {
 
     /// The versions of a layer's pages, by KV head in the order of the pages; no KV heads for a layer that does not exist.
     pub fn page_versions(&self, layer: usize) -> Vec<Vec<PageVersion>> {
-        let tables = (0..self.shape().kv_heads).map_while(|kv_head| self.table_of(layer, kv_head));
+        if layer >= self.shape().layers.count() {
+            return Vec::new();
+        }
         let versions = |table| self.page_ids(table).iter().map(|page| self.store.version(*page));
+        let tables = self.shape().tables_of(layer);
         tables.map(|table| versions(table).collect()).collect()
     }
 
@@ -126,19 +129,18 @@ impl<'a> SequencePages<'a> {
 
     /// True if all pages of a layer lie near.
     pub(crate) fn are_near(&self, layer: usize) -> bool {
-        let heads = self.shape().kv_heads;
-        let mut tables = self.tables[layer * heads..(layer + 1) * heads].iter();
+        let mut tables = self.tables[self.shape().tables_of(layer)].iter();
         tables.all(|table| self.store.are_near(table.pages()))
     }
 
     /// The wanted pages of a layer, by KV head, as spans of page numbers; all for `None`. Pages that do not lie near are left out.
     pub fn near_views(&self, layer: usize, wanted: Option<&[Vec<Span>]>) -> Vec<Vec<PageView<'a>>> {
-        let heads = 0..self.shape().kv_heads;
-        let views = heads.map(|kv_head| {
+        let tables = self.shape().tables_of(layer).enumerate();
+        let views = tables.map(|(kv_head, table)| {
             let Some(wanted) = wanted else {
                 return self.pages(layer, kv_head).collect();
             };
-            let held = self.page_ids(layer * self.shape().kv_heads + kv_head).len();
+            let held = self.page_ids(table).len();
             let mut numbers: Vec<usize> = wanted[kv_head]
                 .iter()
                 .flat_map(|span| span.start..span.end.min(held))
@@ -170,8 +172,7 @@ impl<'a> SequencePages<'a> {
 
     /// A plane's bytes, wherever it lies.
     pub(crate) fn bytes(&self, table: usize, page: usize, kind: Kind) -> Result<PlaneBytes<'a>, KvError> {
-        let what = self.store.planes(kind).what;
-        let id = plane_id(self.shape(), what, table, page);
+        let id = plane_id(self.shape(), kind, table, page);
         self.store.bytes(self.page_ids(table)[page], kind, id)
     }
 
@@ -186,16 +187,18 @@ impl<'a> SequencePages<'a> {
 
     fn table_of(&self, layer: usize, kv_head: usize) -> Option<usize> {
         let shape = self.shape();
-        (layer < shape.layers && kv_head < shape.kv_heads).then(|| layer * shape.kv_heads + kv_head)
+        let tables = (layer < shape.layers.count()).then(|| shape.tables_of(layer))?;
+        (kv_head < tables.len()).then_some(tables.start + kv_head)
     }
 }
 
 /// What an error calls a plane.
-pub(crate) fn plane_id(shape: &CacheShape, what: &'static str, table: usize, page: usize) -> PlaneId {
+pub(crate) fn plane_id(shape: &CacheShape, kind: Kind, table: usize, page: usize) -> PlaneId {
+    let (layer, kv_head) = shape.place_of(table);
     PlaneId {
-        what,
-        layer: table / shape.kv_heads,
-        kv_head: table % shape.kv_heads,
+        what: kind.what(),
+        layer,
+        kv_head,
         page,
     }
 }

@@ -1,6 +1,9 @@
+use std::ops::{Range, RangeInclusive};
+
 use riffle_attention::{Format, LANES};
 
 use crate::KvError;
+use crate::pool::Kind;
 
 /// Tokens in a page unless the caller chooses.
 pub const DEFAULT_PAGE_TOKENS: usize = 256;
@@ -8,15 +11,153 @@ pub const DEFAULT_PAGE_TOKENS: usize = 256;
 /// The largest page.
 pub const MAX_PAGE_TOKENS: usize = 1024;
 
+/// Layers of different shapes that one cache may hold.
+pub const MAX_LAYER_KINDS: usize = 4;
+
+/// Layers of a cache whose layers differ.
+pub const MAX_MIXED_LAYERS: usize = 256;
+
+/// What a layer of a cache holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LayerShape {
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Elements of a key: a multiple of 16.
+    pub key_width: usize,
+    /// Elements of a value: a multiple of 16.
+    pub value_width: usize,
+}
+
+impl LayerShape {
+    /// A layer whose keys and values are of one width.
+    pub const fn new(kv_heads: usize, head_dim: usize) -> Self {
+        Self {
+            kv_heads,
+            key_width: head_dim,
+            value_width: head_dim,
+        }
+    }
+
+    fn validate(&self) -> Result<(), KvError> {
+        // The limits keep every product below within 64 bits.
+        check("kv_heads", self.kv_heads, 1..=1 << 16, "from 1 to 65536")?;
+        for (what, width) in [("key_width", self.key_width), ("value_width", self.value_width)] {
+            if !width.is_multiple_of(LANES) || !(LANES..=1 << 14).contains(&width) {
+                return Err(KvError::Shape {
+                    what,
+                    value: width,
+                    requirement: "a multiple of 16 from 16 to 16384",
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The shapes of all layers of a cache, of at most [`MAX_LAYER_KINDS`] kinds.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LayerShapes {
+    count: usize,
+    /// Different ones, in the order of the layers.
+    kinds: [LayerShape; MAX_LAYER_KINDS],
+    /// By layer; of layers that are alike all are 0.
+    kind_of: [u8; MAX_MIXED_LAYERS],
+    /// By kind, the number of its page size: kinds that differ by their KV heads alone have pages of one size.
+    size_of: [u8; MAX_LAYER_KINDS],
+}
+
+impl LayerShapes {
+    /// So many layers of one shape.
+    pub const fn alike(count: usize, shape: LayerShape) -> Self {
+        let mut kinds = [LayerShape::new(0, 0); MAX_LAYER_KINDS];
+        kinds[0] = shape;
+        Self {
+            count,
+            kinds,
+            kind_of: [0; MAX_MIXED_LAYERS],
+            size_of: [0; MAX_LAYER_KINDS],
+        }
+    }
+
+    /// Layers of these shapes.
+    ///
+    /// # Errors
+    /// [`KvError::Shape`] for no layers, and for layers of more kinds, or more layers that differ, than a cache can hold.
+    pub fn new(layers: &[LayerShape]) -> Result<Self, KvError> {
+        check("layers", layers.len(), 1..=1 << 16, "from 1 to 65536")?;
+        let mut shapes = Self::alike(layers.len(), layers[0]);
+        if layers.iter().all(|layer| *layer == layers[0]) {
+            return Ok(shapes);
+        }
+        check(
+            "layers",
+            layers.len(),
+            1..=MAX_MIXED_LAYERS,
+            "at most 256 where layers differ",
+        )?;
+        let mut kinds = vec![layers[0]];
+        for (layer, shape) in layers.iter().enumerate() {
+            shape.validate()?;
+            let kind = kinds.iter().position(|kind| kind == shape).unwrap_or(kinds.len());
+            if kind == kinds.len() {
+                check("layer kinds", kind + 1, 1..=MAX_LAYER_KINDS, "at most 4")?;
+                kinds.push(*shape);
+            }
+            shapes.kind_of[layer] = kind as u8;
+        }
+        let mut widths: Vec<(usize, usize)> = Vec::new();
+        for (kind, shape) in kinds.iter().enumerate() {
+            let own = (shape.key_width, shape.value_width);
+            let size = widths.iter().position(|widths| *widths == own).unwrap_or(widths.len());
+            if size == widths.len() {
+                widths.push(own);
+            }
+            shapes.kinds[kind] = *shape;
+            shapes.size_of[kind] = size as u8;
+        }
+        Ok(shapes)
+    }
+
+    /// How many layers there are.
+    pub const fn count(&self) -> usize {
+        self.count
+    }
+
+    /// The shape of a layer that exists.
+    pub fn get(&self, layer: usize) -> LayerShape {
+        self.kinds[self.kind(layer)]
+    }
+
+    /// The shapes in the order of the layers.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = LayerShape> + '_ {
+        (0..self.count).map(|layer| self.get(layer))
+    }
+
+    /// The shape that all layers have; `None` where layers differ.
+    pub fn uniform(&self) -> Option<LayerShape> {
+        (self.kinds[1].kv_heads == 0).then_some(self.kinds[0])
+    }
+
+    fn kind(&self, layer: usize) -> usize {
+        assert!(layer < self.count, "a cache has the layers that it is asked for");
+        usize::from(self.kind_of.get(layer).copied().unwrap_or(0))
+    }
+}
+
+impl std::fmt::Debug for LayerShapes {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.uniform() {
+            Some(shape) => write!(out, "{} × {shape:?}", self.count),
+            None => out.debug_list().entries(self.iter()).finish(),
+        }
+    }
+}
+
 /// What determines the bytes of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CacheShape {
     /// Layers that hold keys and values.
-    pub layers: usize,
-    /// KV heads of a layer.
-    pub kv_heads: usize,
-    /// Elements of one key or value: a multiple of 16.
-    pub head_dim: usize,
+    pub layers: LayerShapes,
     /// Tokens in a page: a multiple of 16 from 16 to [`MAX_PAGE_TOKENS`].
     pub page_tokens: usize,
     /// Element format of keys.
@@ -31,24 +172,8 @@ impl CacheShape {
     /// # Errors
     /// [`KvError::Shape`] names the part that cannot.
     pub fn validate(&self) -> Result<(), KvError> {
-        // The limits keep every product below within 64 bits.
-        let counts = [("layers", self.layers), ("kv_heads", self.kv_heads)];
-        for (what, value) in counts {
-            if !(1..=1 << 16).contains(&value) {
-                return Err(KvError::Shape {
-                    what,
-                    value,
-                    requirement: "from 1 to 65536",
-                });
-            }
-        }
-        if self.head_dim == 0 || !self.head_dim.is_multiple_of(LANES) || self.head_dim > 1 << 14 {
-            return Err(KvError::Shape {
-                what: "head_dim",
-                value: self.head_dim,
-                requirement: "a multiple of 16 from 16 to 16384",
-            });
-        }
+        check("layers", self.layers.count, 1..=1 << 16, "from 1 to 65536")?;
+        self.kinds().iter().try_for_each(LayerShape::validate)?;
         if self.page_tokens == 0 || !self.page_tokens.is_multiple_of(LANES) || self.page_tokens > MAX_PAGE_TOKENS {
             return Err(KvError::Shape {
                 what: "page_tokens",
@@ -59,53 +184,150 @@ impl CacheShape {
         Ok(())
     }
 
-    /// Bytes of K and V that one token adds over all layers and KV heads, pages being full.
-    pub fn bytes_per_token(&self) -> u64 {
-        self.tables() * self.plane_bytes(1)
+    /// The shape of a layer that exists.
+    pub fn layer(&self, layer: usize) -> LayerShape {
+        self.layers.get(layer)
     }
 
-    /// Bytes of K and V of one page of one (layer, KV head).
-    pub fn page_bytes(&self) -> u64 {
-        self.plane_bytes(self.page_tokens)
+    /// Page tables: one for each layer and KV head.
+    pub fn tables(&self) -> usize {
+        self.first_table(self.layers.count)
+    }
+
+    /// The page tables of a layer that exists, one for each KV head.
+    pub fn tables_of(&self, layer: usize) -> Range<usize> {
+        let first = self.first_table(layer);
+        first..first + self.layer(layer).kv_heads
+    }
+
+    /// The layer and the KV head of a page table that exists.
+    pub fn place_of(&self, table: usize) -> (usize, usize) {
+        if let Some(shape) = self.layers.uniform() {
+            return (table / shape.kv_heads, table % shape.kv_heads);
+        }
+        let (mut layer, mut kv_head) = (0, table);
+        while kv_head >= self.layer(layer).kv_heads {
+            kv_head -= self.layer(layer).kv_heads;
+            layer += 1;
+        }
+        (layer, kv_head)
+    }
+
+    /// Bytes of K and V that one token adds over all layers and KV heads, pages being full.
+    pub fn bytes_per_token(&self) -> u64 {
+        self.over_layers(|layer| self.pair_bytes(layer, 1))
+    }
+
+    /// Bytes of K and V of one page of a (layer, KV head).
+    pub fn page_bytes(&self, layer: usize) -> u64 {
+        self.pair_bytes(self.layer(layer), self.page_tokens)
+    }
+
+    /// Bytes of K and V of one page of every (layer, KV head).
+    pub fn row_bytes(&self) -> u64 {
+        self.over_layers(|layer| self.pair_bytes(layer, self.page_tokens))
     }
 
     /// Pages that `tokens` take over all layers and KV heads.
     pub fn pages_for(&self, tokens: usize) -> usize {
-        usize::try_from(self.tables()).map_or(usize::MAX, |tables| {
-            tables.saturating_mul(tokens.div_ceil(self.page_tokens))
-        })
+        self.tables().saturating_mul(tokens.div_ceil(self.page_tokens))
     }
 
     /// Bytes that `tokens` take over all layers and KV heads, in whole pages.
     pub fn bytes_for(&self, tokens: usize) -> u64 {
-        (self.pages_for(tokens) as u64).saturating_mul(self.page_bytes())
+        (tokens.div_ceil(self.page_tokens) as u64).saturating_mul(self.row_bytes())
     }
 
     /// The most tokens whose pages fit in `budget_bytes` when every layer holds them.
     pub fn tokens_for(&self, budget_bytes: u64) -> usize {
-        let pages = budget_bytes / (self.tables() * self.page_bytes());
-        usize::try_from(pages).map_or(usize::MAX, |pages| pages.saturating_mul(self.page_tokens))
+        let rows = budget_bytes / self.row_bytes();
+        usize::try_from(rows).map_or(usize::MAX, |rows| rows.saturating_mul(self.page_tokens))
     }
 
-    /// Bytes of the keys of a page.
-    pub(crate) fn key_plane_bytes(&self) -> u64 {
-        self.key_format.plane_bytes(self.page_tokens, self.head_dim) as u64
+    /// Different sizes of pages: widths of keys and of values that layers have.
+    pub(crate) fn sizes(&self) -> usize {
+        let sizes = self.layers.size_of[..self.kinds().len()].iter();
+        1 + usize::from(sizes.copied().max().unwrap_or(0))
     }
 
-    /// Bytes of the values of a page.
-    pub(crate) fn value_plane_bytes(&self) -> u64 {
-        self.value_format.plane_bytes(self.page_tokens, self.head_dim) as u64
+    /// The size of a layer's pages, below [`sizes`](Self::sizes).
+    pub(crate) fn size_of(&self, layer: usize) -> usize {
+        usize::from(self.layers.size_of[self.layers.kind(layer)])
     }
 
-    /// Page tables: one for each layer and KV head.
-    pub(crate) fn tables(&self) -> u64 {
-        self.layers as u64 * self.kv_heads as u64
+    /// Layers whose pages have a size.
+    pub(crate) fn layers_of_size(&self, size: usize) -> impl Iterator<Item = usize> + '_ {
+        (0..self.layers.count).filter(move |layer| self.size_of(*layer) == size)
     }
 
-    fn plane_bytes(&self, tokens: usize) -> u64 {
-        (self.key_format.plane_bytes(tokens, self.head_dim) + self.value_format.plane_bytes(tokens, self.head_dim))
-            as u64
+    /// Bytes of the keys, or of the values, of a page of a size.
+    pub(crate) fn plane_bytes(&self, size: usize, kind: Kind) -> u64 {
+        self.format(kind).plane_bytes(self.page_tokens, self.width(size, kind)) as u64
     }
+
+    /// Bytes of a page of a size.
+    pub(crate) fn size_bytes(&self, size: usize) -> u64 {
+        Kind::BOTH.map(|kind| self.plane_bytes(size, kind)).iter().sum()
+    }
+
+    /// Elements of a key, or of a value, in pages of a size.
+    pub(crate) fn width(&self, size: usize, kind: Kind) -> usize {
+        let kind_of_layer = self.layers.size_of.iter().position(|of| usize::from(*of) == size);
+        let shape = self.layers.kinds[kind_of_layer.expect("a size is that of a kind of layers")];
+        match kind {
+            Kind::Keys => shape.key_width,
+            Kind::Values => shape.value_width,
+        }
+    }
+
+    pub(crate) fn format(&self, kind: Kind) -> Format {
+        match kind {
+            Kind::Keys => self.key_format,
+            Kind::Values => self.value_format,
+        }
+    }
+
+    fn first_table(&self, layer: usize) -> usize {
+        match self.layers.uniform() {
+            Some(shape) => layer * shape.kv_heads,
+            None => (0..layer).map(|layer| self.layer(layer).kv_heads).sum(),
+        }
+    }
+
+    fn kinds(&self) -> &[LayerShape] {
+        let kinds = self.layers.kinds.iter().rposition(|kind| kind.kv_heads > 0);
+        &self.layers.kinds[..kinds.map_or(1, |last| last + 1)]
+    }
+
+    /// The sum of `bytes` of a (layer, KV head) over all of them.
+    fn over_layers(&self, bytes: impl Fn(LayerShape) -> u64) -> u64 {
+        let of_layer = |layer: LayerShape| layer.kv_heads as u64 * bytes(layer);
+        match self.layers.uniform() {
+            Some(shape) => self.layers.count as u64 * of_layer(shape),
+            None => self.layers.iter().map(of_layer).sum(),
+        }
+    }
+
+    fn pair_bytes(&self, layer: LayerShape, tokens: usize) -> u64 {
+        let keys = self.key_format.plane_bytes(tokens, layer.key_width);
+        (keys + self.value_format.plane_bytes(tokens, layer.value_width)) as u64
+    }
+}
+
+fn check(
+    what: &'static str,
+    value: usize,
+    allowed: RangeInclusive<usize>,
+    requirement: &'static str,
+) -> Result<(), KvError> {
+    if allowed.contains(&value) {
+        return Ok(());
+    }
+    Err(KvError::Shape {
+        what,
+        value,
+        requirement,
+    })
 }
 
 /// The largest number up to `limit` for which `fits` holds, given that it holds for all smaller ones too; 0 if for none.

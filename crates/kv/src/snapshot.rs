@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! "RIFFLEKV"  version u32  byte order u32                            numbers little-endian
-//! layers, kv_heads, head_dim, page_tokens, K format, V format: u64 each
+//! layers, kv_heads, head_dim, page_tokens, K format, V format: u64 each;
+//!   where layers differ: 1, the number of page tables, a hash of the layers' shapes
 //! identity length u64, attachment length u64, tokens of each layer and KV head: u64 each
 //! identity, attachment, hash of all the above: u128
 //! for each layer, KV head and page: K in whole stripes, V in whole stripes, hash of the page: u128
@@ -20,7 +21,6 @@ use twox_hash::XxHash3_128;
 
 use crate::arena::as_plane_mut;
 use crate::output::{FileKind, OutputFile};
-use crate::pool::Kind;
 use crate::reader::PagePlanes;
 use crate::{CacheShape, KvCache, KvError, KvTiers, PagePool};
 
@@ -59,7 +59,7 @@ impl KvCache {
                 for page in 0..self.page_count(self.tokens[table]) {
                     let store = self.pool.read();
                     let planes = self.pages_in(&store).planes(table, page).map_err(io::Error::other)?;
-                    all_hashes.write(&self.write_page(&planes, file)?);
+                    all_hashes.write(&self.write_page(table, &planes, file)?);
                 }
             }
             file.write_all(&all_hashes.finish_128().to_le_bytes())
@@ -102,10 +102,9 @@ impl KvCache {
     pub fn page_hash(&self, layer: usize, kv_head: usize, page: usize) -> Option<u128> {
         self.page_ids(layer, kv_head).get(page)?;
         let store = self.pool.read();
-        let planes = self
-            .pages_in(&store)
-            .planes(layer * self.shape().kv_heads + kv_head, page);
-        Some(u128::from_le_bytes(self.for_each_part(&planes.ok()?, |_| ())))
+        let table = self.shape().tables_of(layer).start + kv_head;
+        let planes = self.pages_in(&store).planes(table, page).ok()?;
+        Some(u128::from_le_bytes(self.for_each_part(table, &planes, |_| ())))
     }
 
     fn head(&self, identity: &[u8], attachment: &[u8]) -> Vec<u8> {
@@ -126,9 +125,9 @@ impl KvCache {
         tokens.div_ceil(self.shape().page_tokens)
     }
 
-    fn write_page(&self, planes: &PagePlanes<'_>, file: &mut impl Write) -> io::Result<[u8; HASH_BYTES]> {
+    fn write_page(&self, table: usize, planes: &PagePlanes<'_>, file: &mut impl Write) -> io::Result<[u8; HASH_BYTES]> {
         let mut written = Ok(());
-        let hash = self.for_each_part(planes, |part| {
+        let hash = self.for_each_part(table, planes, |part| {
             if written.is_ok() {
                 written = file.write_all(part);
             }
@@ -139,31 +138,30 @@ impl KvCache {
     }
 
     /// Calls `each` with the bytes of the page's keys, then its values, and returns their hash.
-    fn for_each_part(&self, (keys, values, tokens): &PagePlanes<'_>, mut each: impl FnMut(&[u8])) -> [u8; HASH_BYTES] {
-        let CacheShape {
-            head_dim,
-            key_format,
-            value_format,
-            ..
-        } = *self.shape();
+    fn for_each_part(&self, table: usize, planes: &PagePlanes<'_>, mut each: impl FnMut(&[u8])) -> [u8; HASH_BYTES] {
+        let (keys, values, tokens) = planes;
+        let shape = self.shape();
+        let layer = shape.layer(shape.place_of(table).0);
         let mut hash = PageHash::new(*tokens);
         let mut both = |part: &[u8]| {
             hash.write(part);
             each(part);
         };
+        let width = layer.key_width;
         plane_parts(
-            (keys, key_format, head_dim),
+            (keys, shape.key_format, width),
             *tokens,
             |plane, first, zeros| {
-                write_keys(plane, head_dim, first, LANES - first, zeros, head_dim).expect("zeros fill a stripe");
+                write_keys(plane, width, first, LANES - first, zeros, width).expect("zeros fill a stripe");
             },
             &mut both,
         );
+        let width = layer.value_width;
         plane_parts(
-            (values, value_format, head_dim),
+            (values, shape.value_format, width),
             *tokens,
             |plane, first, zeros| {
-                write_values(plane, head_dim, first, LANES - first, zeros, head_dim).expect("zeros fill a stripe");
+                write_values(plane, width, first, LANES - first, zeros, width).expect("zeros fill a stripe");
             },
             &mut both,
         );
@@ -192,18 +190,15 @@ impl PagePool {
                 let mut expected = PageHash::new(tokens);
                 let stripes = tokens.next_multiple_of(LANES);
                 cache.push_page(table, tokens, |kind, bytes| {
-                    let format = match kind {
-                        Kind::Keys => shape.key_format,
-                        Kind::Values => shape.value_format,
-                    };
-                    let bytes = &mut bytes[..format.plane_bytes(stripes, shape.head_dim)];
+                    let width = shape.width(shape.size_of(shape.place_of(table).0), kind);
+                    let bytes = &mut bytes[..shape.format(kind).plane_bytes(stripes, width)];
                     reader.fill(bytes)?;
                     expected.write(bytes);
                     Ok::<(), KvError>(())
                 })?;
                 let hash = reader.hash()?;
                 if hash != expected.finish() {
-                    let (layer, kv_head) = (table / shape.kv_heads, table % shape.kv_heads);
+                    let (layer, kv_head) = shape.place_of(table);
                     let what = format!("page {page} of layer {layer}, KV head {kv_head}, has changed");
                     return Err(reader.damaged(what));
                 }
@@ -220,12 +215,12 @@ impl PagePool {
 /// The bytes of a plane whatever its memory held before: whole stripes as they lie, then the last one with zeros for
 /// the tokens that are not there.
 fn plane_parts(
-    (bytes, format, head_dim): (&[u8], Format, usize),
+    (bytes, format, width): (&[u8], Format, usize),
     tokens: usize,
     write_zeros: impl Fn(&mut PlaneMut<'_>, usize, &[f32]),
     each: &mut impl FnMut(&[u8]),
 ) {
-    let until = |tokens: usize| format.plane_bytes(tokens, head_dim);
+    let until = |tokens: usize| format.plane_bytes(tokens, width);
     let (whole, last) = bytes[..until(tokens.next_multiple_of(LANES))].split_at(until(tokens / LANES * LANES));
     each(whole);
     if !last.is_empty() {
@@ -233,7 +228,7 @@ fn plane_parts(
         let mut copy = vec![0.0f32; last.len().div_ceil(4)];
         let bytes = &mut bytemuck::cast_slice_mut(&mut copy)[..last.len()];
         bytes.copy_from_slice(last);
-        let zeros = vec![0.0; LANES * head_dim];
+        let zeros = vec![0.0; LANES * width];
         write_zeros(&mut as_plane_mut(format, bytes), tokens % LANES, &zeros);
         each(bytes);
     }
@@ -364,11 +359,14 @@ impl<'a> Reader<'a> {
                 return Err(foreign(what));
             }
         }
-        let stripe_bytes = (shape.key_format.plane_bytes(LANES, shape.head_dim)
-            + shape.value_format.plane_bytes(LANES, shape.head_dim)) as u128;
-        let pages = head.tokens.iter().map(|tokens| {
+        let stripe_bytes = |table: usize| {
+            let layer = shape.layer(shape.place_of(table).0);
+            let keys = shape.key_format.plane_bytes(LANES, layer.key_width);
+            (keys + shape.value_format.plane_bytes(LANES, layer.value_width)) as u128
+        };
+        let pages = head.tokens.iter().enumerate().map(|(table, tokens)| {
             let pages = tokens.div_ceil(shape.page_tokens as u64);
-            u128::from(tokens.div_ceil(LANES as u64)) * stripe_bytes + u128::from(pages) * HASH_BYTES as u128
+            u128::from(tokens.div_ceil(LANES as u64)) * stripe_bytes(table) + u128::from(pages) * HASH_BYTES as u128
         });
         let expected = u128::from(head.bytes) + pages.sum::<u128>() + HASH_BYTES as u128;
         if expected != u128::from(self.length) {
@@ -431,12 +429,36 @@ pub(crate) fn shape_numbers(shape: &CacheShape) -> [u64; 6] {
         Format::Q8_0 => 3,
         Format::Q4_0 => 4,
     };
+    let alike = shape
+        .layers
+        .uniform()
+        .filter(|layer| layer.key_width == layer.value_width);
+    let [layers, kv_heads, head_dim] = match alike {
+        Some(layer) => [
+            shape.layers.count() as u64,
+            layer.kv_heads as u64,
+            layer.key_width as u64,
+        ],
+        None => [1, shape.tables() as u64, layers_hash(shape)],
+    };
     [
-        shape.layers as u64,
-        shape.kv_heads as u64,
-        shape.head_dim as u64,
+        layers,
+        kv_heads,
+        head_dim,
         shape.page_tokens as u64,
         format(shape.key_format),
         format(shape.value_format),
     ]
+}
+
+/// Stands for a head width in files of caches whose layers differ.
+fn layers_hash(shape: &CacheShape) -> u64 {
+    let mut hash = XxHash3_128::new();
+    for layer in shape.layers.iter() {
+        for number in [layer.kv_heads, layer.key_width, layer.value_width] {
+            hash.write(&(number as u64).to_le_bytes());
+        }
+    }
+    // No width is that large.
+    hash.finish_128() as u64 | 1 << 63
 }

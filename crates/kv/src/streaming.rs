@@ -19,7 +19,7 @@ impl KvCache {
         self.drain_pages(0..self.tables.len(), first, pages);
     }
 
-    /// Keys of tokens `first..first + tokens` of a layer as f32, `[tokens, kv_heads, head_dim]`.
+    /// Keys of tokens `first..first + tokens` of a layer as f32, `[tokens, kv_heads, key_width]`.
     ///
     /// # Errors
     /// [`KvError::Layer`], [`KvError::Tokens`] when the layer does not hold them all, and what reading from a farther tier
@@ -27,61 +27,57 @@ impl KvCache {
     pub fn read_keys(&self, layer: usize, first: usize, tokens: usize) -> Result<Vec<f32>, KvError> {
         self.check_tokens(layer, first, tokens)?;
         let CacheShape {
-            kv_heads,
-            head_dim,
             page_tokens,
             key_format,
             ..
         } = *self.shape();
-        let width = kv_heads * head_dim;
+        let (tables, key_width) = (self.shape().tables_of(layer), self.shape().layer(layer).key_width);
+        let width = tables.len() * key_width;
         let mut keys = vec![0.0; tokens * width];
         let store = self.pool.read();
         let sequence = self.pages_in(&store);
-        for kv_head in 0..kv_heads {
+        for (kv_head, table) in tables.enumerate() {
             let pages = first / page_tokens..(first + tokens).div_ceil(page_tokens);
             for page in pages.filter(|_| tokens > 0) {
                 let start = page * page_tokens;
                 let from = start.max(first);
                 let to = (start + page_tokens).min(first + tokens);
-                let plane = sequence.bytes(layer * kv_heads + kv_head, page, Kind::Keys)?;
+                let plane = sequence.bytes(table, page, Kind::Keys)?;
                 let plane = as_plane(key_format, &plane);
-                let out = &mut keys[(from - first) * width + kv_head * head_dim..];
-                read_keys(&plane, head_dim, from - start, to - from, out, width).expect("lengths are checked");
+                let out = &mut keys[(from - first) * width + kv_head * key_width..];
+                read_keys(&plane, key_width, from - start, to - from, out, width).expect("lengths are checked");
             }
         }
         Ok(keys)
     }
 
-    /// Replaces the keys of tokens from `first` on of a layer by `keys`, `[tokens, kv_heads, head_dim]`.
+    /// Replaces the keys of tokens from `first` on of a layer by `keys`, `[tokens, kv_heads, key_width]`.
     ///
     /// # Errors
     /// [`KvError::Layer`], [`KvError::Length`], [`KvError::Tokens`] when the layer does not hold them all; nothing is
     /// replaced then. What reading from and writing to a farther tier can meet: keys before the failure are replaced.
     pub fn replace_keys(&mut self, layer: usize, first: usize, keys: &[f32]) -> Result<(), KvError> {
-        let CacheShape {
-            kv_heads,
-            head_dim,
-            page_tokens,
-            ..
-        } = *self.shape();
-        let width = kv_heads * head_dim;
+        self.check_layer(layer)?;
+        let page_tokens = self.shape().page_tokens;
+        let (tables, key_width) = (self.shape().tables_of(layer), self.shape().layer(layer).key_width);
+        let width = tables.len() * key_width;
         if !keys.len().is_multiple_of(width) {
             return Err(KvError::Length {
                 keys: keys.len(),
                 values: keys.len(),
-                width,
+                strides: [width; 2],
             });
         }
         let tokens = keys.len() / width;
         self.check_tokens(layer, first, tokens)?;
-        for kv_head in 0..kv_heads {
+        for (kv_head, table) in tables.enumerate() {
             let mut token = 0;
             while token < tokens {
                 let place = (first + token) % page_tokens;
                 let count = (page_tokens - place).min(tokens - token);
-                let source = &keys[token * width + kv_head * head_dim..];
-                self.change_keys(layer * kv_heads + kv_head, (first + token) / page_tokens, |plane| {
-                    write_keys(plane, head_dim, place, count, source, width).expect("lengths are checked");
+                let source = &keys[token * width + kv_head * key_width..];
+                self.change_keys(table, (first + token) / page_tokens, |plane| {
+                    write_keys(plane, key_width, place, count, source, width).expect("lengths are checked");
                 })?;
                 token += count;
             }
@@ -90,12 +86,8 @@ impl KvCache {
     }
 
     fn check_tokens(&self, layer: usize, first: usize, tokens: usize) -> Result<(), KvError> {
-        let layers = self.shape().layers;
-        if layer >= layers {
-            return Err(KvError::Layer { layer, layers });
-        }
-        let kv_heads = self.shape().kv_heads;
-        let heads = &self.tokens[layer * kv_heads..(layer + 1) * kv_heads];
+        self.check_layer(layer)?;
+        let heads = &self.tokens[self.shape().tables_of(layer)];
         let held = heads.iter().copied().min().unwrap_or(0);
         match first.checked_add(tokens) {
             Some(end) if end <= held => Ok(()),

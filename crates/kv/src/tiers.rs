@@ -1,8 +1,11 @@
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use riffle_attention::LANES;
 
+use crate::pool::Kind;
+use crate::shape::MAX_LAYER_KINDS;
 use crate::{CacheShape, CpuDevice, Device, KvError};
 
 /// Pages that may be on their way to the device at a time unless the caller chooses.
@@ -44,7 +47,7 @@ pub struct DiskTier {
 }
 
 /// How a sequence will be used.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Outlook {
     /// Tokens it may grow to.
     pub context_tokens: usize,
@@ -57,35 +60,46 @@ pub struct Outlook {
     /// with others when it writes to it.
     pub sequences: usize,
     /// Layers that never hold more than [`window_tokens`](Self::window_tokens): those with a sliding window.
-    pub window_layers: usize,
+    pub window_layers: Vec<usize>,
     /// Tokens that each of the [`window_layers`](Self::window_layers) holds at most.
     pub window_tokens: usize,
 }
 
 impl Outlook {
-    /// Pages over all layers and KV heads when the sequence has `tokens` tokens.
-    fn pages(&self, shape: &CacheShape, tokens: usize) -> usize {
-        let windows = self.window_layers.min(shape.layers);
-        let pages_of = |layers: usize, tokens: usize| {
-            let tables = layers * shape.kv_heads;
-            tables.saturating_mul(tokens.div_ceil(shape.page_tokens))
-        };
-        pages_of(shape.layers - windows, tokens).saturating_add(pages_of(windows, tokens.min(self.window_tokens)))
+    /// Pages of a size over all its layers and KV heads when the sequence has `tokens` tokens.
+    fn pages(&self, shape: &CacheShape, size: usize, tokens: usize) -> usize {
+        let windows = self.window_tables(shape, size);
+        let pages_of = |tables: usize, tokens: usize| tables.saturating_mul(tokens.div_ceil(shape.page_tokens));
+        pages_of(tables_of_size(shape, size) - windows, tokens)
+            .saturating_add(pages_of(windows, tokens.min(self.window_tokens)))
     }
 
-    /// Pages of `tokens` tokens, shared ones counted once, with those that each further sequence has of its own: its windows, and
-    /// its copy of the last page.
-    fn pages_of_all(&self, shape: &CacheShape, tokens: usize) -> usize {
-        let one = self.pages(shape, tokens);
+    /// Pages of a size of `tokens` tokens, shared ones counted once, with those that each further sequence has of its own: its
+    /// windows, and its copy of the last page.
+    fn pages_of_all(&self, shape: &CacheShape, size: usize, tokens: usize) -> usize {
+        let one = self.pages(shape, size, tokens);
         let further = self.sequences.saturating_sub(1);
         if further == 0 || tokens == 0 {
             return one;
         }
-        let full_layers = shape.layers - self.window_layers.min(shape.layers);
-        let full = (shape.kv_heads * full_layers).saturating_mul(tokens.div_ceil(shape.page_tokens));
-        let own = one.saturating_sub(full).saturating_add(shape.layers * shape.kv_heads);
+        let tables = tables_of_size(shape, size);
+        let full = (tables - self.window_tables(shape, size)).saturating_mul(tokens.div_ceil(shape.page_tokens));
+        let own = one.saturating_sub(full).saturating_add(tables);
         one.saturating_add(further.saturating_mul(own))
     }
+
+    /// Page tables of layers with a window whose pages have a size.
+    fn window_tables(&self, shape: &CacheShape, size: usize) -> usize {
+        let layers = self.window_layers.iter().filter(|layer| **layer < shape.layers.count());
+        let of_size = layers.filter(|layer| shape.size_of(**layer) == size);
+        of_size.map(|layer| shape.layer(*layer).kv_heads).sum()
+    }
+}
+
+/// Page tables of all layers whose pages have a size.
+fn tables_of_size(shape: &CacheShape, size: usize) -> usize {
+    let layers = shape.layers_of_size(size);
+    layers.map(|layer| shape.layer(layer).kv_heads).sum()
 }
 
 impl KvTiers {
@@ -109,26 +123,33 @@ impl KvTiers {
         if !self.has_farther() {
             return all;
         }
-        let pages = self.least_near_pages(shape);
-        let few = self.ring_bytes(shape) + self.scan_bytes(shape) + pages * shape.page_bytes();
+        let pages = sizes(shape).map(|size| self.least_near_pages(shape, size) * shape.size_bytes(size));
+        let few = self.ring_bytes(shape) + self.scan_bytes(shape) + pages.sum::<u64>();
         few.min(all + self.ring_bytes(shape))
     }
 
     /// Bytes of the pages of `tokens` tokens, wherever they lie: those of layers with a window, and of further
     /// sequences, as the [`Outlook`] says.
     pub fn pages_bytes(&self, shape: &CacheShape, tokens: usize) -> u64 {
-        let pages = self.outlook.pages_of_all(shape, tokens) as u64;
-        pages.saturating_mul(shape.page_bytes())
+        let of_size = |size| {
+            let pages = self.outlook.pages_of_all(shape, size, tokens) as u64;
+            pages.saturating_mul(shape.size_bytes(size))
+        };
+        sizes(shape).map(of_size).fold(0, u64::saturating_add)
     }
 
     /// Bytes on disk that hold what `near_bytes` of the nearer tiers do not, at most.
     pub fn disk_bytes_for(&self, shape: &CacheShape, tokens: usize) -> u64 {
         let layout = Layout::new(self, shape);
-        let planes = self.outlook.pages_of_all(shape, tokens);
-        let far = |nearer: usize, plane_bytes: u64| planes.saturating_sub(nearer) as u64 * plane_bytes;
-        let ram = layout.ram_slots;
-        far(layout.near_key_slots.saturating_add(ram), shape.key_plane_bytes())
-            + far(layout.near_value_slots.saturating_add(ram), shape.value_plane_bytes())
+        let of_size = |size: usize| {
+            let (pages, slots) = (self.outlook.pages_of_all(shape, size, tokens), layout.slots[size]);
+            let far = |kind: Kind| {
+                let nearer = slots.near[kind as usize].saturating_add(slots.ram);
+                pages.saturating_sub(nearer) as u64 * shape.plane_bytes(size, kind)
+            };
+            far(Kind::Keys) + far(Kind::Values)
+        };
+        sizes(shape).map(of_size).sum()
     }
 
     /// True if a page can lie anywhere but in the nearest tier.
@@ -143,18 +164,21 @@ impl KvTiers {
             return [self.pages_bytes(shape, tokens), 0, 0];
         }
         let layout = Layout::new(self, shape);
-        let pages = self.outlook.pages_of_all(shape, tokens);
-        let planes = |most: usize, plane_bytes: u64| pages.min(most) as u64 * plane_bytes;
-        let near = planes(layout.near_key_slots, shape.key_plane_bytes())
-            + planes(layout.near_value_slots, shape.value_plane_bytes());
-        let far = pages > layout.near_key_slots.min(layout.near_value_slots);
-        let moving = if far {
+        let (mut near, mut ram, mut is_far) = (0, 0, false);
+        for size in sizes(shape) {
+            let (pages, slots) = (self.outlook.pages_of_all(shape, size, tokens), layout.slots[size]);
+            let [keys, values] = slots.near;
+            near += pages.min(keys) as u64 * shape.plane_bytes(size, Kind::Keys)
+                + pages.min(values) as u64 * shape.plane_bytes(size, Kind::Values);
+            ram += pages.saturating_sub(keys).min(slots.ram) as u64 * shape.size_bytes(size);
+            is_far |= pages > keys.min(values);
+        }
+        let moving = if is_far {
             self.ring_bytes(shape) + layout.scan_bytes
         } else {
             0
         };
         let near = (near + moving).min(self.near_budget_bytes().unwrap_or(u64::MAX));
-        let ram = pages.saturating_sub(layout.near_key_slots).min(layout.ram_slots) as u64 * shape.page_bytes();
         [near, ram, self.disk_bytes_for(shape, tokens)]
     }
 
@@ -187,7 +211,8 @@ impl KvTiers {
     fn scan_bytes(&self, shape: &CacheShape) -> u64 {
         let pages = self.outlook.context_tokens.div_ceil(shape.page_tokens) as u64;
         let needed = self.outlook.scans_keys && self.has_farther() && !self.keys_fit(shape);
-        u64::from(needed) * (pages * scan_stride(shape) as u64).next_multiple_of(GRAIN_BYTES)
+        let stride = sizes(shape).map(|size| scan_stride(shape, size)).max();
+        u64::from(needed) * (pages * stride.unwrap_or(0) as u64).next_multiple_of(GRAIN_BYTES)
     }
 
     /// True if all keys can lie near.
@@ -195,71 +220,140 @@ impl KvTiers {
         let Some(budget) = self.near_budget_bytes() else {
             return true;
         };
-        let planes = self.outlook.pages_of_all(shape, self.outlook.context_tokens) as u64;
-        let values = self.least_near_pages(shape) * shape.value_plane_bytes();
-        let keys = planes.saturating_mul(shape.key_plane_bytes());
-        keys.saturating_add(values).saturating_add(self.ring_bytes(shape)) <= budget
+        let of_size = |size| {
+            let planes = self.outlook.pages_of_all(shape, size, self.outlook.context_tokens) as u64;
+            let values = self.least_near_pages(shape, size) * shape.plane_bytes(size, Kind::Values);
+            planes
+                .saturating_mul(shape.plane_bytes(size, Kind::Keys))
+                .saturating_add(values)
+        };
+        let pages = sizes(shape).map(of_size).fold(0, u64::saturating_add);
+        pages.saturating_add(self.ring_bytes(shape)) <= budget
     }
 
-    /// The first and the last page of each (layer, KV head) of each sequence, and those of one append.
-    fn least_near_pages(&self, shape: &CacheShape) -> u64 {
+    /// Of pages of a size the first and the last of each (layer, KV head) of each sequence, and those of one append.
+    fn least_near_pages(&self, shape: &CacheShape, size: usize) -> u64 {
         let sequences = self.outlook.sequences.max(1);
         let appended = self.outlook.append_tokens.div_ceil(shape.page_tokens) + 1;
-        (shape.kv_heads * (2 * sequences * shape.layers + appended)) as u64
+        let heads = shape
+            .layers_of_size(size)
+            .map(|layer| shape.layer(layer).kv_heads)
+            .max();
+        (2 * sequences * tables_of_size(shape, size) + heads.unwrap_or(0) * appended) as u64
     }
+}
+
+fn sizes(shape: &CacheShape) -> Range<usize> {
+    0..shape.sizes()
+}
+
+/// Pages of a size that the tiers hold.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Slots {
+    /// Keys and values in the nearest tier.
+    pub(crate) near: [usize; 2],
+    /// Of keys and of values, in a RAM tier apart from the device.
+    pub(crate) ram: usize,
 }
 
 /// How budgets become slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
-    pub(crate) near_key_slots: usize,
-    pub(crate) near_value_slots: usize,
-    /// Of keys and of values, in a RAM tier apart from the device.
-    pub(crate) ram_slots: usize,
+    /// By page size.
+    pub(crate) slots: [Slots; MAX_LAYER_KINDS],
     pub(crate) scan_bytes: u64,
 }
 
 impl Layout {
     pub(crate) fn new(tiers: &KvTiers, shape: &CacheShape) -> Self {
-        let slots = |bytes: u64, plane: u64| usize::try_from(bytes / plane).unwrap_or(usize::MAX);
         let apart = !tiers.device.reads_main_memory();
-        let ram_slots = match tiers.ram_budget_bytes {
-            _ if !apart => 0,
-            Some(bytes) => slots(bytes, shape.page_bytes()),
-            None => usize::MAX,
-        };
-        let Some(budget) = tiers.near_budget_bytes() else {
-            return Self {
-                near_key_slots: usize::MAX,
-                near_value_slots: usize::MAX,
-                ram_slots,
-                scan_bytes: 0,
-            };
-        };
-        let (ring, scan_bytes) = if tiers.has_farther() {
-            (tiers.ring_bytes(shape), tiers.scan_bytes(shape))
-        } else {
-            (0, 0)
-        };
-        let rest = budget.saturating_sub(ring).saturating_sub(scan_bytes);
-        let pairs = slots(rest, shape.page_bytes());
         let mut layout = Self {
-            near_key_slots: pairs,
-            near_value_slots: pairs,
-            ram_slots,
-            scan_bytes,
+            slots: Default::default(),
+            scan_bytes: 0,
         };
-        if tiers.outlook.scans_keys && tiers.has_farther() {
-            let values = tiers.least_near_pages(shape) * shape.value_plane_bytes();
-            let keys = slots(rest.saturating_sub(values), shape.key_plane_bytes());
-            layout.near_key_slots = keys
-                .min(tiers.outlook.pages_of_all(shape, tiers.outlook.context_tokens))
-                .max(pairs);
-            let keys = layout.near_key_slots as u64 * shape.key_plane_bytes();
-            layout.near_value_slots = slots(rest.saturating_sub(keys), shape.value_plane_bytes());
+        let ram = tiers.ram_budget_bytes.map(|bytes| shares(tiers, shape, bytes));
+        for size in sizes(shape) {
+            layout.slots[size].ram = match &ram {
+                _ if !apart => 0,
+                Some(shares) => slots(shares[size], shape.size_bytes(size)),
+                None => usize::MAX,
+            };
+        }
+        let Some(budget) = tiers.near_budget_bytes() else {
+            layout.slots.iter_mut().for_each(|slots| slots.near = [usize::MAX; 2]);
+            return layout;
+        };
+        let ring = if tiers.has_farther() {
+            layout.scan_bytes = tiers.scan_bytes(shape);
+            tiers.ring_bytes(shape)
+        } else {
+            0
+        };
+        let rest = budget.saturating_sub(ring).saturating_sub(layout.scan_bytes);
+        let shares = shares(tiers, shape, rest);
+        for size in sizes(shape) {
+            layout.slots[size].near = near_slots(tiers, shape, size, shares[size]);
         }
         layout
     }
+}
+
+/// Keys and values of a size that these bytes hold near.
+fn near_slots(tiers: &KvTiers, shape: &CacheShape, size: usize, bytes: u64) -> [usize; 2] {
+    let pairs = slots(bytes, shape.size_bytes(size));
+    if !tiers.outlook.scans_keys || !tiers.has_farther() {
+        return [pairs; 2];
+    }
+    let [key_bytes, value_bytes] = Kind::BOTH.map(|kind| shape.plane_bytes(size, kind));
+    let values = tiers.least_near_pages(shape, size) * value_bytes;
+    let keys = slots(bytes.saturating_sub(values), key_bytes)
+        .min(tiers.outlook.pages_of_all(shape, size, tiers.outlook.context_tokens))
+        .max(pairs);
+    [keys, slots(bytes.saturating_sub(keys as u64 * key_bytes), value_bytes)]
+}
+
+/// A budget by page size. Each size has the pages that must lie near first, and of the rest as much as the context needs of it
+/// beside what the context needs of the others.
+fn shares(tiers: &KvTiers, shape: &CacheShape, budget_bytes: u64) -> Vec<u64> {
+    if shape.sizes() == 1 {
+        return vec![budget_bytes];
+    }
+    let tokens = tiers.outlook.context_tokens.max(1);
+    let bytes_of = |pages: u64, size: usize| pages.saturating_mul(shape.size_bytes(size));
+    let needed: Vec<u64> = sizes(shape)
+        .map(|size| bytes_of(tiers.outlook.pages_of_all(shape, size, tokens) as u64, size))
+        .collect();
+    let least: Vec<u64> = sizes(shape)
+        .map(|size| bytes_of(tiers.least_near_pages(shape, size), size).min(needed[size]))
+        .collect();
+    let firsts = divided(budget_bytes.min(least.iter().sum()), &least);
+    let rest = budget_bytes - firsts.iter().sum::<u64>();
+    let more: Vec<u64> = needed
+        .iter()
+        .zip(&least)
+        .map(|(needed, least)| needed - least)
+        .collect();
+    let weights = if more.iter().all(|more| *more == 0) {
+        &needed
+    } else {
+        &more
+    };
+    firsts
+        .iter()
+        .zip(divided(rest, weights))
+        .map(|(first, more)| first + more)
+        .collect()
+}
+
+/// Bytes in proportion to weights, of which one at least is not 0.
+fn divided(bytes: u64, weights: &[u64]) -> Vec<u64> {
+    let all: u128 = weights.iter().map(|weight| u128::from(*weight)).sum();
+    let share = |weight: &u64| (u128::from(bytes) * u128::from(*weight) / all.max(1)) as u64;
+    weights.iter().map(share).collect()
+}
+
+fn slots(bytes: u64, of_one: u64) -> usize {
+    usize::try_from(bytes / of_one).unwrap_or(usize::MAX)
 }
 
 /// Where keys and values lie in a slot of the ring.
@@ -271,9 +365,12 @@ pub(crate) struct SlotLayout {
 
 impl SlotLayout {
     pub(crate) fn new(shape: &CacheShape) -> Self {
-        let plane = |bytes: u64| (bytes as usize).next_multiple_of(4 * LANES);
-        let values_at = plane(shape.key_plane_bytes());
-        let bytes = values_at + plane(shape.value_plane_bytes());
+        let plane = |kind: Kind| {
+            let bytes = sizes(shape).map(|size| shape.plane_bytes(size, kind)).max();
+            (bytes.unwrap_or(0) as usize).next_multiple_of(4 * LANES)
+        };
+        let values_at = plane(Kind::Keys);
+        let bytes = values_at + plane(Kind::Values);
         Self {
             values_at,
             bytes: bytes.next_multiple_of(GRAIN_BYTES as usize),
@@ -281,7 +378,7 @@ impl SlotLayout {
     }
 }
 
-/// Bytes from one plane of keys to the next in the memory in which keys are looked through.
-pub(crate) fn scan_stride(shape: &CacheShape) -> usize {
-    (shape.key_plane_bytes() as usize).next_multiple_of(4 * LANES)
+/// Bytes from one plane of keys to the next in the memory in which keys of a layer whose pages have a size are looked through.
+pub(crate) fn scan_stride(shape: &CacheShape, size: usize) -> usize {
+    (shape.plane_bytes(size, Kind::Keys) as usize).next_multiple_of(4 * LANES)
 }

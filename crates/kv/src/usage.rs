@@ -44,7 +44,7 @@ impl KvCache {
         let (mut near, mut ram, mut disk, mut shared_bytes) = (0, 0, 0, 0);
         for page in self.tables.iter().flat_map(PageTable::pages) {
             for kind in Kind::BOTH {
-                let bytes = store.planes(kind).plane_bytes as u64;
+                let bytes = store.planes(*page, kind).plane_bytes as u64;
                 match store.place(*page, kind) {
                     Place::Near(_) => near += bytes,
                     Place::Ram(_) => ram += bytes,

@@ -4,7 +4,7 @@
 mod testing;
 
 use riffle_attention::Format;
-use riffle_kv::{CacheShape, KvCache};
+use riffle_kv::{CacheShape, KvCache, LayerShape, LayerShapes};
 use testing::append_all;
 
 /// Resident bytes of this process.
@@ -17,9 +17,7 @@ fn resident_bytes() -> usize {
 #[test]
 fn memory_follows_what_is_held_evicted_and_shared() {
     let shape = CacheShape {
-        layers: 4,
-        kv_heads: 2,
-        head_dim: 128,
+        layers: LayerShapes::alike(4, LayerShape::new(2, 128)),
         page_tokens: 64,
         key_format: Format::F32,
         value_format: Format::F16,
@@ -50,8 +48,8 @@ fn memory_follows_what_is_held_evicted_and_shared() {
     }
     let full = resident_bytes();
     let kept: Vec<usize> = (0..64 * 256).step_by(10).collect();
-    for layer in 0..shape.layers {
-        for kv_head in 0..shape.kv_heads {
+    for layer in 0..shape.layers.count() {
+        for kv_head in 0..shape.layer(0).kv_heads {
             cache.retain(layer, kv_head, &kept).unwrap();
         }
     }

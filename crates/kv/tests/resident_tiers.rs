@@ -5,7 +5,7 @@
 mod testing;
 
 use riffle_attention::Format;
-use riffle_kv::{CacheShape, DiskTier, KvCache, KvError, KvTiers, Outlook};
+use riffle_kv::{CacheShape, DiskTier, KvCache, KvError, KvTiers, LayerShape, LayerShapes, Outlook};
 use testing::append_all;
 
 /// Resident bytes of this process: now, and the most so far.
@@ -22,9 +22,7 @@ fn resident_bytes() -> (u64, u64) {
 fn the_process_never_holds_more_than_the_budget_and_gives_it_back() {
     let folder = tempfile::tempdir().unwrap();
     let shape = CacheShape {
-        layers: 4,
-        kv_heads: 2,
-        head_dim: 128,
+        layers: LayerShapes::alike(4, LayerShape::new(2, 128)),
         page_tokens: 64,
         key_format: Format::F32,
         value_format: Format::F16,
@@ -51,7 +49,7 @@ fn the_process_never_holds_more_than_the_budget_and_gives_it_back() {
     for step in 0..64 {
         append_all(&mut cache, 0, 256);
         if step % 16 == 15 {
-            for layer in 0..shape.layers {
+            for layer in 0..shape.layers.count() {
                 cache
                     .stream::<KvError>(layer, None, Some((layer + 1) % 4), &mut |_| Ok(()))
                     .unwrap();

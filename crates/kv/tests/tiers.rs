@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use riffle_attention::{Format, PageView, Span, read_keys, read_values};
-use riffle_kv::{CacheShape, CpuDevice, DiskTier, KvCache, KvError, KvTiers, Outlook, PagePool};
+use riffle_kv::{
+    CacheShape, CpuDevice, DiskTier, KvCache, KvError, KvTiers, LayerShape, LayerShapes, Outlook, PagePool,
+};
 use riffle_testing::Unhurried;
 use testing::{append_all, shape, tokens};
 
@@ -15,7 +17,7 @@ use testing::{append_all, shape, tokens};
 type Contents = BTreeMap<(usize, usize), (Vec<u32>, Vec<u32>)>;
 
 fn read_into(contents: &mut Contents, shape: &CacheShape, kv_head: usize, page: &PageView<'_>) {
-    let d = shape.head_dim;
+    let d = shape.layer(0).key_width;
     let mut rows = [vec![0.0; page.tokens * d], vec![0.0; page.tokens * d]];
     read_keys(&page.keys, d, 0, page.tokens, &mut rows[0], d).unwrap();
     read_values(&page.values, d, 0, page.tokens, &mut rows[1], d).unwrap();
@@ -33,7 +35,7 @@ fn streamed(
 ) -> Result<Contents, KvError> {
     let shape = *cache.shape();
     let mut contents = Contents::new();
-    let mut last = vec![None; shape.kv_heads];
+    let mut last = vec![None; shape.layer(0).kv_heads];
     cache.stream::<KvError>(layer, wanted, next, &mut |pages| {
         for (kv_head, pages) in pages.iter().enumerate() {
             for page in pages {
@@ -52,7 +54,7 @@ fn expected(cache: &KvCache, layer: usize, wanted: Option<&[Vec<Span>]>) -> Cont
     let shape = cache.shape();
     let mut contents = Contents::new();
     let reader = cache.read();
-    for kv_head in 0..shape.kv_heads {
+    for kv_head in 0..shape.layer(0).kv_heads {
         for (number, page) in reader.pages(layer, kv_head).enumerate() {
             if wanted.is_none_or(|wanted| wanted[kv_head].iter().any(|span| span.range().contains(&number))) {
                 read_into(&mut contents, shape, kv_head, &page);
@@ -77,7 +79,7 @@ fn tiers(folder: &Path, shape: &CacheShape, near_pages: usize, slots: usize) -> 
         },
         ..KvTiers::memory(None)
     };
-    tiers.ram_budget_bytes = Some(tiers.least_near_bytes(shape) + near_pages as u64 * shape.page_bytes());
+    tiers.ram_budget_bytes = Some(tiers.least_near_bytes(shape) + near_pages as u64 * shape.page_bytes(0));
     tiers
 }
 
@@ -100,7 +102,7 @@ fn lengths_around_a_page_boundary_come_back_from_every_tier_with_any_number_of_s
                 let in_place = tiers(folder.path(), &shape, 0, slots);
                 let mut apart = KvTiers {
                     device: Arc::new(CpuDevice::apart()),
-                    ram_budget_bytes: Some(5 * shape.page_bytes()),
+                    ram_budget_bytes: Some(5 * shape.page_bytes(0)),
                     ..in_place.clone()
                 };
                 apart.device_budget_bytes = in_place.ram_budget_bytes.unwrap();
@@ -112,8 +114,8 @@ fn lengths_around_a_page_boundary_come_back_from_every_tier_with_any_number_of_s
                             append_all(&mut cache, 3, count);
                             append_all(&mut resident, 3, count);
                         }
-                        for layer in 0..shape.layers {
-                            let next = Some((layer + 1) % shape.layers);
+                        for layer in 0..shape.layers.count() {
+                            let next = Some((layer + 1) % shape.layers.count());
                             let found = streamed(&mut cache, layer, None, next).unwrap();
                             assert!(found == expected(&resident, layer, None));
                         }
@@ -144,9 +146,9 @@ fn pages_come_back_whole_and_in_order_whatever_the_timing() {
                 cache.truncate(step * 7);
                 resident.truncate(step * 7);
             }
-            for layer in 0..shape.layers {
+            for layer in 0..shape.layers.count() {
                 // Every head reads other pages than before, and the next layer is not always the one that was told.
-                let wanted: Vec<Vec<Span>> = (0..shape.kv_heads)
+                let wanted: Vec<Vec<Span>> = (0..shape.layer(0).kv_heads)
                     .map(|head| {
                         vec![
                             Span::new(0, step % 3),
@@ -155,7 +157,7 @@ fn pages_come_back_whole_and_in_order_whatever_the_timing() {
                     })
                     .collect();
                 let wanted = (step % 4 > 0).then_some(&wanted[..]);
-                let next = (step % 5 > 0).then_some((layer + step % 2) % shape.layers);
+                let next = (step % 5 > 0).then_some((layer + step % 2) % shape.layers.count());
                 let found = streamed(&mut cache, layer, wanted, next).unwrap();
                 assert!(
                     found == expected(&resident, layer, wanted),
@@ -209,7 +211,7 @@ proptest! {
             value_format: Format::ALL[value_format],
             ..shape(16 * page_stripes, Format::F32)
         };
-        let disk_budget = 120 * (shape.page_bytes() + 16);
+        let disk_budget = 120 * (shape.page_bytes(0) + 16);
         let outlook = Outlook { context_tokens: 600, append_tokens: 70, scans_keys, ..Outlook::default() };
         let mut tiers = KvTiers {
             disk: Some(DiskTier { folder: folder.path().to_owned(), budget_bytes: Some(disk_budget) }),
@@ -217,19 +219,19 @@ proptest! {
             outlook,
             ..KvTiers::memory(Some(0))
         };
-        let near_budget = tiers.least_near_bytes(&shape) + spare_pages as u64 * shape.page_bytes();
-        let ram_budget = 7 * shape.page_bytes();
+        let near_budget = tiers.least_near_bytes(&shape) + spare_pages as u64 * shape.page_bytes(0);
+        let ram_budget = 7 * shape.page_bytes(0);
         (tiers.ram_budget_bytes, tiers.device_budget_bytes) = if apart { (Some(ram_budget), near_budget) } else { (Some(near_budget), 0) };
         if apart {
             tiers.device = Arc::new(CpuDevice::apart());
         }
         let mut cache = KvCache::with_tiers(shape, tiers).unwrap();
         let mut resident = KvCache::new(shape, None).unwrap();
-        let width = shape.kv_heads * shape.head_dim;
+        let width = shape.layer(0).kv_heads * shape.layer(0).key_width;
         for (number, step) in steps.iter().enumerate() {
             match *step {
                 Step::Append(count) => {
-                    for layer in 0..shape.layers {
+                    for layer in 0..shape.layers.count() {
                         let (keys, values) = (tokens(&shape, number as u64, 0, count), tokens(&shape, 99, number, count));
                         let before = cache.tokens(layer);
                         match cache.append(layer, &keys, &values) {
@@ -263,7 +265,7 @@ proptest! {
                 }
                 Step::Read(from, to) => {
                     let wanted = vec![vec![Span::new(from, to)], vec![], vec![Span::new(0, 1), Span::new(to, usize::MAX)]];
-                    for layer in 0..shape.layers {
+                    for layer in 0..shape.layers.count() {
                         let found = streamed(&mut cache, layer, Some(&wanted), Some(1 - layer)).unwrap();
                         prop_assert!(found == expected(&resident, layer, Some(&wanted)), "step {}", number);
                     }
@@ -273,8 +275,8 @@ proptest! {
                     let pages: Vec<PageView<'_>> = reader.pages(0, 2).skip(from / shape.page_tokens).collect();
                     let same = cache.with_keys(0, 2, from, |found| {
                         let bits = |page: &PageView<'_>| {
-                            let mut row = vec![0.0; page.tokens * shape.head_dim];
-                            read_keys(&page.keys, shape.head_dim, 0, page.tokens, &mut row, shape.head_dim).unwrap();
+                            let mut row = vec![0.0; page.tokens * shape.layer(0).key_width];
+                            read_keys(&page.keys, shape.layer(0).key_width, 0, page.tokens, &mut row, shape.layer(0).key_width).unwrap();
                             (page.start, row.iter().map(|x| x.to_bits()).collect::<Vec<_>>())
                         };
                         found.iter().map(bits).eq(pages.iter().map(bits))
@@ -290,7 +292,7 @@ proptest! {
             prop_assert!(bytes.disk <= cache.file_bytes());
             prop_assert_eq!(bytes.total(), resident.usage().bytes_by_tier.total());
         }
-        for layer in 0..shape.layers {
+        for layer in 0..shape.layers.count() {
             let found = streamed(&mut cache, layer, None, None).unwrap();
             prop_assert!(found == expected(&resident, layer, None));
         }
@@ -323,7 +325,7 @@ fn what_no_tier_has_room_for_is_refused_and_says_what_fits() {
     let folder = tempfile::tempdir().unwrap();
     let shape = shape(32, Format::F16);
     let mut tiers = tiers(folder.path(), &shape, 6, 2);
-    tiers.disk.as_mut().unwrap().budget_bytes = Some(12 * (shape.page_bytes() + 16));
+    tiers.disk.as_mut().unwrap().budget_bytes = Some(12 * (shape.page_bytes(0) + 16));
     let mut cache = KvCache::with_tiers(shape, tiers.clone()).unwrap();
     let mut resident = KvCache::new(shape, None).unwrap();
     let one = tokens(&shape, 0, 0, 1);
@@ -334,10 +336,10 @@ fn what_no_tier_has_room_for_is_refused_and_says_what_fits() {
         }
     };
     assert!(matches!(error, KvError::Budget { .. }), "{error}");
-    assert!(cache.tokens(0) >= 18 / shape.kv_heads * 32);
+    assert!(cache.tokens(0) >= 18 / shape.layer(0).kv_heads * 32);
     assert!(streamed(&mut cache, 0, None, None).unwrap() == expected(&resident, 0, None));
 
-    tiers.ram_budget_bytes = Some(3 * shape.page_bytes());
+    tiers.ram_budget_bytes = Some(3 * shape.page_bytes(0));
     let mut small = KvCache::with_tiers(shape, tiers.clone()).unwrap();
     let error = small.append(0, &one, &one).unwrap_err();
     assert!(matches!(error, KvError::NearBudget { .. }), "{error}");
@@ -370,7 +372,7 @@ fn a_cache_over_tiers_is_saved_and_restored_as_one_in_memory() {
     assert!(restored.usage().bytes_by_tier.disk > 0);
     append_all(&mut restored, 1, 20);
     append_all(&mut resident, 1, 20);
-    for layer in 0..shape.layers {
+    for layer in 0..shape.layers.count() {
         assert!(streamed(&mut restored, layer, None, None).unwrap() == expected(&resident, layer, None));
     }
     let restored = KvCache::restore(&a, &shape, b"model", None).unwrap().0;
@@ -405,12 +407,12 @@ fn a_page_that_changed_on_disk_is_an_error_that_names_it_and_never_shown() {
         .map(|path| std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap())
         .filter(|file| file.metadata().unwrap().len() > 0)
         .collect();
-    assert_eq!(files.len(), 2 * shape.layers, "keys and values of every layer");
+    assert_eq!(files.len(), 2 * shape.layers.count(), "keys and values of every layer");
     let (mut byte, at) = ([0], files[1].metadata().unwrap().len() / 2);
     files[1].read_exact_at(&mut byte, at).unwrap();
     files[1].write_all_at(&[byte[0] ^ 1], at).unwrap();
     let mut messages = Vec::new();
-    for layer in 0..shape.layers {
+    for layer in 0..shape.layers.count() {
         match streamed(&mut cache, layer, None, Some(layer)) {
             Ok(found) => assert!(found == expected(&resident, layer, None)),
             Err(error) => messages.push(error.to_string()),
@@ -423,7 +425,7 @@ fn a_page_that_changed_on_disk_is_an_error_that_names_it_and_never_shown() {
     );
     assert!(cache.save(folder.path().join("session"), b"", b"").is_err());
     files[1].write_all_at(&byte, at).unwrap();
-    for layer in 0..shape.layers {
+    for layer in 0..shape.layers.count() {
         assert!(streamed(&mut cache, layer, None, None).unwrap() == expected(&resident, layer, None));
     }
 }
@@ -434,9 +436,7 @@ fn bookkeeping_stays_below_three_percent_with_most_pages_on_disk() {
     for page_tokens in [64, 256] {
         for format in Format::ALL {
             let shape = CacheShape {
-                layers: 4,
-                kv_heads: 2,
-                head_dim: 64,
+                layers: LayerShapes::alike(4, LayerShape::new(2, 64)),
                 page_tokens,
                 key_format: format,
                 value_format: format,

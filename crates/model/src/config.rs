@@ -8,6 +8,48 @@ use crate::{ModelError, RecurrentShape};
 /// Largest number of layers, heads or dimensions of a head that is taken seriously.
 pub(crate) const LARGEST_COUNT: usize = 1 << 16;
 
+/// The attention of a layer: its heads, their widths, and whose keys it reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttentionShape {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Elements of a query and of a key.
+    pub key_width: usize,
+    /// Elements of a value.
+    pub value_width: usize,
+    /// The layer whose keys and values this one reads: one before it that has its own. `None` for a layer with keys of its own.
+    pub shares: Option<usize>,
+}
+
+impl AttentionShape {
+    /// Query heads of a KV head.
+    pub fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Elements of all queries of a token.
+    pub fn query_width(&self) -> usize {
+        self.heads * self.key_width
+    }
+
+    /// Elements of all keys of a token that the layer computes: none where it reads those of another.
+    pub fn keys_width(&self) -> usize {
+        self.shares.map_or(self.kv_heads * self.key_width, |_| 0)
+    }
+
+    /// Elements of all values of a token that the layer computes: none where it reads those of another.
+    pub fn values_width(&self) -> usize {
+        self.shares.map_or(self.kv_heads * self.value_width, |_| 0)
+    }
+
+    /// Elements that attention returns for a token.
+    pub fn attended_width(&self) -> usize {
+        self.heads * self.value_width
+    }
+}
+
 /// What a model is made of. Sizes are counts of values unless the name says bytes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
@@ -36,7 +78,10 @@ pub struct ModelConfig {
     /// For each layer the tokens it looks back, counting the token itself, or `None` where it sees everything; empty
     /// where no layer slides.
     pub windows: Vec<Option<usize>>,
-    /// Leading dimensions of a head that carry position.
+    /// The attention of each layer; empty where all layers are as `heads`, `kv_heads` and `head_dim` say. Entries of recurrent layers
+    /// are not read.
+    pub attention: Vec<AttentionShape>,
+    /// Leading dimensions of a head that carry position; the most of them where layers differ.
     pub rotary_dim: usize,
     /// Different rotations in the model: 1, or 2 where local and global layers differ.
     pub rotary_tables: usize,
@@ -89,6 +134,7 @@ impl ModelConfig {
             attention_scale: (head_dim as f32).sqrt().recip(),
             soft_cap: None,
             windows: Vec::new(),
+            attention: Vec::new(),
             rotary_dim: head_dim,
             rotary_tables: 1,
             recurrent: None,
@@ -147,15 +193,71 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// Layers that hold keys and values.
-    pub fn attention_layers(&self) -> usize {
-        (0..self.layers).filter(|layer| self.is_attention(*layer)).count()
+    /// The attention of a layer.
+    pub fn attention_of(&self, layer: usize) -> AttentionShape {
+        let alike = AttentionShape {
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            key_width: self.head_dim,
+            value_width: self.head_dim,
+            shares: None,
+        };
+        self.attention.get(layer).copied().unwrap_or(alike)
     }
 
-    /// The place of a layer among those that hold keys and values; `None` for a recurrent one.
+    /// True if layers differ in heads or widths, or read the keys of others.
+    pub fn has_differing_layers(&self) -> bool {
+        let mut layers = (0..self.layers).filter(|layer| self.is_attention(*layer));
+        let first = layers.clone().next().map(|layer| self.attention_of(layer));
+        layers.any(|layer| Some(self.attention_of(layer)) != first)
+    }
+
+    /// Layers that hold keys and values.
+    pub fn attention_layers(&self) -> usize {
+        self.cached_layers().count()
+    }
+
+    /// The layers that hold keys and values, in the order of their caches.
+    pub fn cached_layers(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.layers).filter(|layer| self.is_attention(*layer) && self.attention_of(*layer).shares.is_none())
+    }
+
+    /// The place among the layers that hold keys and values of the one whose keys a layer reads; `None` for a recurrent one.
     pub fn cache_layer(&self, layer: usize) -> Option<usize> {
+        let owner = self.attention_of(layer).shares.unwrap_or(layer);
         self.is_attention(layer)
-            .then(|| (0..layer).filter(|layer| self.is_attention(*layer)).count())
+            .then(|| self.cached_layers().take_while(|cached| *cached < owner).count())
+    }
+
+    /// Checks what the attention of layers says of each other.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] for heads that do not divide, and for a layer that shares the keys of one that has none of its own, of
+    /// other widths or of another window.
+    pub(crate) fn check_attention(&self, fields: &Fields) -> Result<(), ModelError> {
+        let refuse = |layer: usize, problem: &str| Err(fields.error("layers", format!("layer {layer} {problem}")));
+        if !self.attention.is_empty() && self.attention.len() != self.layers {
+            let problem = format!("{} layers have attention of {}", self.layers, self.attention.len());
+            return Err(fields.error("layers", problem));
+        }
+        for (layer, own) in self
+            .attention
+            .iter()
+            .enumerate()
+            .filter(|(layer, _)| self.is_attention(*layer))
+        {
+            if own.kv_heads == 0 || !own.heads.is_multiple_of(own.kv_heads) {
+                return refuse(layer, "has KV heads that do not divide its query heads");
+            }
+            let Some(shared) = own.shares else { continue };
+            let owner = self.attention_of(shared);
+            let window = |layer: usize| self.windows.get(layer).copied().flatten();
+            let is_owner = shared < layer && self.is_attention(shared);
+            if !is_owner || owner != (AttentionShape { shares: None, ..*own }) || window(shared) != window(layer) {
+                return refuse(layer, "reads the keys of a layer that has no such keys");
+            }
+        }
+        Ok(())
     }
 
     /// Bytes of a [`RecurrentState`](crate::RecurrentState) of this model, whatever the context; 0 where every layer

@@ -79,13 +79,13 @@ pub trait Forward: Send {
 /// may change all of them.
 #[derive(Debug)]
 pub struct Projected<'a> {
-    /// `[rows, heads, head_dim]`, turned to their positions.
+    /// `[rows, heads, key_width]`, turned to their positions.
     pub queries: &'a mut [f32],
-    /// `[rows, kv_heads, head_dim]`, turned to their positions.
+    /// `[rows, kv_heads, key_width]`, turned to their positions; empty in a layer that reads the keys of another.
     pub keys: &'a mut [f32],
-    /// `[rows, kv_heads, head_dim]`.
+    /// `[rows, kv_heads, value_width]`; empty in a layer that reads the values of another.
     pub values: &'a mut [f32],
-    /// `[rows, heads, head_dim]`: the caller writes the attention result here.
+    /// `[rows, heads, value_width]`: the caller writes the attention result here.
     pub attended: &'a mut [f32],
 }
 
@@ -182,8 +182,8 @@ impl Forward for HostForward {
 
     fn projected(&mut self) -> Option<Projected<'_>> {
         let (layer, rows) = self.progress.under_way()?;
-        let attends = self.model.layers[layer].attention.is_some();
-        attends.then(|| self.workspace.projected(rows))
+        let attention = self.model.layers[layer].attention.as_ref()?;
+        Some(self.workspace.projected(&attention.shape, rows))
     }
 
     fn finish(

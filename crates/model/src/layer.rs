@@ -17,7 +17,7 @@ use crate::{Batch, SegmentPart};
 pub enum Rows {
     /// The residual stream, `[rows, hidden_size]`.
     Hidden,
-    /// What attention returned, `[rows, heads, head_dim]`.
+    /// What attention returned, `[rows, heads, value_width]`.
     Attended,
     /// Scratch, `[rows, hidden_size]`: as a rule what goes into a block.
     Normed,
@@ -79,9 +79,11 @@ impl Layer {
         workspace: &mut Workspace,
         states: &mut [Option<&mut LayerState>],
     ) {
+        let attention = self.attention.as_ref();
+        let attended_width = attention.map_or(0, |attention| attention.shape.attended_width());
         for rows in batch.row_blocks(rows, ROW_BLOCK, CUT_GRID) {
             let parts: Vec<SegmentPart> = batch.parts(rows.clone()).collect();
-            let mut block = workspace.row_block(hidden, rows);
+            let mut block = workspace.row_block(hidden, rows, attended_width);
             for step in &self.steps {
                 step.apply(&mut block, &parts, states);
             }

@@ -73,9 +73,9 @@ mod weights;
 mod workspace;
 
 pub use batch::{Batch, CutGrid, Segment, SegmentPart, SegmentTokens};
-pub use blocks::{Activation, Attention, GatedDeltaNet, Mlp, Norm, Projection, Rotary};
+pub use blocks::{Activation, Attention, GatedDeltaNet, KeyValue, Mlp, Norm, Projection, Rotary};
 pub use chat::{ChatMessage, ChatTemplate, ConversationText, TemplateLimit};
-pub use config::ModelConfig;
+pub use config::{AttentionShape, ModelConfig};
 pub use decoder::Decoder;
 pub use error::ModelError;
 pub use families::{Family, families};

@@ -42,14 +42,14 @@ impl ModelOutline {
         self.rotation_changes_at
     }
 
-    /// Turns keys of a layer, `[tokens, kv_heads, head_dim]`, that stand at positions from `from` on as if they stood at
+    /// Turns keys of a layer, `[tokens, kv_heads, key_width]`, that stand at positions from `from` on as if they stood at
     /// positions from `to` on, in a sequence of `length` tokens. As exact as the turn by a position is itself.
     pub fn move_keys(&self, layer: usize, keys: &mut [f32], from: usize, to: usize, length: usize) {
         let rotary = self.rotations.get(layer).and_then(Option::as_ref);
         if let Some(rotary) = rotary.filter(|_| from != to) {
-            let width = self.config.kv_width();
-            for_rows(keys, width, |row, keys| {
-                rotary.move_heads(keys, self.config.head_dim, from + row, to + row, length);
+            let shape = self.config.attention_of(layer);
+            for_rows(keys, shape.keys_width(), |row, keys| {
+                rotary.move_heads(keys, shape.key_width, from + row, to + row, length);
             });
         }
     }

@@ -95,11 +95,13 @@ impl PredictorForward {
         });
         predictor.join.apply(&self.joined, &mut self.hidden);
         workspace.rotary_tables.iter_mut().for_each(RotaryTable::clear);
+        let mut shape = config.attention_of(0);
         if let Some(attention) = &predictor.layer.attention {
             attention.project(config, batch, 0..rows, &self.hidden, workspace);
+            shape = attention.shape;
         }
         self.batch = Some(batch.clone());
-        Ok(workspace.projected(rows))
+        Ok(workspace.projected(&shape, rows))
     }
 
     /// Takes the projected rows through the rest of the layer, from what was written to [`Projected::attended`].

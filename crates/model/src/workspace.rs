@@ -6,7 +6,7 @@ use riffle_linear::Columns;
 
 use crate::blocks::RotaryTable;
 use crate::layer::Rows;
-use crate::{CutGrid, ModelConfig, Projected};
+use crate::{AttentionShape, CutGrid, ModelConfig, Projected};
 
 /// Tokens whose linear work is done at a time: enough rows to read each weight once for many, few enough that scratch
 /// stays small.
@@ -21,13 +21,13 @@ pub(crate) const CUT_GRID: CutGrid = CutGrid::Positions(Columns::COUNT);
 pub(crate) struct Workspace {
     batch_tokens: usize,
     sizes: Sizes,
-    // [tokens, heads, head_dim]
+    // [tokens, heads, key_width]
     pub(crate) queries: Vec<f32>,
-    // [tokens, kv_heads, head_dim]
+    // [tokens, kv_heads, key_width]
     pub(crate) keys: Vec<f32>,
-    // [tokens, kv_heads, head_dim]
+    // [tokens, kv_heads, value_width]
     pub(crate) values: Vec<f32>,
-    // [tokens, heads, head_dim]
+    // [tokens, heads, value_width]
     pub(crate) attended: Vec<f32>,
     // [block rows, hidden]
     pub(crate) normed: Vec<f32>,
@@ -43,11 +43,13 @@ pub(crate) struct Workspace {
     pub(crate) rotary_tables: Vec<RotaryTable>,
 }
 
-/// Values per token of each kind of buffer.
+/// Values per token of each kind of buffer, in the layer that takes most of it.
 #[derive(Clone, Copy)]
 struct Sizes {
-    query_width: usize,
-    kv_width: usize,
+    queries: usize,
+    keys: usize,
+    values: usize,
+    attended: usize,
     hidden: usize,
     intermediate: usize,
     mixer: usize,
@@ -57,9 +59,18 @@ struct Sizes {
 
 impl Sizes {
     fn of(config: &ModelConfig) -> Sizes {
+        let most = |width: fn(&AttentionShape) -> usize| {
+            let layers = 0..config.layers.max(1);
+            layers
+                .map(|layer| width(&config.attention_of(layer)))
+                .max()
+                .unwrap_or(0)
+        };
         Sizes {
-            query_width: config.query_width(),
-            kv_width: config.kv_width(),
+            queries: most(AttentionShape::query_width),
+            keys: most(AttentionShape::keys_width),
+            values: most(AttentionShape::values_width),
+            attended: most(AttentionShape::attended_width),
             hidden: config.hidden_size,
             intermediate: config.intermediate_size,
             mixer: config.mixer_width,
@@ -77,10 +88,10 @@ impl Workspace {
         Workspace {
             batch_tokens,
             sizes,
-            queries: vec![0.0; batch_tokens * sizes.query_width],
-            keys: vec![0.0; batch_tokens * sizes.kv_width],
-            values: vec![0.0; batch_tokens * sizes.kv_width],
-            attended: vec![0.0; batch_tokens * sizes.query_width],
+            queries: vec![0.0; batch_tokens * sizes.queries],
+            keys: vec![0.0; batch_tokens * sizes.keys],
+            values: vec![0.0; batch_tokens * sizes.values],
+            attended: vec![0.0; batch_tokens * sizes.attended],
             normed: vec![0.0; rows * sizes.hidden],
             branch: vec![0.0; rows * sizes.hidden],
             inner: vec![0.0; rows * sizes.intermediate],
@@ -114,23 +125,27 @@ impl Workspace {
         4 * buffers.iter().map(|buffer| buffer.len() as u64).sum::<u64>() + tables
     }
 
-    /// Queries, keys and values of the first `rows` rows, and room for the attention result.
-    pub(crate) fn projected(&mut self, rows: usize) -> Projected<'_> {
-        let sizes = self.sizes;
+    /// Queries, keys and values of the first `rows` rows of a layer, and room for the attention result.
+    pub(crate) fn projected(&mut self, layer: &AttentionShape, rows: usize) -> Projected<'_> {
         Projected {
-            queries: &mut self.queries[..rows * sizes.query_width],
-            keys: &mut self.keys[..rows * sizes.kv_width],
-            values: &mut self.values[..rows * sizes.kv_width],
-            attended: &mut self.attended[..rows * sizes.query_width],
+            queries: &mut self.queries[..rows * layer.query_width()],
+            keys: &mut self.keys[..rows * layer.keys_width()],
+            values: &mut self.values[..rows * layer.values_width()],
+            attended: &mut self.attended[..rows * layer.attended_width()],
         }
     }
 
-    /// Some rows of a batch, with what attention returned for them and scratch.
-    pub(crate) fn row_block<'a>(&'a mut self, hidden: &'a mut [f32], rows: Range<usize>) -> RowBlock<'a> {
+    /// Some rows of a batch, with the `attended_width` values that attention returned for each and scratch.
+    pub(crate) fn row_block<'a>(
+        &'a mut self,
+        hidden: &'a mut [f32],
+        rows: Range<usize>,
+        attended_width: usize,
+    ) -> RowBlock<'a> {
         let (sizes, count) = (self.sizes, rows.len());
         RowBlock {
             hidden: &mut hidden[rows.start * sizes.hidden..][..count * sizes.hidden],
-            attended: &mut self.attended[rows.start * sizes.query_width..][..count * sizes.query_width],
+            attended: &mut self.attended[rows.start * attended_width..][..count * attended_width],
             normed: &mut self.normed[..count * sizes.hidden],
             branch: &mut self.branch[..count * sizes.hidden],
             inner: &mut self.inner[..count * sizes.intermediate],
@@ -143,7 +158,8 @@ impl Workspace {
 /// Bytes of scratch a [`HostForward`](crate::HostForward) for batches of `batch_tokens` takes, known before anything is allocated.
 pub fn scratch_bytes(config: &ModelConfig, batch_tokens: usize) -> u64 {
     let sizes = Sizes::of(config);
-    let per_token = 2 * sizes.query_width + 2 * sizes.kv_width + sizes.rotary_dim * sizes.rotary_tables;
+    let of_heads = sizes.queries + sizes.keys + sizes.values + sizes.attended;
+    let per_token = of_heads + sizes.rotary_dim * sizes.rotary_tables;
     let per_row = 2 * sizes.hidden + 2 * sizes.intermediate + sizes.mixer;
     let (batch_tokens, rows) = (batch_tokens as u64, batch_tokens.clamp(1, ROW_BLOCK) as u64);
     batch_tokens
@@ -156,7 +172,7 @@ pub fn scratch_bytes(config: &ModelConfig, batch_tokens: usize) -> u64 {
 pub(crate) struct RowBlock<'a> {
     // [rows, hidden], the residual stream
     pub(crate) hidden: &'a mut [f32],
-    // [rows, heads, head_dim], what attention returned
+    // [rows, heads, value_width], what attention returned
     pub(crate) attended: &'a mut [f32],
     // [rows, hidden]
     pub(crate) normed: &'a mut [f32],

@@ -45,18 +45,23 @@ impl PolicyRules {
         })
     }
 
-    /// Refuses rules that name a layer or a KV head outside the shape: they were written for another model.
+    /// Refuses rules that name a layer, or a KV head in all its layers, that is not there: they were written for another model.
     ///
     /// # Errors
     /// [`PolicyError::NoSuchPlace`].
-    pub fn check_places(&self, shape: &PolicyShape) -> Result<(), PolicyError> {
+    pub fn check_places(&self, layers: &[PolicyShape]) -> Result<(), PolicyError> {
         let outside = |ranges: &[RangeInclusive<usize>], count: usize| {
             ranges.iter().map(|range| *range.end()).find(|last| *last >= count)
         };
         for rule in &self.rules {
+            let named = layers
+                .iter()
+                .enumerate()
+                .filter(|(layer, _)| holds(&rule.layers, *layer));
+            let kv_heads = named.map(|(_, shape)| shape.kv_heads).max();
             for (what, ranges, count) in [
-                ("layer", &rule.layers, shape.layers),
-                ("KV head", &rule.kv_heads, shape.kv_heads),
+                ("layer", &rule.layers, layers.len()),
+                ("KV head", &rule.kv_heads, kv_heads.unwrap_or(0)),
             ] {
                 if let Some(number) = outside(ranges, count) {
                     return Err(PolicyError::NoSuchPlace { what, number, count });
@@ -98,11 +103,14 @@ impl PolicyRules {
     }
 
     /// An upper bound of the bytes that the policies of all layers and KV heads hold for `tokens` tokens.
-    pub fn stored_bytes(&self, shape: &PolicyShape, tokens: usize) -> u64 {
-        let of_head = self
-            .specs()
-            .map(|spec| (spec.info().traits.stored_bytes)(spec.parameters(), shape.head_dim));
-        let most = of_head.fold(0.0, f64::max) * (shape.layers * shape.kv_heads) as f64;
+    pub fn stored_bytes(&self, layers: &[PolicyShape], tokens: usize) -> u64 {
+        let of_layer = |shape: &PolicyShape| {
+            let of_head = self
+                .specs()
+                .map(|spec| (spec.info().traits.stored_bytes)(spec.parameters(), shape.head_dim));
+            of_head.fold(0.0, f64::max) * shape.kv_heads as f64
+        };
+        let most: f64 = layers.iter().map(of_layer).sum();
         (most * tokens as f64) as u64
     }
 
@@ -114,11 +122,12 @@ impl PolicyRules {
 
 impl PolicyRule {
     fn holds_for(&self, layer: usize, kv_head: usize) -> bool {
-        let holds = |ranges: &[RangeInclusive<usize>], number: usize| {
-            ranges.is_empty() || ranges.iter().any(|range| range.contains(&number))
-        };
         holds(&self.layers, layer) && holds(&self.kv_heads, kv_head)
     }
+}
+
+fn holds(ranges: &[RangeInclusive<usize>], number: usize) -> bool {
+    ranges.is_empty() || ranges.iter().any(|range| range.contains(&number))
 }
 
 impl From<PolicySpec> for PolicyRules {

@@ -11,12 +11,10 @@ use riffle_attention::{
 use crate::ranking::top_share;
 use crate::{Phase, PolicySpec};
 
-/// What a policy is built for.
+/// The layer that policies are built for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PolicyShape {
-    /// Layers of the model.
-    pub layers: usize,
-    /// KV heads of a layer.
+    /// KV heads of the layer.
     pub kv_heads: usize,
     /// Query heads per KV head.
     pub group: usize,

@@ -4,26 +4,38 @@ use crate::{CostModel, Phase, Policy, PolicyError, PolicyRules, PolicyShape, Pol
 /// parallel.
 pub struct PolicySet {
     phase: Phase,
-    shape: PolicyShape,
+    /// By layer.
+    shapes: Vec<PolicyShape>,
     cost: CostModel,
-    /// `[layers, kv_heads]`
-    heads: Vec<Policy>,
+    /// `[layers][kv_heads]`
+    layers: Vec<Vec<Policy>>,
 }
 
 impl PolicySet {
-    /// Makes the policies that the rules name. Each reads short sequences densely, up to [`dense_below`].
+    /// Makes the policies that the rules name for layers of these shapes. Each reads short sequences densely, up to [`dense_below`].
     ///
     /// # Errors
     /// [`PolicyError::UnsupportedPhase`], [`PolicyError::ChunkTooShort`], [`PolicyError::WrongTraits`].
-    pub fn new(rules: &PolicyRules, phase: Phase, shape: &PolicyShape, cost: &CostModel) -> Result<Self, PolicyError> {
-        rules.check(phase, shape.chunk_tokens)?;
-        let places = (0..shape.layers).flat_map(|layer| (0..shape.kv_heads).map(move |kv_head| (layer, kv_head)));
-        let heads = places.map(|(layer, kv_head)| guarded(rules.policy(layer, kv_head), phase, shape, cost));
+    pub fn new(
+        rules: &PolicyRules,
+        phase: Phase,
+        shapes: &[PolicyShape],
+        cost: &CostModel,
+    ) -> Result<Self, PolicyError> {
+        if let Some(shape) = shapes.first() {
+            rules.check(phase, shape.chunk_tokens)?;
+        }
+        let of_layer = |(layer, shape): (usize, &PolicyShape)| {
+            let heads = 0..shape.kv_heads;
+            heads
+                .map(|kv_head| guarded(rules.policy(layer, kv_head), phase, shape, cost))
+                .collect()
+        };
         Ok(Self {
             phase,
-            shape: *shape,
+            shapes: shapes.to_vec(),
             cost: *cost,
-            heads: heads.collect::<Result<_, _>>()?,
+            layers: shapes.iter().enumerate().map(of_layer).collect::<Result<_, _>>()?,
         })
     }
 
@@ -32,39 +44,38 @@ impl PolicySet {
     /// # Errors
     /// [`PolicyError::UnsupportedPhase`], [`PolicyError::WrongTraits`].
     pub fn replace(&mut self, layer: usize, kv_head: usize, spec: &PolicySpec) -> Result<(), PolicyError> {
-        let policy = guarded(spec, self.phase, &self.shape, &self.cost)?;
-        self.heads[layer * self.shape.kv_heads + kv_head] = policy;
+        self.layers[layer][kv_head] = guarded(spec, self.phase, &self.shapes[layer], &self.cost)?;
         Ok(())
     }
 
     /// A layer's policies, one for each KV head.
     pub fn layer(&self, layer: usize) -> &[Policy] {
-        &self.heads[layer * self.shape.kv_heads..][..self.shape.kv_heads]
+        &self.layers[layer]
     }
 
     /// A layer's policies, one for each KV head.
     pub fn layer_mut(&mut self, layer: usize) -> &mut [Policy] {
-        &mut self.heads[layer * self.shape.kv_heads..][..self.shape.kv_heads]
+        &mut self.layers[layer]
     }
 
-    /// All policies, `[layers, kv_heads]`.
+    /// All policies, layer by layer.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Policy> {
-        self.heads.iter_mut()
+        self.layers.iter_mut().flatten()
     }
 
-    /// All policies, `[layers, kv_heads]`.
+    /// All policies, layer by layer.
     pub fn iter(&self) -> impl Iterator<Item = &Policy> {
-        self.heads.iter()
+        self.layers.iter().flatten()
     }
 
     /// True if every policy follows from keys: none has learned what keys do not give back.
     pub fn follows_from_keys(&self) -> bool {
-        self.heads.iter().all(|policy| policy.traits().follows_from_keys)
+        self.iter().all(|policy| policy.traits().follows_from_keys)
     }
 
     /// Forgets tokens at and after `tokens`, in all policies.
     pub fn truncate(&mut self, tokens: usize) {
-        self.heads.iter_mut().for_each(|policy| policy.truncate(tokens));
+        self.iter_mut().for_each(|policy| policy.truncate(tokens));
     }
 }
 

@@ -7,7 +7,7 @@ use riffle_attention::{
     AttendJob, AttendOptions, Format, KvView, PageView, Partial, Plane, PlaneMut, QueryTile, Selection, Span,
     SummaryView, attend_batch, attend_summaries, write_keys, write_values,
 };
-use riffle_kv::{CacheShape, DEFAULT_PAGE_TOKENS, KvCache};
+use riffle_kv::{CacheShape, LayerShape, LayerShapes, DEFAULT_PAGE_TOKENS, KvCache};
 use riffle_policy::{Phase, SelectContext, build};
 
 use crate::arrays::{HeadsArray, by_heads};
@@ -151,9 +151,7 @@ impl Problem {
     /// Keys and values in pages of f32.
     fn cache(&self) -> Result<KvCache, Failure> {
         let shape = CacheShape {
-            layers: 1,
-            kv_heads: self.kv_heads,
-            head_dim: self.padded,
+            layers: LayerShapes::alike(1, LayerShape::new(self.kv_heads, self.padded)),
             page_tokens: DEFAULT_PAGE_TOKENS,
             key_format: Format::F32,
             value_format: Format::F32,

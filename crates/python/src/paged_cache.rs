@@ -9,7 +9,7 @@ use riffle_engine::{
     AttentionPrecision, CachedAttention, CachedAttentionOptions, EngineOptions, LayerCall, ProjectedRows, parse_bytes,
     parse_kv_type,
 };
-use riffle_kv::{CacheShape, DiskTier, KvCache, KvTiers};
+use riffle_kv::{CacheShape, LayerShape, LayerShapes, DiskTier, KvCache, KvTiers};
 use riffle_policy::{CostModel, Phase, PolicyRules};
 use serde_json::{Value, json};
 
@@ -71,9 +71,7 @@ impl GivenCache {
     fn shape(&self) -> Result<CacheShape, Failure> {
         let (key_format, value_format) = parse_kv_type(&self.kv_type)?;
         Ok(CacheShape {
-            layers: self.layers,
-            kv_heads: self.kv_heads,
-            head_dim: self.head_dim.next_multiple_of(riffle_attention::LANES),
+            layers: LayerShapes::alike(self.layers, LayerShape::new(self.kv_heads, self.head_dim.next_multiple_of(riffle_attention::LANES))),
             page_tokens: self.page_tokens.unwrap_or(riffle_kv::DEFAULT_PAGE_TOKENS),
             key_format,
             value_format,

@@ -323,7 +323,7 @@ impl Metrics {
         for (tier, held) in tiers {
             self.kv_bytes.get_or_create(&Tier { tier }).set(bytes(held));
         }
-        let used = pool.pages() as f64 * pool.shape().page_bytes() as f64;
+        let used = pool.pages_bytes() as f64;
         let most = scheduler.engine().plan().kv_bytes as f64;
         self.kv_usage.set(if most > 0.0 { (used / most).min(1.0) } else { 0.0 });
         if let Some(counts) = scheduler.shared_counts() {

@@ -3,14 +3,12 @@
 use std::path::Path;
 
 use riffle_attention::Format;
-use riffle_kv::{CacheShape, KvCache, KvError};
+use riffle_kv::{CacheShape, KvCache, KvError, LayerShape, LayerShapes};
 use twox_hash::XxHash3_128;
 
 /// What `seeds/cache_file` holds.
 const SHAPE: CacheShape = CacheShape {
-    layers: 2,
-    kv_heads: 1,
-    head_dim: 16,
+    layers: LayerShapes::alike(2, LayerShape::new(1, 16)),
     page_tokens: 16,
     key_format: Format::Q8_0,
     value_format: Format::F16,
@@ -30,7 +28,7 @@ pub fn restore(path: &Path, input: &[u8]) -> Result<(), KvError> {
     std::fs::write(path, &bytes).expect("the input is written");
     let (cache, _) = KvCache::restore(path, &SHAPE, b"id", Some(BUDGET_BYTES))?;
     assert!(cache.usage().bytes_by_tier.total() <= BUDGET_BYTES);
-    for layer in 0..SHAPE.layers {
+    for layer in 0..SHAPE.layers.count() {
         let tokens: usize = cache.read().pages(layer, 0).map(|page| page.tokens).sum();
         assert_eq!(tokens, cache.tokens(layer));
     }

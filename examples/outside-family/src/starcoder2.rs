@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use riffle_model::family::{Checkpoint, Fields, RotarySettings, feed_forward};
 use riffle_model::{
-    Activation, Attention, Decoder, Family, Layer, Mlp, ModelConfig, ModelError, Norm, Projection, Rotary, Rows, Step,
+    Activation, Attention, Decoder, Family, KeyValue, Layer, Mlp, ModelConfig, ModelError, Norm, Projection, Rotary, Rows, Step,
 };
 
 // ANCHOR: family
@@ -42,11 +42,14 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
         let mut load = |part, outputs, inputs| Projection::load(weights, &name(part), outputs, inputs, biased);
         let attention = Attention {
             norm: before_attention,
+            shape: config.attention_of(layer),
             query: load("self_attn.q_proj", queries, hidden)?,
-            key: load("self_attn.k_proj", kv, hidden)?,
-            value: load("self_attn.v_proj", kv, hidden)?,
             query_norm: None,
-            key_norm: None,
+            key_value: Some(KeyValue {
+                key: load("self_attn.k_proj", kv, hidden)?,
+                value: load("self_attn.v_proj", kv, hidden)?,
+                key_norm: None,
+            }),
             rotary: Arc::clone(&rotary),
             rotary_table: 0,
         };

@@ -11,7 +11,6 @@ pub(crate) fn policies(arguments: &PoliciesArguments) -> Result<(), Failure> {
     let catalogue = riffle_policy::catalogue();
     let [heads, kv_heads, head_dim] = heads(&arguments.heads)?;
     let shape = PolicyShape {
-        layers: 1,
         kv_heads,
         group: heads / kv_heads,
         head_dim,

@@ -12,7 +12,7 @@ use riffle_device::{DeviceError, DeviceQueue};
 use riffle_engine::{ChunkRows, EngineError, LayerAttention};
 use riffle_eval::measuring::noise;
 use riffle_eval::{AttentionCase, EvalError};
-use riffle_kv::{CacheShape, KvCache, KvTiers};
+use riffle_kv::{CacheShape, KvCache, KvTiers, LayerShapes};
 use riffle_policy::{Phase, PolicySpec};
 
 pub(crate) use ahead::ahead;
@@ -52,9 +52,10 @@ impl MadeLayer {
             device: Arc::new(PinnedMemory::new(stream.gpu())),
             ..KvTiers::memory(None)
         };
+        let of_one = case.cache_shape();
         let shape = CacheShape {
-            layers: LAYERS,
-            ..case.cache_shape()
+            layers: LayerShapes::alike(LAYERS, of_one.layer(0)),
+            ..of_one
         };
         let mut cache = KvCache::with_tiers(shape, tiers).map_err(EngineError::from)?;
         let after = if case.rows == 1 { 1 + repeats } else { case.rows };

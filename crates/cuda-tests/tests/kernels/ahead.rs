@@ -8,7 +8,7 @@ use riffle_cuda::{
     CallRows, DeviceBuffer, DeviceRoom, EmulatedOptions, Gpu, LayerPages, PagedTile, PinnedMemory, RoomBytes,
     RoomOptions, SequenceId, Stream,
 };
-use riffle_kv::{CacheShape, KvCache, KvTiers, PageVersion};
+use riffle_kv::{CacheShape, KvCache, KvTiers, LayerShape, LayerShapes, PageVersion};
 
 use crate::testing::{emulated, noise, on_every_device};
 
@@ -16,9 +16,7 @@ const PAGE_TOKENS: usize = 64;
 const TOKENS: usize = 5 * PAGE_TOKENS + 10;
 const HEADS: usize = 4;
 const SHAPE: CacheShape = CacheShape {
-    layers: 2,
-    kv_heads: 2,
-    head_dim: 32,
+    layers: LayerShapes::alike(2, LayerShape::new(2, 32)),
     page_tokens: PAGE_TOKENS,
     key_format: Format::F16,
     value_format: Format::Q8_0,
@@ -47,7 +45,7 @@ impl Bench {
             mean_bytes: 0,
         };
         options.budget_bytes = options.least_bytes();
-        let width = HEADS * SHAPE.head_dim;
+        let width = HEADS * SHAPE.layer(0).key_width;
         let mut room = DeviceRoom::new(&stream, options).unwrap();
         Self {
             sequence: room.begin_sequence(),
@@ -68,7 +66,7 @@ impl Bench {
     fn attend_as(&mut self, cache: &KvCache, layer: usize, versions: &[Vec<PageVersion>]) -> Vec<f32> {
         let end = cache.tokens(layer);
         let everything = Selection::full(end);
-        let tiles: Vec<PagedTile<'_>> = (0..SHAPE.kv_heads)
+        let tiles: Vec<PagedTile<'_>> = (0..SHAPE.layer(0).kv_heads)
             .map(|kv_head| PagedTile {
                 kv_head,
                 first_row: 0,
@@ -81,13 +79,13 @@ impl Bench {
             queries: Queries {
                 data: self.queries.all(),
                 rows: 1,
-                row_stride: HEADS * SHAPE.head_dim,
+                row_stride: HEADS * SHAPE.layer(0).key_width,
             },
             attended: self.attended.all(),
             log_sum_exp: self.log_sum_exp.all(),
         };
         let reader = cache.read();
-        let shown: Vec<Vec<PageView<'_>>> = (0..SHAPE.kv_heads)
+        let shown: Vec<Vec<PageView<'_>>> = (0..SHAPE.layer(0).kv_heads)
             .map(|head| reader.pages(layer, head).collect())
             .collect();
         let of = self.of(layer, versions);
@@ -123,8 +121,8 @@ impl Bench {
 }
 
 fn append(cache: &mut KvCache, tokens: usize, seed: usize) {
-    let width = SHAPE.kv_heads * SHAPE.head_dim;
-    for layer in 0..SHAPE.layers {
+    let width = SHAPE.layer(0).kv_heads * SHAPE.layer(0).key_width;
+    for layer in 0..SHAPE.layers.count() {
         let [keys, values] = [0, 1].map(|kind| noise(tokens * width, 10 * seed + 2 * layer + kind));
         cache.append(layer, &keys, &values).unwrap();
     }
@@ -238,7 +236,7 @@ fn pages_that_were_forgotten_are_not_read_where_they_came_ahead() {
         assert_eq!(found, Bench::new(gpu, 8).attend(&here, 1));
         // The first page of both heads is written over, and nobody says so.
         bench.read_ahead(&here, 1);
-        let keys = noise(PAGE_TOKENS * SHAPE.kv_heads * SHAPE.head_dim, 99);
+        let keys = noise(PAGE_TOKENS * SHAPE.layer(0).kv_heads * SHAPE.layer(0).key_width, 99);
         here.replace_keys(1, 0, &keys).unwrap();
         let other = bench.attend(&here, 1);
         assert_ne!(other, found);

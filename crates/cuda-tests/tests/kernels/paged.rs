@@ -3,7 +3,7 @@
 use riffle_attention::{Format, PageView, Plane, PlaneMut, write_keys, write_values};
 use riffle_cuda::ops::{Pages, PlaneKind, plane_to_device};
 use riffle_cuda::{DeviceBuffer, Gpu, LayerPages, RoomOptions, SequenceId};
-use riffle_kv::{CacheShape, PageVersion};
+use riffle_kv::{CacheShape, LayerShape, LayerShapes, PageVersion};
 
 use crate::testing::noise;
 
@@ -112,9 +112,7 @@ impl Cache {
     pub(crate) fn room_options(&self, group: usize) -> RoomOptions {
         RoomOptions {
             shape: CacheShape {
-                layers: 1,
-                kv_heads: self.kv_heads,
-                head_dim: self.head_dim,
+                layers: LayerShapes::alike(1, LayerShape::new(self.kv_heads, self.head_dim)),
                 page_tokens: self.page_tokens,
                 key_format: self.formats[0],
                 value_format: self.formats[1],

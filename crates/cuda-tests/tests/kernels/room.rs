@@ -8,24 +8,24 @@ use riffle_cuda::{
     CallRows, DeviceBuffer, DeviceRoom, Gpu, LayerPages, PagedTile, PinnedMemory, RoomBytes, RoomOptions, SequenceId,
     Stream, SummaryKind,
 };
-use riffle_kv::{CacheShape, KvCache, KvTiers, PagePool};
+use riffle_kv::{CacheShape, KvCache, KvTiers, LayerShape, LayerShapes, PagePool};
 
 use crate::testing::{noise, on_every_device};
 
 const HEADS: usize = 4;
+const LAYERS: usize = 2;
+const LAYER: LayerShape = LayerShape::new(2, 32);
 const SHAPE: CacheShape = CacheShape {
-    layers: 2,
-    kv_heads: 2,
-    head_dim: 32,
+    layers: LayerShapes::alike(LAYERS, LAYER),
     page_tokens: 64,
     key_format: Format::F16,
     value_format: Format::Q8_0,
 };
-const WIDTH: usize = HEADS * SHAPE.head_dim;
+const WIDTH: usize = HEADS * LAYER.key_width;
 /// Rows of a batch; calls take some of them.
 const BATCH: usize = 40;
 /// Pages of one token row of pages: of all layers and KV heads.
-const ROW: u64 = (SHAPE.layers * SHAPE.kv_heads) as u64;
+const ROW: u64 = (LAYERS * LAYER.kv_heads) as u64;
 
 /// A room with rows of a batch beside it.
 struct Bench {
@@ -47,7 +47,7 @@ impl Bench {
             budget_bytes: 0,
             slots: 4,
             estimate_bytes: 0,
-            bound_bytes: (8 * SHAPE.head_dim * SHAPE.kv_heads * SHAPE.layers * 128) as u64,
+            bound_bytes: (8 * SHAPE.layer(0).key_width * SHAPE.layer(0).kv_heads * SHAPE.layers.count() * 128) as u64,
             mean_bytes: 0,
         };
         let page = (options.bytes_for(64) - options.least_bytes()) / ROW;
@@ -67,7 +67,7 @@ impl Bench {
         let (reader, tokens) = (cache.read(), cache.tokens(of.layer));
         let known = self.room.summaries_known(SummaryKind::Bounds, of, 8, tokens);
         let known = known.unwrap().unwrap();
-        let shown: Vec<Vec<PageView<'_>>> = (0..SHAPE.kv_heads)
+        let shown: Vec<Vec<PageView<'_>>> = (0..SHAPE.layer(0).kv_heads)
             .map(|head| reader.pages_from(of.layer, head, known[head]).collect())
             .collect();
         self.room.extend_summaries(SummaryKind::Bounds, of, &shown).unwrap();
@@ -98,7 +98,7 @@ impl Bench {
             start: end - rows.len(),
             selection: &everything,
         };
-        let tiles: Vec<PagedTile<'_>> = (0..SHAPE.kv_heads).map(tile).collect();
+        let tiles: Vec<PagedTile<'_>> = (0..SHAPE.layer(0).kv_heads).map(tile).collect();
         let floats = |width: usize| 4 * rows.start * width..4 * rows.end * width;
         let call_rows = CallRows {
             queries: Queries {
@@ -116,7 +116,7 @@ impl Bench {
             layer,
             versions: &versions,
         };
-        let shown: Vec<Vec<PageView<'_>>> = (0..SHAPE.kv_heads)
+        let shown: Vec<Vec<PageView<'_>>> = (0..SHAPE.layer(0).kv_heads)
             .map(|head| reader.pages(layer, head).collect())
             .collect();
         let mut call = self
@@ -135,7 +135,7 @@ impl Bench {
     fn alone(gpu: &Gpu, cache: &KvCache) -> Vec<Vec<f32>> {
         let mut bench = Self::new(gpu, 0);
         let sequence = bench.room.begin_sequence();
-        (0..SHAPE.layers)
+        (0..SHAPE.layers.count())
             .map(|layer| bench.attend(sequence, cache, layer, 0..1))
             .collect()
     }
@@ -165,8 +165,8 @@ fn pool(gpu: &Gpu) -> PagePool {
 }
 
 fn append(cache: &mut KvCache, tokens: usize, seed: usize) {
-    let width = SHAPE.kv_heads * SHAPE.head_dim;
-    for layer in 0..SHAPE.layers {
+    let width = SHAPE.layer(0).kv_heads * SHAPE.layer(0).key_width;
+    for layer in 0..SHAPE.layers.count() {
         let [keys, values] = [0, 1].map(|kind| noise(tokens * width, 10 * seed + 2 * layer + kind));
         cache.append(layer, &keys, &values).unwrap();
     }
@@ -185,7 +185,7 @@ fn sequences_that_take_turns_layer_by_layer_read_what_each_reads_alone_and_pages
         }
         let expected: Vec<_> = caches.iter().map(|cache| Bench::alone(gpu, cache)).collect();
         for pass in 0..2 {
-            for layer in 0..SHAPE.layers {
+            for layer in 0..SHAPE.layers.count() {
                 for (number, cache) in caches.iter().enumerate() {
                     let found = bench.attend(sequences[number], cache, layer, 0..1);
                     assert_eq!(found, expected[number][layer], "pass {pass}, layer {layer}, {number}");
@@ -254,14 +254,14 @@ fn pages_that_are_freed_cut_replaced_moved_or_evicted_are_never_read_stale_thoug
             first.truncate(100);
             append(&mut first, 90, 3);
             check(&first, &second, "cut within a page and read on");
-            let keys = noise(70 * SHAPE.kv_heads * SHAPE.head_dim, 9);
+            let keys = noise(70 * SHAPE.layer(0).kv_heads * SHAPE.layer(0).key_width, 9);
             first.replace_keys(1, 20, &keys).unwrap();
             check(&first, &second, "keys replaced");
-            for layer in 0..SHAPE.layers {
+            for layer in 0..SHAPE.layers.count() {
                 second.remove_first_pages(layer, 1).unwrap();
             }
             check(&first, &second, "a window moved");
-            for head in 0..SHAPE.kv_heads {
+            for head in 0..SHAPE.layer(0).kv_heads {
                 let retained: Vec<usize> = (0..190).filter(|token| token % 3 > 0).collect();
                 first.retain(0, head, &retained).unwrap();
             }
@@ -308,7 +308,7 @@ fn bounds_are_of_one_sequence_and_are_made_again_when_another_took_their_room() 
                 if pass > 0 {
                     append(cache, [160, 704][pass - 1], number + 5);
                 }
-                for layer in 0..SHAPE.layers {
+                for layer in 0..SHAPE.layers.count() {
                     let versions = cache.read().page_versions(layer);
                     let of = LayerPages {
                         sequence: sequences[number],
@@ -317,7 +317,7 @@ fn bounds_are_of_one_sequence_and_are_made_again_when_another_took_their_room() 
                     };
                     // Those of the other leave when both are long.
                     let (known, found) = bench.bound_scores(cache, of);
-                    let at = number * SHAPE.layers + layer;
+                    let at = number * SHAPE.layers.count() + layer;
                     if pass == 0 {
                         scores.push(found);
                         continue;
@@ -331,7 +331,7 @@ fn bounds_are_of_one_sequence_and_are_made_again_when_another_took_their_room() 
                         (_, 0) => 256,
                         _ => 0,
                     };
-                    assert_eq!(known, vec![kept; SHAPE.kv_heads], "{pass} {at}");
+                    assert_eq!(known, vec![kept; SHAPE.layer(0).kv_heads], "{pass} {at}");
                 }
             }
         }

@@ -207,13 +207,16 @@ impl Upload<'_> {
     }
 
     fn attention(&mut self, attention: Attention) -> Result<DeviceAttention, CudaError> {
+        let own = attention
+            .key_value
+            .expect("engines refuse a device for layers that read the keys of others");
         Ok(DeviceAttention {
             norm: self.norm(&attention.norm)?,
             query: self.projection(&attention.query)?,
-            key: self.projection(&attention.key)?,
-            value: self.projection(&attention.value)?,
+            key: self.projection(&own.key)?,
+            value: self.projection(&own.value)?,
             query_norm: attention.query_norm.map(|norm| self.norm(&norm)).transpose()?,
-            key_norm: attention.key_norm.map(|norm| self.norm(&norm)).transpose()?,
+            key_norm: own.key_norm.map(|norm| self.norm(&norm)).transpose()?,
             rotary: attention.rotary,
             rotary_table: attention.rotary_table,
         })

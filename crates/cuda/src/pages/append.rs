@@ -6,6 +6,7 @@ use riffle_attention::{Format, LANES, PageView, Plane};
 use riffle_device::AppendedTokens;
 use riffle_kv::{CacheShape, HeadGrowth};
 
+use super::heads_of;
 use super::list::DeviceList;
 use super::memory::{PageLayout, Place};
 use super::residence::Residence;
@@ -55,9 +56,9 @@ impl AppendMemory {
         let stripes = targets.stripes;
         self.encode(stream, new, tokens, &targets)?;
         let shape = &self.shape;
-        let plane_bytes = |format: Format| format.plane_bytes(LANES * stripes, shape.head_dim);
+        let plane_bytes = |format: Format| format.plane_bytes(LANES * stripes, heads_of(&shape).key_width);
         let (key_bytes, value_bytes) = (plane_bytes(shape.key_format), plane_bytes(shape.value_format));
-        let (keys, values) = self.host.bytes().split_at(shape.kv_heads * key_bytes);
+        let (keys, values) = self.host.bytes().split_at(heads_of(&shape).kv_heads * key_bytes);
         let of_head = |(kv_head, head): (usize, &HeadGrowth)| PageView {
             start: head.held / LANES * LANES,
             tokens: head.held % LANES + added,
@@ -143,8 +144,8 @@ impl AppendMemory {
 /// Bytes of device memory that appending up to `added` tokens takes.
 pub(super) fn append_bytes(added: usize, shape: &riffle_kv::CacheShape) -> u64 {
     let tokens = added.next_multiple_of(LANES) + LANES;
-    let plane = |format: Format| format.plane_bytes(tokens, shape.head_dim);
-    (shape.kv_heads * (plane(shape.key_format) + plane(shape.value_format))) as u64
+    let plane = |format: Format| format.plane_bytes(tokens, heads_of(&shape).key_width);
+    (heads_of(&shape).kv_heads * (plane(shape.key_format) + plane(shape.value_format))) as u64
 }
 
 fn plane(format: Format, bytes: &[u8]) -> Plane<'_> {

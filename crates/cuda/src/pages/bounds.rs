@@ -2,6 +2,7 @@
 
 use riffle_device::{LayerPages, SummaryKind};
 
+use super::heads_of;
 use super::summaries::Summaries;
 use crate::ops::{self, HeadShape, Queries};
 use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Stream};
@@ -43,16 +44,16 @@ impl KeyBounds {
         if blocks == 0 {
             return Ok(vec![Vec::new(); tokens.len()]);
         }
-        let bytes = 4 * shape.kv_heads * blocks;
+        let bytes = 4 * heads_of(&shape).kv_heads * blocks;
         if self.scores.bytes() < bytes {
             self.host_scores = self.gpu.allocate_host(bytes.next_power_of_two())?;
             self.scores = self.gpu.allocate(bytes.next_power_of_two())?;
         }
         let to = self.scores.region(0..bytes);
         let heads = HeadShape {
-            kv_heads: shape.kv_heads,
+            kv_heads: heads_of(&shape).kv_heads,
             group,
-            head_dim: shape.head_dim,
+            head_dim: heads_of(&shape).key_width,
         };
         ops::bound_scores(stream, to, &bounds, queries, heads, blocks)?;
         stream.from_device(&mut self.host_scores, 0, to)?;

@@ -9,6 +9,7 @@ use riffle_attention::{AttendOptions, PageView, Partial, Span};
 use riffle_device::PagedTile;
 use riffle_kv::CacheShape;
 
+use super::heads_of;
 use super::list::DeviceList;
 use super::means::{BlockMeans, MeansCall};
 use super::memory::Place;
@@ -168,10 +169,10 @@ pub(super) fn page_tables<'a>(
     Ok(Pages {
         keys: keys.set(compute, &of(0))?,
         values: values.set(compute, &of(1))?,
-        kv_heads: shape.kv_heads,
-        pages_per_head: addresses.len() / shape.kv_heads,
+        kv_heads: heads_of(&shape).kv_heads,
+        pages_per_head: addresses.len() / heads_of(&shape).kv_heads,
         page_tokens: shape.page_tokens,
-        head_dim: shape.head_dim,
+        head_dim: heads_of(&shape).key_width,
         key_format: shape.key_format,
         value_format: shape.value_format,
     })
@@ -246,8 +247,8 @@ impl<'p> PagedCall<'p> {
         } = &mut parts;
         let shape = traffic.staging.shape;
         let count = rows.queries.rows;
-        memory.reserve(count, shape.head_dim)?;
-        let work = if count * memory.heads / shape.kv_heads <= FEW_PACKED_ROWS {
+        memory.reserve(count, heads_of(&shape).key_width)?;
+        let work = if count * memory.heads / heads_of(&shape).kv_heads <= FEW_PACKED_ROWS {
             let reads: Vec<_> = tiles.iter().map(tile_reads).collect();
             lists.reads.set(traffic.compute, &reads, None)?;
             memory.reserve_workspace(ops::decode_workspace_bytes(&lists.reads))?;
@@ -272,7 +273,7 @@ impl<'p> PagedCall<'p> {
                 sinks: None,
             },
             pages,
-            table: vec![[0; 2]; shape.kv_heads * pages],
+            table: vec![[0; 2]; heads_of(&shape).kv_heads * pages],
             free_visitors: (0..traffic.residence.visitors()).rev().collect(),
             visiting: Vec::new(),
             work,
@@ -391,7 +392,7 @@ impl<'p> PagedCall<'p> {
             Work::Prefill(_) => 1,
             Work::Decode(_) => means.parts(&traffic.of, self.tiles),
         };
-        let (sums, outputs) = ops::means_workspace_bytes(queries.rows, memory.heads, shape.head_dim, parts);
+        let (sums, outputs) = ops::means_workspace_bytes(queries.rows, memory.heads, heads_of(&shape).key_width, parts);
         let sums = sums.next_multiple_of(16);
         if parts > 1 {
             memory.reserve_workspace(sums + outputs)?;
@@ -437,7 +438,7 @@ impl CallMemory {
         partials: &mut [Partial],
     ) -> Result<u64, CudaError> {
         let (heads, count) = (self.heads, rows.queries.rows);
-        let (values, sums) = (4 * count * heads * shape.head_dim, 4 * count * heads);
+        let (values, sums) = (4 * count * heads * heads_of(&shape).key_width, 4 * count * heads);
         self.reserve_host(values, sums)?;
         stream.from_device(&mut self.host_attended, 0, rows.attended.part(0..values))?;
         stream.from_device(&mut self.host_log_sum_exp, 0, rows.log_sum_exp.part(0..sums))?;
@@ -446,8 +447,8 @@ impl CallMemory {
         let attended: &[f32] = bytemuck::cast_slice(&self.host_attended.bytes()[..values]);
         let log_sum_exp: &[f32] = bytemuck::cast_slice(&self.host_log_sum_exp.bytes()[..sums]);
         for (tile, partial) in tiles.iter().zip(partials) {
-            let (rows, group) = (tile.rows, heads / shape.kv_heads);
-            let mut read = Partial::new(rows, group, shape.head_dim);
+            let (rows, group) = (tile.rows, heads / heads_of(&shape).kv_heads);
+            let mut read = Partial::new(rows, group, heads_of(&shape).key_width);
             for row in 0..rows {
                 let first_head = (tile.first_row + row) * heads + tile.kv_head * group;
                 for head in 0..group {
@@ -460,8 +461,9 @@ impl CallMemory {
                         1.0
                     };
                 }
-                let width = group * shape.head_dim;
-                read.o[row * width..][..width].copy_from_slice(&attended[first_head * shape.head_dim..][..width]);
+                let width = group * heads_of(&shape).key_width;
+                read.o[row * width..][..width]
+                    .copy_from_slice(&attended[first_head * heads_of(&shape).key_width..][..width]);
             }
             if partial.l.iter().all(|sum| *sum == 0.0) {
                 *partial = read

@@ -6,6 +6,7 @@ use riffle_attention::PageView;
 use riffle_device::ScannedHead;
 
 use super::call::CallLists;
+use super::heads_of;
 use super::traffic::{Shown, Traffic};
 use crate::ops::{self, Estimate, LineSums, Pages, Queries};
 use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Region, Stream};
@@ -109,7 +110,7 @@ impl<'p> KeyScan<'p> {
 
 /// The addresses of the keys of all pages, `[kv_heads, pages]`, each in a place it stays in.
 fn bring_all(traffic: &mut Traffic<'_>, shown: &[Shown<'_>], pages: usize) -> Result<Option<Vec<u64>>, CudaError> {
-    let mut table = vec![0u64; traffic.staging.shape.kv_heads * pages];
+    let mut table = vec![0u64; heads_of(&traffic.staging.shape).kv_heads * pages];
     let mut waiting = Vec::new();
     for shown in shown {
         let Some(place) = traffic.settle(shown, &mut waiting)? else {
@@ -225,10 +226,10 @@ impl KeyScan<'_> {
                 keys: self.table,
                 // Values are not read.
                 values: self.table,
-                kv_heads: shape.kv_heads,
+                kv_heads: heads_of(&shape).kv_heads,
                 pages_per_head: self.pages,
                 page_tokens: shape.page_tokens,
-                head_dim: shape.head_dim,
+                head_dim: heads_of(&shape).key_width,
                 key_format: shape.key_format,
                 value_format: shape.value_format,
             },

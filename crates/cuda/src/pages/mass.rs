@@ -4,6 +4,7 @@ use riffle_attention::{AttendOptions, PageView};
 use riffle_device::PagedTile;
 
 use super::call::{CallLists, CallRows};
+use super::heads_of;
 use super::room::tile_reads;
 use super::traffic::Traffic;
 use crate::ops::{self, AttentionCall, AttentionOptions, KeyMass, Pages};
@@ -104,7 +105,7 @@ impl<'p> PagedMass<'p> {
         options: &AttendOptions<'_>,
     ) -> Result<Self, CudaError> {
         let shape = parts.traffic.staging.shape;
-        parts.memory.reserve(4 * shape.kv_heads * end)?;
+        parts.memory.reserve(4 * heads_of(&shape).kv_heads * end)?;
         let reads: Vec<_> = tiles.iter().map(tile_reads).collect();
         parts.lists.reads.set(parts.traffic.compute, &reads, None)?;
         Ok(Self {
@@ -116,7 +117,7 @@ impl<'p> PagedMass<'p> {
             },
             end,
             done: 0,
-            table: vec![0; shape.kv_heads * end.div_ceil(shape.page_tokens)],
+            table: vec![0; heads_of(&shape).kv_heads * end.div_ceil(shape.page_tokens)],
             visitors: 0,
             last_page: 0,
             parts,
@@ -142,7 +143,7 @@ impl<'p> PagedMass<'p> {
         for shown in self.parts.traffic.in_order(shown)? {
             let page = shown.page;
             // A page of every head visits at a time: none leaves before all of them have been read.
-            let full = self.visitors + shape.kv_heads > self.parts.traffic.residence.visitors();
+            let full = self.visitors + heads_of(&shape).kv_heads > self.parts.traffic.residence.visitors();
             if page > self.last_page && full {
                 self.parts.traffic.transfer(&mut waiting)?;
                 self.sum(page * shape.page_tokens)?;
@@ -173,10 +174,10 @@ impl<'p> PagedMass<'p> {
             keys: table,
             // Values are not read.
             values: table,
-            kv_heads: shape.kv_heads,
+            kv_heads: heads_of(&shape).kv_heads,
             pages_per_head: self.end.div_ceil(shape.page_tokens),
             page_tokens: shape.page_tokens,
-            head_dim: shape.head_dim,
+            head_dim: heads_of(&shape).key_width,
             key_format: shape.key_format,
             value_format: shape.value_format,
         };
@@ -204,7 +205,7 @@ impl<'p> PagedMass<'p> {
     pub fn finish(mut self) -> Result<Vec<Vec<f32>>, CudaError> {
         self.sum(self.end)?;
         let (compute, end) = (self.parts.traffic.compute, self.end);
-        let bytes = 4 * self.parts.traffic.staging.shape.kv_heads * end;
+        let bytes = 4 * heads_of(&self.parts.traffic.staging.shape).kv_heads * end;
         let memory = self.parts.memory;
         compute.from_device(&mut memory.host_mass, 0, memory.mass.region(0..bytes))?;
         compute.synchronize()?;

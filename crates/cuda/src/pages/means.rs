@@ -4,6 +4,7 @@ use riffle_attention::{Selection, Span};
 use riffle_device::{LayerPages, PagedTile, SummaryKind};
 use riffle_kv::CacheShape;
 
+use super::heads_of;
 use super::list::DeviceList;
 use super::summaries::Summaries;
 use crate::ops::{self, AttentionOptions, MeanReads, Outputs, Queries, Reads};
@@ -95,7 +96,7 @@ impl BlockMeans {
         let read = MeanReads {
             reads,
             means,
-            kv_heads: shape.kv_heads,
+            kv_heads: heads_of(&shape).kv_heads,
             formats: [shape.key_format, shape.value_format],
             named: self.named.set(stream, &bits)?,
             words,

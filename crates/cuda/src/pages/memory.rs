@@ -3,6 +3,7 @@
 use riffle_attention::Format;
 use riffle_kv::CacheShape;
 
+use super::heads_of;
 use crate::{CudaError, DeviceBuffer, Gpu, Region};
 
 /// Bytes of a slab of pages; slabs are allocated as pages arrive.
@@ -21,7 +22,7 @@ pub(super) struct PageLayout {
 
 impl PageLayout {
     pub(super) fn new(shape: &CacheShape) -> Self {
-        let bytes = |format: Format| format.plane_bytes(shape.page_tokens, shape.head_dim);
+        let bytes = |format: Format| format.plane_bytes(shape.page_tokens, heads_of(&shape).key_width);
         let (key_bytes, value_bytes) = (bytes(shape.key_format), bytes(shape.value_format));
         let values_at = key_bytes.next_multiple_of(ALIGNMENT);
         Self {

@@ -28,9 +28,17 @@ mod summaries;
 mod traffic;
 mod transfer;
 
+use riffle_kv::{CacheShape, LayerShape};
+
 pub use call::{CallRows, PagedCall};
 pub use estimate::KeyScan;
 pub(crate) use list::DeviceList;
 pub use mass::PagedMass;
 pub use pinned::PinnedMemory;
 pub use room::{DeviceRoom, RoomBytes};
+
+/// The heads of every layer of caches in a room. Engines refuse a device for models whose layers differ.
+fn heads_of(shape: &CacheShape) -> LayerShape {
+    let shape = shape.layers.uniform();
+    shape.expect("caches of a device have layers that are alike")
+}

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use riffle_device::{LayerPages, SequenceId};
 use riffle_kv::{CacheShape, PageVersion};
 
+use super::heads_of;
 use super::memory::{PageMemory, Place};
 use crate::{CudaError, Region};
 
@@ -63,7 +64,7 @@ impl Resident {
 impl Residence {
     pub(super) fn new(shape: &CacheShape, memory: PageMemory) -> Self {
         Self {
-            kv_heads: shape.kv_heads,
+            kv_heads: heads_of(&shape).kv_heads,
             resident: HashMap::new(),
             order: BTreeSet::new(),
             sequences: BTreeMap::new(),
@@ -296,6 +297,7 @@ impl Residence {
 #[cfg(all(test, feature = "emulated"))]
 mod tests {
     use riffle_attention::Format;
+    use riffle_kv::{LayerShape, LayerShapes};
 
     use super::*;
     use crate::{EmulatedOptions, Gpu, KernelCache};
@@ -305,9 +307,7 @@ mod tests {
     /// Two layers of two KV heads.
     fn residence(slots: usize) -> Residence {
         let shape = CacheShape {
-            layers: 2,
-            kv_heads: 2,
-            head_dim: 32,
+            layers: LayerShapes::alike(2, LayerShape::new(2, 32)),
             page_tokens: 64,
             key_format: Format::F16,
             value_format: Format::F16,

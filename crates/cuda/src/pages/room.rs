@@ -10,6 +10,7 @@ use super::append::{AppendMemory, append_bytes};
 use super::bounds::KeyBounds;
 use super::call::{CallLists, CallMemory, CallParts, CallRows, PagedCall};
 use super::estimate::{EstimateMemory, KeyScan};
+use super::heads_of;
 use super::list::DeviceList;
 use super::mass::{MassMemory, MassParts, PagedMass, mass_bytes};
 use super::means::BlockMeans;
@@ -66,16 +67,17 @@ impl RoomBytes for RoomOptions {
     }
 
     fn call_bytes(&self, rows: usize, added: usize, tokens: usize) -> u64 {
-        let tables = 16 * (self.shape.kv_heads * tokens.div_ceil(self.shape.page_tokens)) as u64;
-        let call = super::call::call_bytes(rows, self.heads, self.shape.head_dim) + append_bytes(added, &self.shape);
-        let call = call + mass_bytes(self.shape.kv_heads, tokens);
+        let tables = 16 * (heads_of(&self.shape).kv_heads * tokens.div_ceil(self.shape.page_tokens)) as u64;
+        let call = super::call::call_bytes(rows, self.heads, heads_of(&self.shape).key_width)
+            + append_bytes(added, &self.shape);
+        let call = call + mass_bytes(heads_of(&self.shape).kv_heads, tokens);
         call + 2 * tables + LIST_BYTES + self.estimate_bytes + self.bound_bytes + self.mean_bytes
     }
 }
 
 /// Pages that are read without staying: as many as parts of a decode may hold of every KV head.
 fn visitors(options: &RoomOptions) -> usize {
-    (PART_PAGES * options.shape.kv_heads).max(options.slots / 2)
+    (PART_PAGES * heads_of(&options.shape).kv_heads).max(options.slots / 2)
 }
 
 /// Pages that may stay within the budget.
@@ -113,7 +115,11 @@ impl DeviceRoom {
             residence: Residence::new(shape, memory),
             staging: Staging::new(gpu, shape, options.slots)?,
             lists: CallLists {
-                reads: Reads::new(gpu, shape.head_dim, options.heads / shape.kv_heads)?,
+                reads: Reads::new(
+                    gpu,
+                    heads_of(&shape).key_width,
+                    options.heads / heads_of(&shape).kv_heads,
+                )?,
                 tables: [DeviceList::new(gpu)?, DeviceList::new(gpu)?],
             },
             append: AppendMemory::new(gpu, shape)?,
@@ -301,7 +307,7 @@ impl DeviceRoom {
         shown: &[Vec<PageView<'_>>],
         queries: Queries<'p>,
     ) -> Result<Option<KeyScan<'p>>, CudaError> {
-        let group = self.options.heads / self.options.shape.kv_heads;
+        let group = self.options.heads / heads_of(&self.options.shape).kv_heads;
         let traffic = traffic(&mut self.residence, &mut self.staging, &self.compute, of);
         KeyScan::new(traffic, &mut self.lists, &mut self.estimates, shown, queries, group)
     }
@@ -364,7 +370,7 @@ impl DeviceRoom {
         queries: Queries<'_>,
         tokens: &[usize],
     ) -> Result<Vec<Vec<f32>>, CudaError> {
-        let group = self.options.heads / self.options.shape.kv_heads;
+        let group = self.options.heads / heads_of(&self.options.shape).kv_heads;
         let scored = self.bounds.score(&self.compute, &of, &queries, group, tokens);
         self.or_clear(scored)
     }

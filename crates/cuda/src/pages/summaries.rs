@@ -7,6 +7,7 @@ use riffle_device::{LayerPages, SequenceId, SummaryKind};
 use riffle_kv::CacheShape;
 
 use super::call::{CallLists, page_tables};
+use super::heads_of;
 use super::list::DeviceList;
 use super::memory::Place;
 use super::traffic::Traffic;
@@ -71,12 +72,12 @@ impl Summaries {
 
     /// Bytes of a block of all KV heads of a layer.
     fn block_bytes(&self) -> usize {
-        8 * self.shape.head_dim * self.shape.kv_heads
+        8 * heads_of(&self.shape).key_width * heads_of(&self.shape).kv_heads
     }
 
     /// Blocks of a layer that there is room for where all layers of a sequence have as many.
     fn most_blocks(&self) -> usize {
-        self.budget_bytes / (self.block_bytes() * self.shape.layers).max(1)
+        self.budget_bytes / (self.block_bytes() * self.shape.layers.count()).max(1)
     }
 
     /// True if there is room for the blocks of `block` tokens of a layer that holds `tokens` tokens.
@@ -107,10 +108,10 @@ impl Summaries {
         }
         let Some(layer) = self.layers.get_mut(&key) else {
             // There is no token.
-            return Ok(Some(vec![0; self.shape.kv_heads]));
+            return Ok(Some(vec![0; heads_of(&self.shape).kv_heads]));
         };
         if layer.block != block {
-            (layer.block, layer.known) = (block, vec![0; self.shape.kv_heads]);
+            (layer.block, layer.known) = (block, vec![0; heads_of(&self.shape).kv_heads]);
         }
         Ok(Some(layer.known.clone()))
     }
@@ -134,11 +135,14 @@ impl Summaries {
             memory: self.gpu.allocate(bytes)?,
             capacity,
             block: 0,
-            known: vec![0; self.shape.kv_heads],
+            known: vec![0; heads_of(&self.shape).kv_heads],
         };
         if let Some(before) = before {
-            let (from, to) = (before.memory.bytes() / self.shape.kv_heads, bytes / self.shape.kv_heads);
-            for kv_head in 0..self.shape.kv_heads {
+            let (from, to) = (
+                before.memory.bytes() / heads_of(&self.shape).kv_heads,
+                bytes / heads_of(&self.shape).kv_heads,
+            );
+            for kv_head in 0..heads_of(&self.shape).kv_heads {
                 let source = before.memory.region(kv_head * from..(kv_head + 1) * from);
                 stream.copy_on_device(after.memory.region(kv_head * to..kv_head * to + from), source)?;
             }

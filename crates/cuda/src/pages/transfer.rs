@@ -3,6 +3,7 @@
 use riffle_attention::{Format, LANES, PageView, Plane};
 use riffle_kv::PageVersion;
 
+use super::heads_of;
 use super::memory::Place;
 use super::residence::Residence;
 use super::staging::{PageKey, Staged, Staging};
@@ -73,7 +74,7 @@ impl Staging {
         let shape = &self.shape;
         let until = view.tokens.next_multiple_of(LANES);
         let part = |plane: &Plane<'a>, format: Format| {
-            let at = |tokens: usize| format.plane_bytes(tokens, shape.head_dim);
+            let at = |tokens: usize| format.plane_bytes(tokens, heads_of(&shape).key_width);
             &plane_bytes(plane)[at(first_token)..at(until)]
         };
         [
@@ -210,7 +211,7 @@ impl Staging {
             let layout = PlaneLayout {
                 kind,
                 format,
-                head_dim: shape.head_dim,
+                head_dim: heads_of(&shape).key_width,
                 page_tokens: shape.page_tokens,
             };
             arrange_planes(compute, list, &layout, &moves)

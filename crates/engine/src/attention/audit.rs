@@ -99,7 +99,8 @@ pub(crate) struct HeadSums {
 
 /// The audit of one session.
 pub(crate) struct Audit {
-    heads: Heads,
+    /// By layer of the cache.
+    layers: Vec<Heads>,
     /// Share of its mass that a sample should keep.
     target: f64,
     /// `[layers, query heads]`; empty until a layer is audited.
@@ -149,11 +150,11 @@ impl Compared<'_> {
 }
 
 impl Audit {
-    pub(crate) fn new(layers: usize, heads: Heads, target: f64) -> Self {
+    pub(crate) fn new(layers: Vec<Heads>, target: f64) -> Self {
         Self {
-            heads,
+            sums: vec![None; layers.iter().map(Heads::queries).sum()],
+            layers,
             target,
-            sums: vec![None; layers * heads.kv_heads * heads.group],
             observer: None,
         }
     }
@@ -179,7 +180,6 @@ impl Audit {
 
     /// Samples what `partials` have read so far: keys alone, before any summary is added.
     pub(crate) fn sample(&self, tiles: &[Tile<'_>], partials: &[Partial]) -> SampledReads {
-        let group = self.heads.group;
         let mut runs = Vec::new();
         for (number, (tile, partial)) in tiles.iter().zip(partials).enumerate() {
             let chunk_rows: usize = tiles
@@ -200,7 +200,7 @@ impl Audit {
                     first_row,
                     rows: to - from,
                     log_sum_exp: (first_row..first_row + to - from)
-                        .flat_map(|row| (0..group).map(move |head| partial.log_sum_exp(row, head)))
+                        .flat_map(|row| (0..partial.group()).map(move |head| partial.log_sum_exp(row, head)))
                         .collect(),
                 });
             }
@@ -209,7 +209,7 @@ impl Audit {
     }
 
     /// Attends exactly for the sampled queries of a chunk, whose pages are read wherever they lie, and takes the comparison
-    /// in. `output` is the chunk's, `[tokens, heads, head_dim]`.
+    /// in. `output` is the chunk's, `[tokens, heads, value_width]`.
     /// Returns, by KV head, how many samples there were and how many missed the target.
     pub(crate) fn compare(
         &mut self,
@@ -219,14 +219,19 @@ impl Audit {
         options: &AttendOptions<'_>,
         output: &[f32],
     ) -> Result<Vec<(u64, u64)>, EngineError> {
-        let mut samples = vec![(0, 0); self.heads.kv_heads];
-        let Heads { group, head_dim, .. } = self.heads;
+        let Heads {
+            kv_heads,
+            group,
+            value_width,
+            ..
+        } = chosen.chunk.heads;
+        let mut samples = vec![(0, 0); kv_heads];
         let sampled = sampled_reads.runs.iter().map(|run| run.queries(&chosen.chunk.tiles));
         let sampled: Vec<(usize, QueryTile<'_>)> = sampled.collect();
         let exact = sampled_reads
             .runs
             .iter()
-            .map(|run| Partial::new(run.rows, group, head_dim));
+            .map(|run| Partial::new(run.rows, group, value_width));
         let mut exact: Vec<Partial> = exact.collect();
         reading::attend_everything(cache, &chosen.chunk, &sampled, options, &mut exact)?;
         for ((run, exact), (kv_head, queries)) in sampled_reads.runs.iter().zip(&exact).zip(sampled) {
@@ -254,17 +259,17 @@ impl Audit {
         output: &[f32],
     ) -> Result<(u64, u64), EngineError> {
         let Compared { run, exact, .. } = compared;
-        let Heads { group, head_dim, .. } = self.heads;
-        let (tile, width) = (&chunk.tiles[run.tile], self.heads.width());
-        // [rows, group, head_dim]
-        let mut expected = vec![0.0; run.rows * group * head_dim];
-        exact.finish_into(&mut expected, group * head_dim, None)?;
+        let Heads { group, value_width, .. } = chunk.heads;
+        let (tile, width) = (&chunk.tiles[run.tile], chunk.heads.result_width());
+        // [rows, group, value_width]
+        let mut expected = vec![0.0; run.rows * group * value_width];
+        exact.finish_into(&mut expected, group * value_width, None)?;
         let mut missed = 0;
-        for (at, expected) in expected.chunks_exact(head_dim).enumerate() {
+        for (at, expected) in expected.chunks_exact(value_width).enumerate() {
             let (row, head) = (at / group, tile.kv_head * group + at % group);
             let mass = compared.kept_mass(at, group);
-            let first = (tile.first_row + run.first_row + row) * width + head * head_dim;
-            let error = relative_error(&output[first..first + head_dim], expected);
+            let first = (tile.first_row + run.first_row + row) * width + head * value_width;
+            let error = relative_error(&output[first..first + value_width], expected);
             missed += u64::from(mass < self.target);
             self.sums_of(chunk.layer, head).add(mass.min(1.0), error);
         }
@@ -283,7 +288,7 @@ impl Audit {
             return Ok(());
         };
         let Compared { run, queries, exact } = compared;
-        let (group, kv_head) = (self.heads.group, chosen.chunk.tiles[run.tile].kv_head);
+        let (group, kv_head) = (chosen.chunk.heads.group, chosen.chunk.tiles[run.tile].kv_head);
         let masses = reading::mass_of_everything(cache, &chosen.chunk, kv_head, queries, exact, options)?;
         for (at, mass) in masses.iter().enumerate() {
             let (row, head) = (at / group, at % group);
@@ -305,17 +310,16 @@ impl Audit {
     }
 
     pub(crate) fn report(&self) -> AuditReport {
-        let per_layer = self.heads.kv_heads * self.heads.group;
-        let audited = self
-            .sums
-            .iter()
-            .enumerate()
-            .filter_map(|(at, sums)| Some((at, sums.as_ref()?)));
+        let places = self.layers.iter().enumerate();
+        let places = places.flat_map(|(layer, heads)| (0..heads.queries()).map(move |head| (layer, heads.group, head)));
+        let audited = places
+            .zip(&self.sums)
+            .filter_map(|(place, sums)| Some((place, sums.as_ref()?)));
         let heads: Vec<HeadAudit> = audited
-            .map(|(at, sums)| HeadAudit {
-                layer: at / per_layer,
-                kv_head: at % per_layer / self.heads.group,
-                head: at % per_layer,
+            .map(|((layer, group, head), sums)| HeadAudit {
+                layer,
+                kv_head: head / group,
+                head,
                 samples: sums.samples,
                 mean_mass: sums.mass / sums.samples.max(1) as f64,
                 first_percentile_mass: first_percentile(&sums.histogram),
@@ -349,7 +353,7 @@ impl Audit {
     }
 
     fn sums_of(&mut self, layer: usize, head: usize) -> &mut HeadSums {
-        let at = layer * self.heads.kv_heads * self.heads.group + head;
+        let at = self.layers[..layer].iter().map(Heads::queries).sum::<usize>() + head;
         self.sums[at].get_or_insert_with(HeadSums::new)
     }
 }

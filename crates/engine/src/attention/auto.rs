@@ -12,7 +12,8 @@ const MAY_MISS: f64 = 0.01;
 pub(crate) struct Auto {
     /// From the cheapest to full attention.
     rungs: Vec<PolicySpec>,
-    kv_heads: usize,
+    /// KV heads of each layer.
+    kv_heads: Vec<usize>,
     /// `[layers, kv_heads]`
     places: Vec<HeadRung>,
 }
@@ -38,12 +39,17 @@ pub(crate) struct AutoState {
 
 impl Auto {
     /// Every head begins with full attention, which early chunks can afford. Rungs are ordered by what a chunk at the end
-    /// of `tokens` costs under each.
-    pub(crate) fn new(shape: &PolicyShape, cost: &CostModel, tokens: usize) -> Self {
+    /// of `tokens` costs in the first layer.
+    pub(crate) fn new(shapes: &[PolicyShape], cost: &CostModel, tokens: usize) -> Self {
         let automatic = catalogue().iter().filter(|info| info.traits.automatic);
         let mut rungs: Vec<(f64, PolicySpec)> = automatic
             .map(|info| info.name.parse().expect("the catalogue has it, and its defaults hold"))
-            .map(|spec| (cost.relative_cost(&spec, Phase::Prefill, shape, tokens, None), spec))
+            .map(|spec| {
+                (
+                    cost.relative_cost(&spec, Phase::Prefill, &shapes[0], tokens, None),
+                    spec,
+                )
+            })
             .collect();
         let is_dense = |spec: &PolicySpec| spec.info().traits.dense;
         rungs.sort_by(|a, b| a.0.total_cmp(&b.0).then(is_dense(&a.1).cmp(&is_dense(&b.1))));
@@ -57,8 +63,8 @@ impl Auto {
         };
         Self {
             rungs: rungs.into_iter().map(|(_, spec)| spec).collect(),
-            kv_heads: shape.kv_heads,
-            places: vec![start; shape.layers * shape.kv_heads],
+            kv_heads: shapes.iter().map(|shape| shape.kv_heads).collect(),
+            places: vec![start; shapes.iter().map(|shape| shape.kv_heads).sum()],
         }
     }
 
@@ -77,10 +83,12 @@ impl Auto {
         if !sound || state.places.len() != self.places.len() {
             return Ok(false);
         }
-        for (at, place) in state.places.iter().enumerate() {
+        let heads = self.kv_heads.iter().enumerate();
+        let heads = heads.flat_map(|(layer, kv_heads)| (0..*kv_heads).map(move |kv_head| (layer, kv_head)));
+        for ((layer, kv_head), place) in heads.zip(&state.places) {
             // Every head begins on the last.
             if place.rung + 1 < rungs.len() {
-                policies.replace(at / self.kv_heads, at % self.kv_heads, &rungs[place.rung])?;
+                policies.replace(layer, kv_head, &rungs[place.rung])?;
             }
         }
         self.rungs = rungs;
@@ -91,7 +99,8 @@ impl Auto {
     /// Takes in how many of a chunk's samples missed the target; returns the policy the KV head moves to, if it moves.
     pub(crate) fn learn(&mut self, layer: usize, kv_head: usize, samples: u64, missed: u64) -> Option<&PolicySpec> {
         let highest = self.rungs.len() - 1;
-        let place = &mut self.places[layer * self.kv_heads + kv_head];
+        let first: usize = self.kv_heads[..layer].iter().sum();
+        let place = &mut self.places[first + kv_head];
         let before = place.rung;
         if missed as f64 > MAY_MISS * samples as f64 {
             place.rung = (place.rung + 1).min(highest);
@@ -114,7 +123,6 @@ mod tests {
     use super::*;
 
     const SHAPE: PolicyShape = PolicyShape {
-        layers: 2,
         kv_heads: 3,
         group: 2,
         head_dim: 64,
@@ -123,7 +131,7 @@ mod tests {
 
     #[test]
     fn heads_move_down_while_they_keep_their_target_and_up_when_they_miss_it() {
-        let mut auto = Auto::new(&SHAPE, &CostModel::default(), 32_768);
+        let mut auto = Auto::new(&[SHAPE; 2], &CostModel::default(), 32_768);
         let names: Vec<&str> = auto.rungs.iter().map(PolicySpec::name).collect();
         assert_eq!((names[0], names[names.len() - 1]), ("streaming", "full"));
         for rung in (0..names.len() - 1).rev() {
@@ -150,7 +158,7 @@ mod tests {
             score_ns: 1e9,
             ..CostModel::default()
         };
-        let auto = Auto::new(&SHAPE, &cost, 32_768);
+        let auto = Auto::new(&[SHAPE; 2], &cost, 32_768);
         let names: Vec<&str> = auto.rungs.iter().map(PolicySpec::name).collect();
         assert_eq!(names, ["streaming", "full"]);
     }

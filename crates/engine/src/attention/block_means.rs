@@ -6,6 +6,8 @@ use riffle_attention::{
     AttendError, LANES, PageView, Plane, PlaneMut, Span, SummaryView, read_keys, read_values, write_keys, write_values,
 };
 
+use crate::attention::tiles::Heads;
+
 /// The means of a sequence, by (layer, KV head, tokens in a block).
 #[derive(Default)]
 pub(crate) struct BlockMeans {
@@ -15,13 +17,14 @@ pub(crate) struct BlockMeans {
 /// Means of the whole blocks of one KV head.
 pub(crate) struct HeadMeans {
     block: usize,
-    head_dim: usize,
+    key_width: usize,
+    value_width: usize,
     blocks: Vec<Span>,
-    /// A page's layout of keys, `[blocks / 16, head_dim, 16]`.
+    /// A page's layout of keys, `[blocks / 16, key_width, 16]`.
     keys: Vec<f32>,
-    /// `[blocks, head_dim]`
+    /// `[blocks, value_width]`
     values: Vec<f32>,
-    /// Sums of the block under way, `[2, head_dim]`: keys, then values.
+    /// Sums of the block under way, `[key_width]` of keys, then `[value_width]` of values.
     sums: Vec<f32>,
     /// Tokens in them.
     counted: usize,
@@ -29,14 +32,15 @@ pub(crate) struct HeadMeans {
 
 impl BlockMeans {
     /// The means of one KV head, empty at first.
-    pub(crate) fn of(&mut self, layer: usize, kv_head: usize, block: usize, head_dim: usize) -> &mut HeadMeans {
+    pub(crate) fn of(&mut self, layer: usize, kv_head: usize, block: usize, heads: &Heads) -> &mut HeadMeans {
         self.heads.entry((layer, kv_head, block)).or_insert_with(|| HeadMeans {
             block,
-            head_dim,
+            key_width: heads.key_width,
+            value_width: heads.value_width,
             blocks: Vec::new(),
             keys: Vec::new(),
             values: Vec::new(),
-            sums: vec![0.0; 2 * head_dim],
+            sums: vec![0.0; heads.key_width + heads.value_width],
             counted: 0,
         })
     }
@@ -63,8 +67,8 @@ impl BlockMeans {
             head.begin();
             let blocks = (tokens / head.block).min(head.blocks.len());
             head.blocks.truncate(blocks);
-            head.keys.truncate(blocks.next_multiple_of(LANES) * head.head_dim);
-            head.values.truncate(blocks.next_multiple_of(LANES) * head.head_dim);
+            head.keys.truncate(blocks.next_multiple_of(LANES) * head.key_width);
+            head.values.truncate(blocks.next_multiple_of(LANES) * head.value_width);
         }
     }
 }
@@ -78,17 +82,18 @@ impl HeadMeans {
     /// Takes in the tokens below `tokens` of pages that come in order; a block is there when it is whole. The sums run in
     /// order of position whatever the pages.
     pub(crate) fn extend(&mut self, pages: &[PageView<'_>], tokens: usize) -> Result<(), AttendError> {
-        let head_dim = self.head_dim;
+        let (key_width, value_width) = (self.key_width, self.value_width);
         let mut rows = Vec::new();
         for page in pages {
             while self.tokens() < (page.start + page.tokens).min(tokens) {
                 let first = self.tokens() - page.start;
                 let count = (self.block - self.counted).min(page.tokens.min(tokens - page.start) - first);
-                rows.resize(count * head_dim, 0.0);
-                read_keys(&page.keys, head_dim, first, count, &mut rows, head_dim)?;
-                add(&mut self.sums[..head_dim], &rows);
-                read_values(&page.values, head_dim, first, count, &mut rows, head_dim)?;
-                add(&mut self.sums[head_dim..], &rows);
+                rows.resize(count * key_width, 0.0);
+                read_keys(&page.keys, key_width, first, count, &mut rows, key_width)?;
+                add(&mut self.sums[..key_width], &rows);
+                rows.resize(count * value_width, 0.0);
+                read_values(&page.values, value_width, first, count, &mut rows, value_width)?;
+                add(&mut self.sums[key_width..], &rows);
                 self.counted += count;
                 if self.counted == self.block {
                     self.close()?;
@@ -100,22 +105,22 @@ impl HeadMeans {
 
     /// Makes the block under way a mean.
     fn close(&mut self) -> Result<(), AttendError> {
-        let (head_dim, number) = (self.head_dim, self.blocks.len());
+        let (key_width, value_width, number) = (self.key_width, self.value_width, self.blocks.len());
         // Planes hold whole stripes.
-        let len = (number + 1).next_multiple_of(LANES) * head_dim;
-        self.keys.resize(len, 0.0);
-        self.values.resize(len, 0.0);
+        let blocks = (number + 1).next_multiple_of(LANES);
+        self.keys.resize(blocks * key_width, 0.0);
+        self.values.resize(blocks * value_width, 0.0);
         let factor = 1.0 / self.block as f32;
         self.sums.iter_mut().for_each(|sum| *sum *= factor);
-        let (key, value) = self.sums.split_at(head_dim);
-        write_keys(&mut PlaneMut::F32(&mut self.keys), head_dim, number, 1, key, head_dim)?;
+        let (key, value) = self.sums.split_at(key_width);
+        write_keys(&mut PlaneMut::F32(&mut self.keys), key_width, number, 1, key, key_width)?;
         write_values(
             &mut PlaneMut::F32(&mut self.values),
-            head_dim,
+            value_width,
             number,
             1,
             value,
-            head_dim,
+            value_width,
         )?;
         self.blocks
             .push(Span::new(number * self.block, (number + 1) * self.block));
@@ -130,7 +135,7 @@ impl HeadMeans {
 
     pub(crate) fn view(&self) -> SummaryView<'_> {
         SummaryView {
-            head_dim: self.head_dim,
+            head_dim: self.key_width,
             blocks: &self.blocks,
             keys: Plane::F32(&self.keys),
             values: Plane::F32(&self.values),

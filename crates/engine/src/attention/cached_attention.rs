@@ -2,7 +2,7 @@
 //! own step selects and attends.
 
 use riffle_attention::{AttendOptions, Format, Partial};
-use riffle_kv::{KvCache, KvUsage};
+use riffle_kv::{KvCache, KvUsage, LayerShape};
 use riffle_policy::{CostModel, Phase, PolicyRules, PolicySet, PolicyShape};
 
 use crate::attention::audit::{Audit, AuditedQuery};
@@ -58,7 +58,7 @@ pub struct LayerCall {
 pub struct ProjectedRows<'a> {
     /// Tokens, at least one.
     pub tokens: usize,
-    /// `[tokens, heads, head_dim]`
+    /// `[tokens, heads, key_width]`
     pub queries: &'a [f32],
     /// `[tokens, kv_heads, head_dim]`
     pub keys: &'a [f32],
@@ -69,7 +69,8 @@ pub struct ProjectedRows<'a> {
 /// Keys and values of one sequence in pages, with the policies that choose what its queries read.
 pub struct CachedAttention {
     state: AttentionState,
-    heads: Heads,
+    /// By layer of the cache.
+    layers: Vec<Heads>,
     options: CachedAttentionOptions,
     rotation: Rotation,
     /// Tokens that each layer has read.
@@ -86,25 +87,18 @@ impl CachedAttention {
     /// [`EngineError::Option`] for heads that do not fit the cache and chunks without tokens; [`EngineError::Policy`].
     pub fn new(cache: KvCache, options: CachedAttentionOptions) -> Result<Self, EngineError> {
         let shape = *cache.shape();
-        if options.heads == 0 || !options.heads.is_multiple_of(shape.kv_heads) {
-            let requirement = format!("it must be a multiple of the {} KV heads", shape.kv_heads);
+        let fits = |layer: &LayerShape| options.heads > 0 && options.heads.is_multiple_of(layer.kv_heads);
+        if let Some(layer) = shape.layers.iter().find(|layer| !fits(layer)) {
+            let requirement = format!("it must be a multiple of the {} KV heads", layer.kv_heads);
             return Err(EngineError::option("heads", options.heads, requirement));
         }
         if options.chunk_tokens == 0 {
             return Err(EngineError::option("chunk_tokens", 0, "it must be at least 1 token"));
         }
-        let heads = Heads {
-            kv_heads: shape.kv_heads,
-            group: options.heads / shape.kv_heads,
-            head_dim: shape.head_dim,
-        };
-        let of_layers = PolicyShape {
-            layers: shape.layers,
-            kv_heads: heads.kv_heads,
-            group: heads.group,
-            head_dim: heads.head_dim,
-            chunk_tokens: options.chunk_tokens,
-        };
+        let layers = shape.layers.iter().map(|layer| Heads::over_cache(options.heads, layer));
+        let layers: Vec<Heads> = layers.collect();
+        let of_layers = layers.iter().map(|heads| heads.for_policies(options.chunk_tokens));
+        let of_layers: Vec<PolicyShape> = of_layers.collect();
         let policies = |rules: &PolicyRules, phase| {
             rules.check_places(&of_layers)?;
             PolicySet::new(rules, phase, &of_layers, &options.cost)
@@ -114,15 +108,15 @@ impl CachedAttention {
             policies(&options.decode, Phase::Decode)?,
         );
         let mut state = AttentionState::new(cache, Box::new(HostReader), prefill, decode);
-        state.audit = options.audit.then(|| Audit::new(shape.layers, heads, 0.0));
+        state.audit = options.audit.then(|| Audit::new(layers.clone(), 0.0));
         Ok(Self {
             state,
-            heads,
+            tokens: vec![0; layers.len()],
+            layers,
             rotation: Rotation {
                 keys: shape.key_format == Format::Q4_0,
                 values: shape.value_format == Format::Q4_0,
             },
-            tokens: vec![0; shape.layers],
             partials: Vec::new(),
             own: Vec::new(),
             options,
@@ -171,7 +165,7 @@ impl CachedAttention {
     }
 
     /// Appends the rows to a layer, lets its policies select, attends, and lets them observe. `output` is
-    /// `[tokens, heads, head_dim]`.
+    /// `[tokens, heads, key_width]`.
     ///
     /// # Errors
     /// [`EngineError::Kv`] for a layer that does not exist and for slices of other lengths; pages without room. The layer then holds
@@ -200,7 +194,10 @@ impl CachedAttention {
             window: None,
         };
         let rows = ProjectedRows {
-            tokens: keys.len() / (self.heads.kv_heads * self.heads.head_dim),
+            tokens: self
+                .layers
+                .get(layer)
+                .map_or(0, |heads| keys.len() / (heads.kv_heads * heads.key_width)),
             queries: &[],
             keys,
             values,
@@ -221,10 +218,11 @@ impl CachedAttention {
             None => self.state.evict(call.layer, self.tokens[call.layer])?,
         }
         let (mut queries, mut keys, mut values) = (Vec::new(), Vec::new(), Vec::new());
+        let heads = self.layers[call.layer];
         let rows = ProjectedRows {
-            queries: rotated(rows.queries, &mut queries, self.rotation.keys, self.heads.head_dim),
-            keys: rotated(rows.keys, &mut keys, self.rotation.keys, self.heads.head_dim),
-            values: rotated(rows.values, &mut values, self.rotation.values, self.heads.head_dim),
+            queries: rotated(rows.queries, &mut queries, self.rotation.keys, heads.key_width),
+            keys: rotated(rows.keys, &mut keys, self.rotation.keys, heads.key_width),
+            values: rotated(rows.values, &mut values, self.rotation.values, heads.value_width),
             ..*rows
         };
         match self.attend_rows(call, &rows, output) {
@@ -269,19 +267,22 @@ impl CachedAttention {
             }
             .into());
         }
-        let width = self.heads.kv_heads * self.heads.head_dim;
-        let keys = rows.tokens.saturating_mul(width);
-        let queries = rows.tokens.saturating_mul(self.heads.width());
+        let heads = self.layers[call.layer];
+        let of_rows = |width: usize| rows.tokens.saturating_mul(width);
+        let [keys, values] = [heads.key_width, heads.value_width].map(|width| of_rows(heads.kv_heads * width));
+        let [queries, results] = [heads.query_width(), heads.result_width()].map(of_rows);
         let are_right = rows.tokens > 0
-            && [rows.keys.len(), rows.values.len()] == [keys, keys]
-            && output.is_none_or(|output| [rows.queries.len(), output.len()] == [queries, queries]);
+            && [rows.keys.len(), rows.values.len()] == [keys, values]
+            && output.is_none_or(|output| [rows.queries.len(), output.len()] == [queries, results]);
         if are_right {
             Ok(())
         } else {
             Err(EngineError::option(
                 "tokens",
                 rows.tokens,
-                format!("queries and output need {queries} elements, keys and values {keys}, of at least 1 token"),
+                format!(
+                    "queries need {queries} elements, output {results}, keys {keys} and values {values}, of at least 1 token"
+                ),
             ))
         }
     }
@@ -304,10 +305,10 @@ impl CachedAttention {
         let step = LayerStep {
             phase: call.phase,
             layers: self.tokens.len(),
-            heads: self.heads,
+            heads: self.layers[call.layer],
             total_tokens: held + rows.tokens,
             page_tokens: shape.page_tokens,
-            evicted_tokens: self.state.evicted.of_layer(call.layer, shape.kv_heads),
+            evicted_tokens: self.state.evicted.of_layer(&shape, call.layer),
             window: call.window,
             rotation: self.rotation,
             reads_ahead: true,

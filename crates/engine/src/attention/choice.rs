@@ -125,7 +125,7 @@ impl AttentionState {
                 let selections = tiles.par_iter().map(|tile| policy.select(&tile.queries, context));
                 selections.collect::<Vec<_>>()
             };
-            let head_dim = step.heads.head_dim;
+            let head_dim = step.heads.key_width;
             selections.extend(reading::with_keys(&mut self.cache, policy, context, head_dim, choose)?);
         }
         Ok(selections)

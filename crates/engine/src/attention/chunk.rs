@@ -54,8 +54,7 @@ impl LayerStep {
 /// One chunk of a layer, ready to be attended to.
 pub(crate) struct Chunk<'a> {
     pub(crate) layer: usize,
-    pub(crate) group: usize,
-    pub(crate) head_dim: usize,
+    pub(crate) heads: Heads,
     /// Which of the sequence's rows it holds.
     pub(crate) tokens: Range<usize>,
     /// The rows of the batch in which they lie.
@@ -121,8 +120,7 @@ impl<'a> Chunk<'a> {
         }
         Self {
             layer: input.cache_layer,
-            group: step.heads.group,
-            head_dim: step.heads.head_dim,
+            heads: step.heads,
             contexts: contexts.collect(),
             tiles,
             batch_rows: input.batch_rows(&tokens),
@@ -148,7 +146,7 @@ impl<'a> Chunk<'a> {
     /// The keys and values of a tile among the pages of each KV head.
     pub(crate) fn kv<'p>(&self, tile: &Tile<'_>, pages: &'p [Vec<PageView<'p>>]) -> KvView<'p> {
         KvView {
-            head_dim: self.head_dim,
+            head_dim: self.heads.key_width,
             pages: &pages[tile.kv_head],
         }
     }

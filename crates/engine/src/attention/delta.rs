@@ -76,7 +76,7 @@ pub(crate) fn dense_rows(
     (rows, counts)
 }
 
-/// Lets the rows read everything and corrects the outputs after them. `output` is the chunk's, `[tokens, heads, head_dim]`.
+/// Lets the rows read everything and corrects the outputs after them. `output` is the chunk's, `[tokens, heads, value_width]`.
 pub(crate) fn correct(
     cache: &mut KvCache,
     chunk: &Chunk<'_>,
@@ -88,13 +88,10 @@ pub(crate) fn correct(
     let queries: Vec<(usize, QueryTile<'_>)> = queries.collect();
     let mut dense: Vec<Partial> = rows
         .iter()
-        .map(|_| Partial::new(1, chunk.group, chunk.head_dim))
+        .map(|_| Partial::new(1, chunk.heads.group, chunk.heads.value_width))
         .collect();
     reading::attend_everything(cache, chunk, &queries, options, &mut dense)?;
-    let (of_group, width) = (
-        chunk.group * chunk.head_dim,
-        chunk.contexts.len() * chunk.group * chunk.head_dim,
-    );
+    let (of_group, width) = (chunk.heads.group * chunk.heads.value_width, chunk.heads.result_width());
     let mut difference = vec![0.0; of_group];
     for ((row, dense), (kv_head, _)) in rows.iter().zip(&dense).zip(&queries) {
         let elements = |row: usize| -> Range<usize> {

@@ -17,6 +17,7 @@ use crate::attention::layer_rows::{LayerRows, NewKeys};
 use crate::attention::reader::{KeyEstimates, ReadCall, Reader};
 use crate::attention::reading::{cut, named, observed, tell, wanted_by, wanted_pages};
 use crate::attention::rotation::Rotation;
+use crate::attention::tiles::Heads;
 
 /// The room on an engine's device that all its sequences share, while there are any.
 #[derive(Default)]
@@ -199,16 +200,17 @@ impl Reader for DevicePages {
             return Ok(());
         }
         let wanted = wanted_by(cache, chunk, &heads, selections);
-        let query_heads = chunk.group * cache.shape().kv_heads;
+        let Heads { group, .. } = chunk.heads;
+        let query_heads = chunk.heads.queries();
         // [rows, heads]
         let mut log_sum_exp = vec![0.0; chunk.tokens.len() * query_heads];
         let mut tiles = Vec::new();
         for head in &heads {
             for rows in &head.rows {
                 let first_row = rows.queries.start - chunk.contexts[head.kv_head].chunk_start;
-                for (row, sums) in rows.log_sum_exp.chunks_exact(chunk.group).enumerate() {
-                    let at = (first_row + row) * query_heads + head.kv_head * chunk.group;
-                    log_sum_exp[at..at + chunk.group].copy_from_slice(sums);
+                for (row, sums) in rows.log_sum_exp.chunks_exact(group).enumerate() {
+                    let at = (first_row + row) * query_heads + head.kv_head * group;
+                    log_sum_exp[at..at + group].copy_from_slice(sums);
                 }
                 tiles.extend(named(selections, rows.place).map(|selection| PagedTile {
                     kv_head: head.kv_head,
@@ -304,7 +306,7 @@ impl KeyEstimates for DevicePages {
         if !extend_summaries(&mut **room, cache, SummaryKind::Bounds, of, block, |_| true)? {
             return Ok(None);
         }
-        let heads = 0..cache.shape().kv_heads;
+        let heads = 0..chunk.heads.kv_heads;
         let tokens: Vec<usize> = heads.map(|kv_head| cache.head_tokens(chunk.layer, kv_head)).collect();
         let queries = BatchRows::new(device_rows(input), chunk.batch_rows.clone());
         let scores = room.bound_scores(of, &queries, &tokens)?;

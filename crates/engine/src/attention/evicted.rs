@@ -20,17 +20,15 @@ pub(crate) struct Evicted {
 
 impl Evicted {
     /// Tokens that have left a (layer, KV head).
-    pub(crate) fn evicted_tokens(&self, layer: usize, kv_heads: usize, kv_head: usize) -> usize {
-        let at = layer * kv_heads + kv_head;
+    pub(crate) fn evicted_tokens(&self, shape: &CacheShape, layer: usize, kv_head: usize) -> usize {
+        let at = shape.tables_of(layer).start + kv_head;
         self.evicted_tokens.get(at).copied().unwrap_or(0)
     }
 
     /// Tokens that have left each KV head of a layer.
-    pub(crate) fn of_layer(&self, layer: usize, kv_heads: usize) -> Vec<usize> {
-        let heads = 0..kv_heads;
-        heads
-            .map(|kv_head| self.evicted_tokens(layer, kv_heads, kv_head))
-            .collect()
+    pub(crate) fn of_layer(&self, shape: &CacheShape, layer: usize) -> Vec<usize> {
+        let of_table = |table: usize| self.evicted_tokens.get(table).copied().unwrap_or(0);
+        shape.tables_of(layer).map(of_table).collect()
     }
 
     /// True if the sequence can go back to its first `tokens` tokens.
@@ -50,14 +48,14 @@ impl Evicted {
 
     /// Counts tokens that have left a (layer, KV head).
     pub(crate) fn add(&mut self, shape: &CacheShape, layer: usize, kv_head: usize, tokens: usize) {
-        self.evicted_tokens.resize(shape.layers * shape.kv_heads, 0);
-        self.evicted_tokens[layer * shape.kv_heads + kv_head] += tokens;
+        self.evicted_tokens.resize(shape.tables(), 0);
+        self.evicted_tokens[shape.tables_of(layer).start + kv_head] += tokens;
     }
 
     /// Counts tokens that every head of some layers has never held, of a sequence of `length` tokens.
     pub(crate) fn add_unread(&mut self, shape: &CacheShape, layers: &[usize], tokens: usize, length: usize) {
         for layer in layers {
-            for kv_head in 0..shape.kv_heads {
+            for kv_head in 0..shape.layer(*layer).kv_heads {
                 self.add(shape, *layer, kv_head, tokens);
             }
         }

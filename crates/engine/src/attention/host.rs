@@ -36,9 +36,11 @@ impl Reader for HostReader {
         let NewKeys::Host { keys, values } = input.new_keys else {
             unreachable!("a sequence of a device has a reader there")
         };
-        let width = cache.shape().kv_heads * cache.shape().head_dim;
-        let range = tokens.start * width..tokens.end * width;
-        Ok(cache.append(input.cache_layer, &keys[range.clone()], &values[range])?)
+        let shape = cache.shape().layer(input.cache_layer);
+        let part = |width: usize| tokens.start * width..tokens.end * width;
+        let keys = &keys[part(shape.kv_heads * shape.key_width)];
+        let values = &values[part(shape.kv_heads * shape.value_width)];
+        Ok(cache.append(input.cache_layer, keys, values)?)
     }
 
     fn attend(

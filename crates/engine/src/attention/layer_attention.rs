@@ -21,9 +21,9 @@ use crate::{AttentionTime, EngineError, PairCount};
 /// A chunk of a prompt, or a generated token, as a layer attends with it.
 pub struct ChunkRows {
     tokens: usize,
-    // [tokens, heads, head_dim]
+    // [tokens, heads, key_width]
     queries: Vec<f32>,
-    // [tokens, kv_heads, head_dim]
+    // [tokens, kv_heads, key_width]
     keys: Vec<f32>,
     values: Vec<f32>,
     on_device: Option<Box<dyn DeviceRows>>,
@@ -33,7 +33,8 @@ pub struct ChunkRows {
 /// a [pass](crate::Runner::pass).
 pub struct LayerAttention {
     phase: Phase,
-    heads: Heads,
+    /// By layer of the cache.
+    layers: Vec<Heads>,
     /// Tokens of the whole prompt. `None`: the prompt ends with each chunk.
     prompt_tokens: Option<usize>,
     state: AttentionState,
@@ -42,7 +43,7 @@ pub struct LayerAttention {
     /// True if the pages that the next layer is expected to read are brought to the device behind each chunk.
     reads_ahead: bool,
     partials: Vec<Partial>,
-    // [tokens, heads, head_dim]
+    // [tokens, heads, value_width]
     output: Vec<f32>,
     /// True if the latest chunk's lies on the device.
     has_output_on_device: bool,
@@ -62,18 +63,12 @@ impl LayerAttention {
         chunk_tokens: usize,
     ) -> Result<Self, EngineError> {
         let shape = *cache.shape();
-        let heads = Heads {
-            kv_heads: shape.kv_heads,
-            group: heads / shape.kv_heads,
-            head_dim: shape.head_dim,
-        };
-        let of_layers = PolicyShape {
-            layers: shape.layers,
-            kv_heads: heads.kv_heads,
-            group: heads.group,
-            head_dim: heads.head_dim,
-            chunk_tokens,
-        };
+        let layers: Vec<Heads> = shape
+            .layers
+            .iter()
+            .map(|layer| Heads::over_cache(heads, layer))
+            .collect();
+        let of_layers: Vec<PolicyShape> = layers.iter().map(|heads| heads.for_policies(chunk_tokens)).collect();
         let unguarded = policy.with("from", "0")?.into();
         let everything = PolicySpec::full().into();
         let policies = |of_phase: Phase| {
@@ -83,7 +78,7 @@ impl LayerAttention {
         let (prefill, decode) = (policies(Phase::Prefill)?, policies(Phase::Decode)?);
         Ok(Self {
             phase,
-            heads,
+            layers,
             prompt_tokens: None,
             state: AttentionState::new(cache, Box::new(HostReader), prefill, decode),
             queue: None,
@@ -133,7 +128,7 @@ impl LayerAttention {
         values: Vec<f32>,
     ) -> Result<ChunkRows, EngineError> {
         let upload = |queue: &Arc<dyn DeviceQueue>| {
-            Arc::clone(queue).rows(tokens, self.heads.head_dim, [&queries, &keys, &values])
+            Arc::clone(queue).rows(tokens, self.layers[0].key_width, [&queries, &keys, &values])
         };
         Ok(ChunkRows {
             on_device: self.queue.as_ref().map(upload).transpose()?,
@@ -155,18 +150,19 @@ impl LayerAttention {
         let part = RoundRows {
             step: LayerStep {
                 phase: self.phase,
-                layers: shape.layers,
-                heads: self.heads,
+                layers: self.layers.len(),
+                heads: self.layers[layer],
                 total_tokens: self.prompt_tokens.unwrap_or(held + chunk.tokens),
                 page_tokens: shape.page_tokens,
-                evicted_tokens: vec![0; shape.kv_heads],
+                evicted_tokens: vec![0; self.layers[layer].kv_heads],
                 window: None,
                 rotation: Rotation {
                     keys: false,
                     values: false,
                 },
                 reads_ahead: self.reads_ahead,
-                options: AttendOptions::for_head_dim(shape.head_dim).with_arithmetic(self.phase.arithmetic()),
+                options: AttendOptions::for_head_dim(self.layers[layer].key_width)
+                    .with_arithmetic(self.phase.arithmetic()),
             },
             attention: &mut self.state,
             input: LayerRows {
@@ -188,13 +184,14 @@ impl LayerAttention {
             own: &mut Vec::new(),
             failure: &mut failure,
         };
-        self.output.resize(chunk.queries.len(), 0.0);
+        self.output
+            .resize(chunk.tokens * self.layers[layer].result_width(), 0.0);
         let in_memory = attend_round(&mut [part], &mut self.partials, &mut self.output);
         self.has_output_on_device = chunk.on_device.is_some() && in_memory.is_empty();
         failure.map_or(Ok(()), Err)
     }
 
-    /// What came of the latest chunk, `[tokens, heads, head_dim]`.
+    /// What came of the latest chunk, `[tokens, heads, value_width]`.
     ///
     /// # Errors
     /// A device that fails.

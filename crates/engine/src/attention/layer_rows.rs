@@ -17,7 +17,7 @@ pub(crate) struct LayerRows<'a> {
     pub(crate) first_row: usize,
     /// Tokens.
     pub(crate) tokens: usize,
-    // [tokens, heads, head_dim]
+    // [tokens, heads, key_width]
     pub(crate) queries: &'a [f32],
     pub(crate) new_keys: NewKeys<'a>,
 }
@@ -25,19 +25,20 @@ pub(crate) struct LayerRows<'a> {
 /// Keys and values that no cache holds yet.
 #[derive(Clone, Copy)]
 pub(crate) enum NewKeys<'a> {
-    /// In main memory, both `[rows, kv_heads, head_dim]`.
+    /// In main memory, `[rows, kv_heads, key_width]` and `[rows, kv_heads, value_width]`.
     Host { keys: &'a [f32], values: &'a [f32] },
     /// On the device, which attends as well and rotates them as it appends them.
     Device(&'a dyn DeviceRows),
 }
 
 impl<'a> NewKeys<'a> {
-    /// Those of some rows of the batch, of `kv_width` values each; on the device the rows are named where they are used.
-    pub(crate) fn rows(self, rows: &Range<usize>, kv_width: usize) -> Self {
+    /// Those of some rows of the batch, of so many elements of keys and of values each; on the device the rows are named where they
+    /// are used.
+    pub(crate) fn rows(self, rows: &Range<usize>, [key_stride, value_stride]: [usize; 2]) -> Self {
         match self {
             Self::Host { keys, values } => Self::Host {
-                keys: &keys[rows.start * kv_width..rows.end * kv_width],
-                values: &values[rows.start * kv_width..rows.end * kv_width],
+                keys: &keys[rows.start * key_stride..rows.end * key_stride],
+                values: &values[rows.start * value_stride..rows.end * value_stride],
             },
             Self::Device(_) => self,
         }

@@ -44,11 +44,11 @@ impl LearnedRows {
             return Ok(());
         }
         let shape = cache.shape();
-        let heads = shape.layers * shape.kv_heads;
+        let (heads, first) = (shape.tables(), shape.tables_of(layer).start);
         self.states
             .resize_with(self.states.len().max(rows), || vec![Learned::default(); heads]);
         for (kv_head, policy) in policies.layer_mut(layer).iter_mut().enumerate() {
-            self.states[rows - 1][layer * shape.kv_heads + kv_head] = policy.learned()?;
+            self.states[rows - 1][first + kv_head] = policy.learned()?;
             let held = cache.head_tokens(layer, kv_head);
             let retained = policy.retained(held);
             if retained.is_some_and(|retained| runs_empty(shape, held, &retained)) {

@@ -129,7 +129,7 @@ pub(crate) fn attend_everything(
         let jobs = queries.iter().map(|(kv_head, queries)| AttendJob {
             queries: *queries,
             kv: KvView {
-                head_dim: chunk.head_dim,
+                head_dim: chunk.heads.key_width,
                 pages: &pages[*kv_head],
             },
             selection: &everything,
@@ -154,11 +154,11 @@ pub(crate) fn mass_of_everything(
     let mut masses: Vec<Vec<f32>> = places
         .map(|at| vec![0.0; queries.start + at / queries.group + 1])
         .collect();
-    let mut wanted = vec![Vec::new(); cache.shape().kv_heads];
+    let mut wanted = vec![Vec::new(); chunk.heads.kv_heads];
     wanted[kv_head].push(Span::new(0, usize::MAX));
     cache.stream::<EngineError>(chunk.layer, Some(&wanted), None, &mut |pages| {
         let kv = KvView {
-            head_dim: chunk.head_dim,
+            head_dim: chunk.heads.key_width,
             pages: &cut_head(&pages[kv_head], chunk.end()),
         };
         masses.par_iter_mut().enumerate().try_for_each(|(at, mass)| {
@@ -259,7 +259,7 @@ fn add_masses(
         let pages = cut(pages, chunk);
         heads.par_iter_mut().try_for_each(|head| {
             let kv = KvView {
-                head_dim: chunk.head_dim,
+                head_dim: chunk.heads.key_width,
                 pages: &pages[head.kv_head],
             };
             for rows in &head.rows {
@@ -319,7 +319,7 @@ pub(crate) fn tell(policies: &mut PolicySet, chunk: &Chunk<'_>, heads: &[Observe
     for head in heads {
         policies[head.kv_head].observe(&ColumnMass {
             queries: Span::new(head.from, head.mass.len()),
-            group: chunk.group,
+            group: chunk.heads.group,
             mass: &head.mass,
         });
     }
@@ -367,7 +367,8 @@ pub(crate) fn show(
     if tokens.is_empty() {
         return Ok(());
     }
-    let mut wanted = vec![Vec::new(); cache.shape().kv_heads];
+    let kv_heads = cache.shape().layer(context.layer).kv_heads;
+    let mut wanted = vec![Vec::new(); kv_heads];
     wanted[context.kv_head].push(pages_of(&tokens, context.page_tokens));
     cache.stream::<EngineError>(context.layer, Some(&wanted), None, &mut |pages| {
         each(&cut_head(&pages[context.kv_head], context.tokens))
@@ -435,7 +436,7 @@ pub(crate) fn wanted_pages<'a, I: Iterator<Item = (usize, QueryTile<'a>, &'a Sel
     } else {
         usize::MAX
     };
-    let mut wanted = vec![Vec::new(); shape.kv_heads];
+    let mut wanted = vec![Vec::new(); chunk.heads.kv_heads];
     let mut named = 0;
     for (kv_head, queries, selection) in reads() {
         named += selection.spans().len() + selection.diagonals().len();

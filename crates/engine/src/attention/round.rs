@@ -39,7 +39,7 @@ struct PlacedChunk<'q> {
     goes_on: bool,
 }
 
-/// Appends, selects, attends and observes. `output` is that of the batch, `[rows, heads, head_dim]`. Returns the rows whose result
+/// Appends, selects, attends and observes. `output` is that of the batch, `[rows, heads, value_width]`. Returns the rows whose result
 /// lies there though the model computes on a device. What goes wrong for one sequence is noted in its part.
 pub(crate) fn attend_round(
     parts: &mut [RoundRows<'_>],
@@ -179,7 +179,11 @@ impl PlacedChunk<'_> {
             return;
         }
         for (partial, tile) in partials[self.partials.clone()].iter_mut().zip(&self.chosen.chunk.tiles) {
-            partial.reset(tile.queries.rows, tile.queries.group, tile.queries.head_dim);
+            partial.reset(
+                tile.queries.rows,
+                tile.queries.group,
+                self.chosen.chunk.heads.value_width,
+            );
         }
     }
 
@@ -206,7 +210,7 @@ impl PlacedChunk<'_> {
         partials: &mut [Partial],
         output: &mut [f32],
     ) -> Result<(), EngineError> {
-        let width = part.step.heads.width();
+        let width = part.step.heads.result_width();
         let first = part.input.first_row * width;
         let output = &mut output[first..first + part.input.tokens * width];
         let partials = if self.goes_on {

@@ -167,7 +167,7 @@ impl AttentionState {
     /// A page that cannot be read or written meanwhile: the whole sequence has to be read again.
     pub(crate) fn evict(&mut self, layer: usize, tokens: usize) -> Result<(), KvError> {
         let shape = *self.cache.shape();
-        for kv_head in 0..shape.kv_heads {
+        for kv_head in 0..shape.layer(layer).kv_heads {
             let held = self.cache.head_tokens(layer, kv_head);
             let Some(retained) = self.policies.decode.layer_mut(layer)[kv_head].retained(held) else {
                 continue;
@@ -228,13 +228,13 @@ impl AttentionState {
     /// Pages that cannot be moved.
     pub(super) fn slide_layer(&mut self, sliding: &SlidingLayer, tokens: usize) -> Result<Option<usize>, KvError> {
         let (shape, layer) = (*self.cache.shape(), sliding.layer);
-        let left = self.evicted.evicted_tokens(layer, shape.kv_heads, 0);
+        let left = self.evicted.evicted_tokens(&shape, layer, 0);
         let leaving = sliding.leaving(tokens, left);
         if leaving == 0 {
             return Ok(None);
         }
         self.cache.remove_first_pages(layer, leaving / shape.page_tokens)?;
-        for kv_head in 0..shape.kv_heads {
+        for kv_head in 0..shape.layer(layer).kv_heads {
             self.evicted.add(&shape, layer, kv_head, leaving);
             self.reader.truncate_head(layer, kv_head, 0);
         }
@@ -258,8 +258,8 @@ impl AttentionState {
 
     /// True if the windows of all sliding layers are still there at the first `tokens` tokens.
     pub(crate) fn windows_reach(&self, tokens: usize) -> bool {
-        let kv_heads = self.cache.shape().kv_heads;
-        let left = |layer: usize| self.evicted.evicted_tokens(layer, kv_heads, 0);
+        let shape = self.cache.shape();
+        let left = |layer: usize| self.evicted.evicted_tokens(shape, layer, 0);
         let mut layers = self.sliding.iter();
         layers.all(|sliding| sliding.reaches(tokens, left(sliding.layer)))
     }
@@ -283,7 +283,7 @@ impl AttentionState {
             self.means.truncate(|_, _| slot);
             return;
         }
-        for layer in 0..self.cache.shape().layers {
+        for layer in 0..self.cache.shape().layers.count() {
             self.truncate_layer(layer, tokens);
         }
         if tokens == 0 {
@@ -293,7 +293,7 @@ impl AttentionState {
 
     /// Forgets what follows the first `tokens` tokens in one layer.
     pub(crate) fn truncate_layer(&mut self, layer: usize, tokens: usize) {
-        let left = self.evicted.of_layer(layer, self.cache.shape().kv_heads);
+        let left = self.evicted.of_layer(self.cache.shape(), layer);
         for (kv_head, left) in left.iter().enumerate() {
             let held = tokens.saturating_sub(*left);
             self.cache.truncate_head(layer, kv_head, held);

@@ -66,7 +66,7 @@ impl AttentionState {
         let device_means = self.block_means_on_device(step, input);
         let next = match step.phase {
             Phase::Prefill if chunk.tokens.end < input.tokens => input.cache_layer,
-            _ => (input.cache_layer + 1) % self.cache.shape().layers,
+            _ => (input.cache_layer + 1) % self.cache.shape().layers.count(),
         };
         let (dense_rows, more) = match step.window {
             Some(_) => Default::default(),
@@ -170,7 +170,7 @@ impl AttentionState {
             .collect();
         partials.resize_with(jobs.len(), || Partial::new(0, 0, 0));
         for (partial, job) in partials.iter_mut().zip(&jobs) {
-            partial.reset(job.queries.rows, job.queries.group, job.queries.head_dim);
+            partial.reset(job.queries.rows, job.queries.group, step.heads.value_width);
         }
         attend_batch(&jobs, &step.options, partials)?;
         add_since(&mut self.counters.time_mut(step.phase).attend_ms, began);
@@ -200,7 +200,7 @@ impl AttentionState {
         self.counters.time_mut(phase).attend_ms += elapsed_ms / chunks as f64;
     }
 
-    /// Writes the result of a chunk to `output`, the rows of the sequence `[tokens, heads, head_dim]`, and lets policies, observers and
+    /// Writes the result of a chunk to `output`, the rows of the sequence `[tokens, heads, value_width]`, and lets policies, observers and
     /// the audit look at it. A result that stays on the device is completed there.
     pub(crate) fn complete(
         &mut self,
@@ -252,11 +252,11 @@ impl AttentionState {
                 partials,
             )?;
         }
-        let Heads { group, head_dim, .. } = step.heads;
-        let width = step.heads.width();
+        let Heads { group, value_width, .. } = step.heads;
+        let width = step.heads.result_width();
         let output = &mut output[chunk.tokens.start * width..chunk.tokens.end * width];
         for (tile, partial) in chunk.tiles.iter().zip(partials.iter()) {
-            let at = tile.first_row * width + tile.kv_head * group * head_dim;
+            let at = tile.first_row * width + tile.kv_head * group * value_width;
             partial.finish_into(&mut output[at..], width, None)?;
         }
         if !chosen.dense_rows.is_empty() {
@@ -269,7 +269,7 @@ impl AttentionState {
         }
         if step.rotation.values {
             // Rotated values give rotated results.
-            rotate(output, head_dim);
+            rotate(output, value_width);
         }
         Ok(())
     }
@@ -388,7 +388,7 @@ fn summarize_new_pages(
         let first = step.head_slot(input, tokens.start, kv_head) / page_tokens * page_tokens;
         for page in reader.pages_from(input.cache_layer, kv_head, first) {
             if page.tokens == page_tokens {
-                policy.summarize(&page, step.heads.head_dim);
+                policy.summarize(&page, step.heads.key_width);
             }
         }
     }

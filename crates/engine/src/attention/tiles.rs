@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use riffle_attention::QueryTile;
+use riffle_kv::LayerShape;
 use riffle_model::ModelConfig;
+use riffle_policy::PolicyShape;
 
 use crate::attention::layer_rows::LayerRows;
 
@@ -16,7 +18,10 @@ pub(crate) struct Heads {
     pub(crate) kv_heads: usize,
     /// Query heads per KV head.
     pub(crate) group: usize,
-    pub(crate) head_dim: usize,
+    /// Elements of a query and of a key.
+    pub(crate) key_width: usize,
+    /// Elements of a value and of a result.
+    pub(crate) value_width: usize,
 }
 
 /// Consecutive queries of one KV head's group.
@@ -28,17 +33,49 @@ pub(crate) struct Tile<'a> {
 }
 
 impl Heads {
-    pub(crate) fn of(config: &ModelConfig) -> Self {
+    /// Those of a layer of a model.
+    pub(crate) fn of_layer(config: &ModelConfig, layer: usize) -> Self {
+        let shape = config.attention_of(layer);
+        Self::over(shape.heads, [shape.kv_heads, shape.key_width, shape.value_width])
+    }
+
+    /// So many query heads over a layer of a cache.
+    pub(crate) fn over_cache(heads: usize, layer: LayerShape) -> Self {
+        Self::over(heads, [layer.kv_heads, layer.key_width, layer.value_width])
+    }
+
+    fn over(heads: usize, [kv_heads, key_width, value_width]: [usize; 3]) -> Self {
         Self {
-            kv_heads: config.kv_heads,
-            group: config.heads / config.kv_heads,
-            head_dim: config.head_dim,
+            kv_heads,
+            group: heads / kv_heads,
+            key_width,
+            value_width,
         }
     }
 
-    /// Elements of all query heads of a token.
-    pub(crate) fn width(&self) -> usize {
-        self.kv_heads * self.group * self.head_dim
+    /// What policies of the layer are built for.
+    pub(crate) fn for_policies(&self, chunk_tokens: usize) -> PolicyShape {
+        PolicyShape {
+            kv_heads: self.kv_heads,
+            group: self.group,
+            head_dim: self.key_width,
+            chunk_tokens,
+        }
+    }
+
+    /// Query heads.
+    pub(crate) fn queries(&self) -> usize {
+        self.kv_heads * self.group
+    }
+
+    /// Elements of the queries of all heads of a token.
+    pub(crate) fn query_width(&self) -> usize {
+        self.queries() * self.key_width
+    }
+
+    /// Elements of the results of all heads of a token.
+    pub(crate) fn result_width(&self) -> usize {
+        self.queries() * self.value_width
     }
 
     /// Tiles that the rows of one KV head are cut into.
@@ -63,11 +100,11 @@ impl Heads {
     /// Tokens `tokens` of a batch as one tile of one KV head.
     pub(crate) fn tile<'q>(&self, input: &LayerRows<'q>, tokens: Range<usize>, kv_head: usize) -> QueryTile<'q> {
         QueryTile {
-            data: &input.queries[tokens.start * self.width() + kv_head * self.group * self.head_dim..],
+            data: &input.queries[tokens.start * self.query_width() + kv_head * self.group * self.key_width..],
             rows: tokens.len(),
-            row_stride: self.width(),
+            row_stride: self.query_width(),
             group: self.group,
-            head_dim: self.head_dim,
+            head_dim: self.key_width,
             start: input.slot.after(tokens.start).0,
         }
     }

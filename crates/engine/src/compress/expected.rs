@@ -94,13 +94,13 @@ impl Sample {
         let engine = Arc::clone(sequence.engine());
         let layers = engine.whole_layers();
         let distributions = moments.distributions(sequence.tokens().len(), self.future_tokens);
-        let heads = Heads::of(engine.model().config());
-        let mut scores = Vec::with_capacity(layers.len() * heads.kv_heads);
-        let per_layer = heads.kv_heads * heads.group;
-        for ((_, layer), distributions) in layers.into_iter().zip(distributions.chunks_exact(per_layer)) {
+        let config = engine.model().config();
+        let mut scores = Vec::new();
+        for ((of_model, layer), distributions) in layers.into_iter().zip(&distributions) {
+            let heads = Heads::of_layer(config, of_model);
             let expectations = distributions.chunks_exact(heads.group).map(|queries| Expectation {
                 heads,
-                scale: engine.model().config().attention_scale,
+                scale: config.attention_scale,
                 is_rotated: engine.resolved().rotation.keys,
                 queries,
             });
@@ -137,13 +137,15 @@ fn page_scores(
 
 impl Expectation<'_> {
     fn of_page(&self, page: &PageView<'_>) -> Result<PageScores, EngineError> {
-        let (head_dim, tokens) = (self.heads.head_dim, page.tokens);
-        let mut rows = vec![0.0; tokens * head_dim];
-        read_values(&page.values, head_dim, 0, tokens, &mut rows, head_dim)?;
+        let (value_width, tokens) = (self.heads.value_width, page.tokens);
+        let mut rows = vec![0.0; tokens * value_width];
+        read_values(&page.values, value_width, 0, tokens, &mut rows, value_width)?;
         let norms = rows
-            .chunks_exact(head_dim)
+            .chunks_exact(value_width)
             .map(|value| dot(value, value).sqrt())
             .collect();
+        let head_dim = self.heads.key_width;
+        rows.resize(tokens * head_dim, 0.0);
         read_keys(&page.keys, head_dim, 0, tokens, &mut rows, head_dim)?;
         if self.is_rotated {
             rotate_heads(&mut rows, head_dim);

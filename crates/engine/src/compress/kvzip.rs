@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use crate::attention::observers::Observers;
 use crate::compress::reconstruction::Reconstruction;
+use crate::compress::whole_heads;
 use crate::compress::{HeadScores, RepeatPrompt, check_room_beside, dense_options};
 use crate::sequence::fork::fork_to_measure;
 use crate::{EngineError, Sequence};
@@ -30,16 +31,9 @@ impl Repeats {
             .step_by(chunk_tokens)
             .map(|first| first..(first + chunk_tokens).min(text.len()));
         let ahead = chunks.map(|chunk| (chunk.clone(), prompt.tokens(text, chunk)));
-        let layers: Vec<usize> = sequence
-            .engine()
-            .whole_layers()
-            .into_iter()
-            .map(|(_, layer)| layer)
-            .collect();
-        let kv_heads = sequence.attention().cache.shape().kv_heads;
         let repeats = Self {
             ahead: ahead.collect(),
-            reconstruction: Some(Reconstruction::new(&layers, kv_heads, text.len(), sink_tokens)),
+            reconstruction: Some(Reconstruction::new(whole_heads(sequence), text.len(), sink_tokens)),
         };
         check_room_beside(
             sequence,

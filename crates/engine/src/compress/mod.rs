@@ -124,9 +124,7 @@ pub(super) fn check_compressible(sequence: &Sequence, options: &CompressOptions)
         ));
     }
     let reconstructs = matches!(options.method, CompressMethod::KvZip { .. });
-    if reconstructs
-        && whole_pairs(sequence) < whole.len() * sequence.attention().cache.shape().kv_heads * sequence.tokens().len()
-    {
+    if reconstructs && whole_pairs(sequence) < whole_heads(sequence).len() * sequence.tokens().len() {
         return Err(EngineError::NotCompressible(
             "tokens have been evicted from it already; use the method expected, or compress the session of the whole text",
         ));
@@ -144,12 +142,17 @@ pub(super) fn check_room_beside(sequence: &Sequence, what: &'static str, tokens:
 
 /// Pairs of keys and values in the layers that see the whole sequence.
 pub(super) fn whole_pairs(sequence: &Sequence) -> usize {
-    let kv_heads = sequence.attention().cache.shape().kv_heads;
-    let heads = sequence.engine().whole_layers().into_iter();
-    heads
-        .flat_map(|(_, layer)| (0..kv_heads).map(move |kv_head| (layer, kv_head)))
-        .map(|(layer, kv_head)| sequence.attention().cache.head_tokens(layer, kv_head))
-        .sum()
+    let cache = &sequence.attention().cache;
+    let heads = whole_heads(sequence).into_iter();
+    heads.map(|(layer, kv_head)| cache.head_tokens(layer, kv_head)).sum()
+}
+
+/// The (layer, KV head)s of the cache that see the whole sequence.
+fn whole_heads(sequence: &Sequence) -> Vec<(usize, usize)> {
+    let shape = sequence.attention().cache.shape();
+    let layers = sequence.engine().whole_layers().into_iter();
+    let of_layer = |(_, layer): (usize, usize)| (0..shape.layer(layer).kv_heads).map(move |kv_head| (layer, kv_head));
+    layers.flat_map(of_layer).collect()
 }
 
 /// Options of a scratch sequence: every query reads everything.

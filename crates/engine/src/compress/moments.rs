@@ -14,14 +14,21 @@ use crate::{Engine, EngineError, Sequence};
 /// Sums over the queries of a scratch sequence that began empty.
 pub(crate) struct Moments {
     engine: Arc<Engine>,
-    heads: Heads,
     /// A length on the side of the boundary on which heads turn ([`riffle_model::SegmentTokens::length`]).
     rotary_length: usize,
     /// First tokens, whose queries are outliers and are left out.
     sink_tokens: usize,
-    /// Layers by their number in the model and in the cache.
-    layers: Vec<(usize, usize)>,
-    /// `[layers, query heads]`
+    layers: Vec<MeasuredLayer>,
+}
+
+/// A layer that is measured.
+struct MeasuredLayer {
+    /// Its number in the model.
+    layer: usize,
+    /// Its number in the cache.
+    cache_layer: usize,
+    heads: Heads,
+    /// By query head.
     sums: Vec<HeadSums>,
 }
 
@@ -59,43 +66,48 @@ impl QueryObserver for Moments {
 impl Moments {
     /// Moments of the queries of a sequence, without those of its first `sink_tokens` tokens.
     pub(super) fn new(sequence: &Sequence, sink_tokens: usize) -> Self {
-        let (engine, layers) = (sequence.engine(), sequence.engine().whole_layers());
-        let heads = Heads::of(engine.model().config());
-        let empty = HeadSums {
-            count: 0,
-            sum: vec![0.0; heads.head_dim],
-            products: vec![0.0; heads.head_dim * heads.head_dim],
-        };
+        let engine = sequence.engine();
+        let layers = engine.whole_layers().into_iter().map(|(layer, cache_layer)| {
+            let heads = Heads::of_layer(engine.model().config(), layer);
+            MeasuredLayer {
+                layer,
+                cache_layer,
+                heads,
+                sums: vec![HeadSums::empty(heads.key_width); heads.queries()],
+            }
+        });
         Self {
-            sums: vec![empty; layers.len() * heads.kv_heads * heads.group],
+            layers: layers.collect(),
             engine: Arc::clone(engine),
-            heads,
             rotary_length: sequence.rotary_length(),
             sink_tokens,
-            layers,
         }
     }
 
     /// Takes in the queries of a chunk.
     fn take_in(&mut self, chunk: &Chunk<'_>) {
-        let Some(number) = self.layers.iter().position(|(_, layer)| *layer == chunk.layer) else {
+        let Some(number) = self
+            .layers
+            .iter()
+            .position(|measured| measured.cache_layer == chunk.layer)
+        else {
             return;
         };
-        let queries = self.unturned(self.layers[number].0, chunk);
-        let (head_dim, per_layer) = (self.heads.head_dim, self.heads.kv_heads * self.heads.group);
-        let sums = &mut self.sums[number * per_layer..(number + 1) * per_layer];
+        let queries = self.unturned(self.layers[number].layer, chunk);
+        let MeasuredLayer { heads, sums, .. } = &mut self.layers[number];
+        let key_width = heads.key_width;
         sums.par_iter_mut().enumerate().for_each(|(head, sums)| {
-            for row in queries.chunks_exact(per_layer * head_dim) {
-                sums.add(&row[head * head_dim..(head + 1) * head_dim]);
+            for row in queries.chunks_exact(heads.query_width()) {
+                sums.add(&row[head * key_width..(head + 1) * key_width]);
             }
         });
     }
 
-    /// Queries of a chunk as they were before they were turned to their positions, `[tokens, heads, head_dim]`, without those of the
+    /// Queries of a chunk as they were before they were turned to their positions, `[tokens, heads, key_width]`, without those of the
     /// sinks.
     fn unturned(&self, layer: usize, chunk: &Chunk<'_>) -> Vec<f32> {
-        let Heads { head_dim, .. } = self.heads;
-        let (width, kv_width) = (self.heads.width(), self.heads.kv_heads * head_dim);
+        let (width, key_width) = (chunk.heads.query_width(), chunk.heads.key_width);
+        let kv_width = chunk.heads.kv_heads * key_width;
         let is_rotated = self.engine.resolved().rotation.keys;
         let (model, length) = (self.engine.model(), self.rotary_length);
         // A tile of the first KV head begins where its rows begin: the other heads lie behind.
@@ -113,7 +125,7 @@ impl Moments {
         turned.for_each(|(query, (position, row))| {
             query.copy_from_slice(row);
             if is_rotated {
-                rotate_heads(query, head_dim);
+                rotate_heads(query, key_width);
             }
             for heads in query.chunks_exact_mut(kv_width) {
                 model.move_keys(layer, heads, position, 0, length);
@@ -122,21 +134,19 @@ impl Moments {
         queries
     }
 
-    /// What queries are like at `future_tokens` positions from `first` on, `[layers, query heads]`.
-    pub(super) fn distributions(&self, first: usize, future_tokens: usize) -> Vec<QueryDistribution> {
-        let per_layer = self.heads.kv_heads * self.heads.group;
-        let layers = self.layers.iter().zip(self.sums.chunks_exact(per_layer));
-        let distributions = layers.flat_map(|((layer, _), sums)| {
-            let turn = self.mean_turn(*layer, first, future_tokens);
-            let heads = sums.par_iter().map(|sums| sums.turned(&turn));
-            heads.collect::<Vec<_>>()
-        });
-        distributions.collect()
+    /// What queries are like at `future_tokens` positions from `first` on, by measured layer and query head.
+    pub(super) fn distributions(&self, first: usize, future_tokens: usize) -> Vec<Vec<QueryDistribution>> {
+        let of_layer = |measured: &MeasuredLayer| {
+            let turn = self.mean_turn(measured, first, future_tokens);
+            let heads = measured.sums.par_iter().map(|sums| sums.turned(&turn));
+            heads.collect()
+        };
+        self.layers.iter().map(of_layer).collect()
     }
 
     /// The mean over `count` positions from `first` on of what turns a head to its position, `[head_dim, head_dim]`.
-    fn mean_turn(&self, layer: usize, first: usize, count: usize) -> Vec<f64> {
-        let (head_dim, kv_heads) = (self.heads.head_dim, self.heads.kv_heads);
+    fn mean_turn(&self, measured: &MeasuredLayer, first: usize, count: usize) -> Vec<f64> {
+        let (head_dim, kv_heads) = (measured.heads.key_width, measured.heads.kv_heads);
         let mut turn = vec![0.0; head_dim * head_dim];
         // Unit vectors, as many at a time as a token has KV heads.
         for columns in (0..head_dim).collect::<Vec<_>>().chunks(kv_heads) {
@@ -147,7 +157,7 @@ impl Moments {
                 }
                 self.engine
                     .model()
-                    .move_keys(layer, &mut units, 0, position, self.rotary_length);
+                    .move_keys(measured.layer, &mut units, 0, position, self.rotary_length);
                 for (column, unit) in columns.iter().zip(units.chunks_exact(head_dim)) {
                     for (row, value) in unit.iter().enumerate() {
                         turn[row * head_dim + column] += f64::from(*value) / count as f64;
@@ -160,6 +170,14 @@ impl Moments {
 }
 
 impl HeadSums {
+    fn empty(head_dim: usize) -> Self {
+        Self {
+            count: 0,
+            sum: vec![0.0; head_dim],
+            products: vec![0.0; head_dim * head_dim],
+        }
+    }
+
     fn add(&mut self, query: &[f32]) {
         self.count += 1;
         for (sum, value) in self.sum.iter_mut().zip(query) {

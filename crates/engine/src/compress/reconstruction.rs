@@ -19,9 +19,8 @@ use crate::compress::HeadScores;
 /// A query's weights are its softmax over the sinks before the chunk, the chunk, and the tokens read since the text ended, itself the
 /// last of them: what stands elsewhere in the text takes no weight from the chunk.
 pub(crate) struct Reconstruction {
-    /// `[layers, kv_heads]`, in the order of the layers given.
+    /// In the order of the heads given: those of a layer beside each other.
     heads: Vec<HeadScores>,
-    kv_heads: usize,
     /// Tokens of the text.
     text_tokens: usize,
     sink_tokens: usize,
@@ -49,19 +48,15 @@ impl QueryObserver for Reconstruction {
 }
 
 impl Reconstruction {
-    /// All scores zero, for layers of the cache.
-    pub(super) fn new(layers: &[usize], kv_heads: usize, text_tokens: usize, sink_tokens: usize) -> Self {
-        let heads = layers
-            .iter()
-            .flat_map(|layer| (0..kv_heads).map(move |kv_head| (*layer, kv_head)));
-        let heads = heads.map(|(layer, kv_head)| HeadScores {
+    /// All scores zero, for (layer, KV head)s of the cache.
+    pub(super) fn new(heads: Vec<(usize, usize)>, text_tokens: usize, sink_tokens: usize) -> Self {
+        let heads = heads.into_iter().map(|(layer, kv_head)| HeadScores {
             layer,
             kv_head,
             scores: vec![0.0; text_tokens],
         });
         Self {
             heads: heads.collect(),
-            kv_heads,
             text_tokens,
             sink_tokens,
             chunk: 0..0,
@@ -107,31 +102,36 @@ impl Reconstruction {
 
     /// The keys that a round sees, by KV head, wherever their pages lie.
     fn seen_keys(&self, cache: &mut KvCache, chunk: &Chunk<'_>) -> Result<Vec<SeenKeys>, EngineError> {
-        let (page_tokens, head_dim) = (cache.shape().page_tokens, chunk.head_dim);
+        let (page_tokens, head_dim) = (cache.shape().page_tokens, chunk.heads.key_width);
         let spans = self.spans(chunk.end());
         let tokens: usize = spans.iter().map(Span::len).sum();
         let pages = spans.iter().filter(|span| !span.is_empty());
         let pages = pages.map(|span| Span::new(span.start / page_tokens, span.end.div_ceil(page_tokens)));
         let wanted = riffle_attention::Selection::from_spans(pages).spans().to_vec();
         // [tokens, head_dim]
-        let mut rows = vec![vec![0.0; tokens * head_dim]; self.kv_heads];
-        cache.stream::<EngineError>(chunk.layer, Some(&vec![wanted; self.kv_heads]), None, &mut |pages| {
-            rows.par_iter_mut().zip(pages).try_for_each(|(rows, pages)| {
-                for page in pages {
-                    let mut at = 0;
-                    for span in &spans {
-                        let part = span.intersect(&Span::new(page.start, page.start + page.tokens));
-                        if !part.is_empty() {
-                            let out = &mut rows[(at + part.start - span.start) * head_dim..];
-                            let slot = part.start - page.start;
-                            read_keys(&page.keys, head_dim, slot, part.len(), out, head_dim)?;
+        let mut rows = vec![vec![0.0; tokens * head_dim]; chunk.heads.kv_heads];
+        cache.stream::<EngineError>(
+            chunk.layer,
+            Some(&vec![wanted; chunk.heads.kv_heads]),
+            None,
+            &mut |pages| {
+                rows.par_iter_mut().zip(pages).try_for_each(|(rows, pages)| {
+                    for page in pages {
+                        let mut at = 0;
+                        for span in &spans {
+                            let part = span.intersect(&Span::new(page.start, page.start + page.tokens));
+                            if !part.is_empty() {
+                                let out = &mut rows[(at + part.start - span.start) * head_dim..];
+                                let slot = part.start - page.start;
+                                read_keys(&page.keys, head_dim, slot, part.len(), out, head_dim)?;
+                            }
+                            at += span.len();
                         }
-                        at += span.len();
                     }
-                }
-                Ok::<(), EngineError>(())
-            })
-        })?;
+                    Ok::<(), EngineError>(())
+                })
+            },
+        )?;
         let planes = rows.par_iter().map(|rows| {
             let mut plane = vec![0.0; tokens.next_multiple_of(LANES) * head_dim];
             write_keys(&mut PlaneMut::F32(&mut plane), head_dim, 0, tokens, rows, head_dim)?;

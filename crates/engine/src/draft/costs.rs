@@ -151,26 +151,30 @@ impl Attention {
     /// Of a token that ends a sequence of so many.
     fn of(engine: &Engine, tokens: usize, rules: &PolicyRules) -> Self {
         let options = engine.options();
-        let (shape, cost) = (engine.resolved().policy, &options.cost);
-        let plane_bytes = |format: Format| format.plane_bytes(1, shape.head_dim) as f64;
-        let key_bytes = plane_bytes(options.key_format) + plane_bytes(options.value_format);
-        let (mut keys, mut heads) = (0.0, 0.0);
+        let (resolved, cost) = (engine.resolved(), &options.cost);
+        let (mut keys, mut heads, mut read_bytes, mut elements) = (0.0, 0.0, 0.0, 0.0);
         for (_, layer) in engine.whole_layers() {
+            let (shape, of_cache) = (&resolved.policy[layer], resolved.cache.layer(layer));
+            let key_bytes = options.key_format.plane_bytes(1, of_cache.key_width)
+                + options.value_format.plane_bytes(1, of_cache.value_width);
             for kv_head in 0..shape.kv_heads {
                 let spec = rules.policy(layer, kv_head);
-                let of_all = if tokens < dense_below(spec, Phase::Decode, &shape, cost) {
+                let of_all = if tokens < dense_below(spec, Phase::Decode, shape, cost) {
                     1.0
                 } else {
-                    cost.relative_cost(spec, Phase::Decode, &shape, tokens, None)
+                    cost.relative_cost(spec, Phase::Decode, shape, tokens, None)
                 };
-                keys += of_all.min(1.0) * tokens as f64;
+                let of_head = of_all.min(1.0) * tokens as f64;
+                keys += of_head;
                 heads += 1.0;
+                read_bytes += of_head * key_bytes as f64;
+                elements += of_head * (shape.group * shape.head_dim) as f64;
             }
         }
         Self {
             share: if heads > 0.0 { keys / heads / tokens as f64 } else { 1.0 },
-            read_ns: keys * key_bytes * KEY_BYTE_NS,
-            row_ns: keys * (shape.group * shape.head_dim) as f64 * ELEMENT_NS,
+            read_ns: read_bytes * KEY_BYTE_NS,
+            row_ns: elements * ELEMENT_NS,
             reads_row_by_row: !rules.follows_from_keys(),
         }
     }

@@ -35,12 +35,17 @@ struct Drafting {
 impl OwnDraft {
     pub(super) fn new(rules: &PolicyRules, sequence: &Sequence) -> Result<Self, EngineError> {
         let engine = sequence.engine();
-        let shape = engine.resolved().policy;
-        rules.check_places(&shape)?;
+        let resolved = engine.resolved();
+        rules.check_places(&resolved.policy)?;
         Ok(Self {
             rules: rules.clone(),
-            policies: Some(PolicySet::new(rules, Phase::Decode, &shape, &engine.options().cost)?),
-            evicted_tokens: vec![0; shape.layers * shape.kv_heads],
+            policies: Some(PolicySet::new(
+                rules,
+                Phase::Decode,
+                &resolved.policy,
+                &engine.options().cost,
+            )?),
+            evicted_tokens: vec![0; resolved.cache.tables()],
         })
     }
 
@@ -72,11 +77,12 @@ impl OwnDraft {
 
     /// A head from which tokens have been evicted meanwhile counts its tokens anew, so its policy begins anew.
     fn renew(&mut self, sequence: &Sequence) {
-        let kv_heads = sequence.engine().resolved().policy.kv_heads;
+        let shape = &sequence.engine().resolved().cache;
         let evicted = &sequence.attention().evicted;
         let policies = self.policies.iter_mut().flat_map(PolicySet::iter_mut);
-        for (head, (policy, known)) in policies.zip(&mut self.evicted_tokens).enumerate() {
-            let tokens = evicted.evicted_tokens(head / kv_heads, kv_heads, head % kv_heads);
+        for (table, (policy, known)) in policies.zip(&mut self.evicted_tokens).enumerate() {
+            let (layer, kv_head) = shape.place_of(table);
+            let tokens = evicted.evicted_tokens(shape, layer, kv_head);
             if *known != tokens {
                 policy.reset();
                 *known = tokens;

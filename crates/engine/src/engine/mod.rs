@@ -14,7 +14,7 @@ use crate::attention::reader::Reader;
 use crate::attention::sliding::SlidingLayers;
 use crate::compute::Compute;
 use crate::error::factor;
-use crate::plan::{Resolved, available_memory_bytes, policy_shape, sliding_layers};
+use crate::plan::{Resolved, available_memory_bytes, policy_shapes, sliding_layers};
 use crate::predictor::PredictorRoom;
 use crate::{EngineError, EngineOptions, MemoryPlan, StreamWindow};
 use draft_model::DraftModel;
@@ -56,13 +56,13 @@ impl Engine {
         let info = opened.info();
         check_predictor(&info, &options)?;
         let options = options.resolved(&info.config);
-        let shape = policy_shape(&info.config, &options);
-        options.prefill.check_places(&shape)?;
-        options.decode.check_places(&shape)?;
+        let shapes = policy_shapes(&info.config, &options);
+        options.prefill.check_places(&shapes)?;
+        options.decode.check_places(&shapes)?;
         check_text(&info, &options)?;
         let plan = plan(&info, &options)?;
         plan.check()?;
-        let resolved = Resolved::new(&info.config, &options, &plan);
+        let resolved = Resolved::new(&info.config, &options, &plan)?;
         let loaded = opened.load()?;
         let mut engine = Self {
             resolved,
@@ -135,7 +135,7 @@ impl Engine {
         let plan = MemoryPlan::with_weights(config, self.vocabulary(), &options, available)?;
         plan.check()?;
         let mut engine = Self {
-            resolved: Resolved::new(config, &options, &plan),
+            resolved: Resolved::new(config, &options, &plan)?,
             path: self.path.clone(),
             loaded: Arc::clone(&self.loaded),
             options,
@@ -295,10 +295,9 @@ impl Engine {
     pub(crate) fn whole_layers(&self) -> Vec<(usize, usize)> {
         let model = self.model();
         let config = model.config();
-        let layers = (0..config.layers).filter(|layer| model.window(*layer).is_none());
-        layers
-            .filter_map(|layer| Some((layer, config.cache_layer(layer)?)))
-            .collect()
+        let layers = config.cached_layers().enumerate();
+        let whole = layers.filter(|(_, layer)| model.window(*layer).is_none());
+        whole.map(|(cached, layer)| (layer, cached)).collect()
     }
 
     /// The tokenizer.

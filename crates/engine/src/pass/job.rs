@@ -4,7 +4,7 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use riffle_attention::Partial;
-use riffle_model::{Batch, Forward, RecurrentState, SegmentTokens};
+use riffle_model::{AttentionShape, Batch, Forward, RecurrentState, SegmentTokens};
 use riffle_policy::Phase;
 
 use crate::Failure;
@@ -196,7 +196,7 @@ impl Runner {
         })
     }
 
-    /// Queries of the last `count` rows of the batch, `[count, heads, head_dim]`, where the layer that is `layer` is about to attend.
+    /// Queries of the last `count` rows of the batch, `[count, heads, key_width]`, where the layer that is `layer` is about to attend.
     pub(crate) fn last_queries(&mut self, pass: &Pass, layer: usize, count: usize) -> Option<Vec<f32>> {
         if pass.layer != layer || !matches!(pass.stage, Stage::Attend(0)) {
             return None;
@@ -289,11 +289,12 @@ impl Runner {
     }
 
     fn project(&mut self, pass: &mut Pass, work: &mut [Work<'_>], block: usize) -> Result<(), EngineError> {
-        let (head_dim, rotation) = (self.engine.model().config().head_dim, self.engine.options().rotation());
+        let shape = self.engine.model().config().attention_of(pass.layer);
+        let rotation = self.engine.options().rotation();
         let Some(forward) = &mut self.forward else {
             unreachable!("the pass has begun")
         };
-        let attends = forward.project(pass.layer, pass.blocks[block].clone(), head_dim, rotation)?;
+        let attends = forward.project(pass.layer, pass.blocks[block].clone(), &shape, rotation)?;
         let is_last = block + 1 == pass.blocks.len();
         // A recurrent layer does all of its work when it finishes.
         pass.stage = match (is_last, attends) {
@@ -350,13 +351,13 @@ impl Runner {
         let Some(projected) = forward.projected() else {
             return Ok(());
         };
-        let widths = [config.heads * config.head_dim, config.kv_heads * config.head_dim];
+        let shape = config.attention_of(pass.layer);
         let chunk_tokens = engine.options().chunk_tokens;
         let taken = match pass.rounds[round].clone() {
             Round::Own(number) => {
                 let segment = &mut pass.segments[number];
                 if segment.failure.is_none() {
-                    let input = segment.layer_rows(&projected, cache_layer, widths);
+                    let input = segment.layer_rows(&projected, cache_layer, &shape);
                     let sequence = &mut *work[number].sequence;
                     let step = layer_step(sequence, pass.layer, segment.phase, segment.goal);
                     let attention = sequence.attention_mut();
@@ -371,7 +372,7 @@ impl Runner {
                 let parts = live.map(|(segment, sequence, rows)| RoundRows {
                     step: layer_step(sequence, layer, segment.phase, segment.goal),
                     attention: sequence.attention_mut(),
-                    input: segment.layer_rows(&projected, cache_layer, widths),
+                    input: segment.layer_rows(&projected, cache_layer, &shape),
                     chunk_tokens,
                     rows,
                     own: &mut segment.own,
@@ -414,20 +415,22 @@ impl Runner {
 }
 
 impl Segment {
-    /// Its rows of a layer; `widths` are those of a row's queries and of its keys.
+    /// Its rows of a layer of the shape.
     fn layer_rows<'a>(
         &self,
         projected: &ProjectedLayer<'a>,
         cache_layer: usize,
-        [query_width, kv_width]: [usize; 2],
+        shape: &AttentionShape,
     ) -> LayerRows<'a> {
+        let query_width = shape.query_width();
+        let strides = [shape.keys_width(), shape.values_width()];
         LayerRows {
             cache_layer,
             slot: self.slot,
             first_row: self.rows.start,
             tokens: self.rows.len(),
             queries: &projected.queries[self.rows.start * query_width..self.rows.end * query_width],
-            new_keys: projected.new_keys.rows(&self.rows, kv_width),
+            new_keys: projected.new_keys.rows(&self.rows, strides),
         }
     }
 }

@@ -17,10 +17,13 @@ pub(super) fn layer_step(sequence: &Sequence, layer: usize, phase: Phase, goal: 
     LayerStep {
         phase,
         layers: config.attention_layers(),
-        heads: Heads::of(config),
+        heads: Heads::of_layer(config, layer),
         total_tokens: goal,
         page_tokens: options.page_tokens,
-        evicted_tokens: sequence.attention().evicted.of_layer(cache_layer, config.kv_heads),
+        evicted_tokens: sequence
+            .attention()
+            .evicted
+            .of_layer(&engine.resolved().cache, cache_layer),
         window: match (model.window(layer), sequence.options().window) {
             (Some(own), Some(kept)) => Some(own.min(kept.window_tokens)),
             (own, _) => own,

@@ -231,14 +231,18 @@ impl Progress<'_, '_> {
 /// Notes that upper layers hold `chosen` of `tokens` tokens. Pairs that they did not read count as causal pairs.
 fn leave_unread(sequence: &mut Sequence, tokens: usize, chosen: usize, upper: &Range<usize>) {
     let config = sequence.engine().model().config();
-    let layers = upper.clone().filter_map(|layer| config.cache_layer(layer));
-    let layers: Vec<usize> = layers.collect();
+    let layers = config
+        .cached_layers()
+        .enumerate()
+        .filter(|(_, layer)| upper.contains(layer));
+    let layers: Vec<usize> = layers.map(|(cached, _)| cached).collect();
     let attention = sequence.attention_mut();
     let shape = *attention.cache.shape();
+    let heads: usize = layers.iter().map(|layer| shape.layer(*layer).kv_heads).sum();
     let pairs = |tokens: usize| (tokens as u64) * (tokens as u64 + 1) / 2;
     attention.counters.pairs.add(PairCount {
         read: 0,
-        causal: (pairs(tokens) - pairs(chosen)) * (layers.len() * shape.kv_heads) as u64,
+        causal: (pairs(tokens) - pairs(chosen)) * heads as u64,
     });
     if chosen < tokens {
         attention.evicted.add_unread(&shape, &layers, tokens - chosen, tokens);

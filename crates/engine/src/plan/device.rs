@@ -5,7 +5,9 @@ use riffle_model::ModelConfig;
 use riffle_policy::PolicySpec;
 use serde::Serialize;
 
-use super::{cache_shape, policy_shape};
+use riffle_kv::CacheShape;
+
+use super::{cache_shape, policy_shapes};
 use crate::parse::typed_bytes;
 use crate::{EngineError, EngineOptions};
 use riffle_files::human_bytes;
@@ -46,7 +48,7 @@ impl DevicePlan {
         has_weights: bool,
     ) -> Result<Self, EngineError> {
         let batch = options.batch_tokens.min(context);
-        let room = room_options(config, options, context, 0);
+        let room = room_options((config, cache_shape(config, options)?), options, context, 0);
         // Norms and biases are f32 there, whatever they are in the file.
         let vectors = 64 * (config.hidden_size + config.intermediate_size) * (config.layers + 1);
         let weights_bytes = config.weight_bytes.saturating_add(vectors as u64);
@@ -115,16 +117,16 @@ impl DevicePlan {
 
 /// What the room on a device is made for that all sequences share.
 pub(super) fn room_options(
-    config: &ModelConfig,
+    (config, shape): (&ModelConfig, CacheShape),
     options: &EngineOptions,
     context: usize,
     budget_bytes: u64,
 ) -> RoomOptions {
     // Enough for the queries of a chunk and for some rows of weights; longer estimates are made in pieces.
     const ESTIMATE_BYTES: u64 = 64 << 20;
-    let policy_shape = policy_shape(config, options);
+    let policy_shapes = policy_shapes(config, options);
     RoomOptions {
-        shape: cache_shape(config, options),
+        shape,
         heads: config.heads,
         budget_bytes,
         slots: options.kv_tiers.slots,
@@ -135,7 +137,7 @@ pub(super) fn room_options(
         },
         bound_bytes: if options.decode.specs().any(PolicySpec::has_bounds) {
             // The last block may hold one token.
-            options.decode.stored_bytes(&policy_shape, context + 1024)
+            options.decode.stored_bytes(&policy_shapes, context + 1024)
         } else {
             0
         },

@@ -8,12 +8,13 @@ mod resolved;
 mod tiers;
 
 use riffle_files::human_bytes;
-use riffle_kv::{CacheShape, largest};
+use riffle_kv::{CacheShape, KvError, LayerShape, LayerShapes, largest};
 use riffle_model::{ModelConfig, ModelInfo, PredictorForward};
 use riffle_policy::PolicyShape;
 use serde::Serialize;
 
 use crate::attention::sliding::SlidingLayers;
+use crate::attention::tiles::Heads;
 use crate::predictor::PredictorRoom;
 use crate::{EngineError, EngineOptions, TokenSelection};
 
@@ -197,8 +198,7 @@ impl Planner<'_> {
         }
         let (config, available_bytes) = (self.config, self.available_bytes);
         let asked = options.context_for(config.max_position)?;
-        let shape = cache_shape(config, options);
-        shape.validate()?;
+        let shape = cache_shape(config, options)?;
         let scans_keys = options.scans_keys();
         let sliding = sliding_layers(config, options, options.window);
         let parts = |context: usize| self.parts(options, &shape, &sliding, scans_keys, context);
@@ -292,26 +292,29 @@ fn sequences(options: &EngineOptions) -> u64 {
 }
 
 /// The shape of the cache a model needs under these options.
-fn cache_shape(config: &ModelConfig, options: &EngineOptions) -> CacheShape {
-    CacheShape {
-        layers: config.attention_layers(),
-        kv_heads: config.kv_heads,
-        head_dim: config.head_dim,
+fn cache_shape(config: &ModelConfig, options: &EngineOptions) -> Result<CacheShape, KvError> {
+    let layers = config.cached_layers().map(|layer| {
+        let shape = config.attention_of(layer);
+        LayerShape {
+            kv_heads: shape.kv_heads,
+            key_width: shape.key_width,
+            value_width: shape.value_width,
+        }
+    });
+    let shape = CacheShape {
+        layers: LayerShapes::new(&layers.collect::<Vec<_>>())?,
         page_tokens: options.page_tokens,
         key_format: options.key_format,
         value_format: options.value_format,
-    }
+    };
+    shape.validate()?;
+    Ok(shape)
 }
 
-/// What the policies of a model are built for.
-pub fn policy_shape(config: &ModelConfig, options: &EngineOptions) -> PolicyShape {
-    PolicyShape {
-        layers: config.attention_layers(),
-        kv_heads: config.kv_heads,
-        group: config.heads / config.kv_heads,
-        head_dim: config.head_dim,
-        chunk_tokens: options.chunk_tokens,
-    }
+/// What the policies of a model are built for: its layers that hold keys and values.
+pub fn policy_shapes(config: &ModelConfig, options: &EngineOptions) -> Vec<PolicyShape> {
+    let of_layer = |layer| Heads::of_layer(config, layer).for_policies(options.chunk_tokens);
+    config.cached_layers().map(of_layer).collect()
 }
 
 /// Bytes of everything a session holds beside weights and pages.
@@ -323,13 +326,15 @@ fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) 
     } else {
         options.chunk_tokens.min(batch)
     };
-    let floats = batch * config.hidden_size + chunk * config.heads * (config.head_dim + 2) + config.hidden_size;
     let rotation = options.rotation();
-    let rotated = batch
-        * config.head_dim
-        * (usize::from(rotation.keys) * (config.heads + config.kv_heads)
-            + usize::from(rotation.values) * config.kv_heads);
-    let floats = floats + rotated;
+    let of_layer = |layer: usize| {
+        let shape = config.attention_of(layer);
+        let keys = shape.query_width() + shape.keys_width();
+        let rotated = usize::from(rotation.keys) * keys + usize::from(rotation.values) * shape.values_width();
+        chunk * (shape.attended_width() + 2 * shape.heads) + batch * rotated
+    };
+    let attention = (0..config.layers).map(of_layer).max().unwrap_or(0);
+    let floats = batch * config.hidden_size + attention + config.hidden_size;
     // What a session keeps of its sequence, a fork keeps as well.
     let kept = (context * size_of::<u32>()) as u64
         + (config.vocab_size * size_of::<f32>()) as u64
@@ -362,6 +367,6 @@ fn predictor_bytes(config: &ModelConfig, options: &EngineOptions, context: usize
 
 /// Bytes of what the policies keep of the sequence.
 fn stored_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) -> u64 {
-    let shape = policy_shape(config, options);
-    options.prefill.stored_bytes(&shape, context) + options.decode.stored_bytes(&shape, context)
+    let shapes = policy_shapes(config, options);
+    options.prefill.stored_bytes(&shapes, context) + options.decode.stored_bytes(&shapes, context)
 }

@@ -1,12 +1,12 @@
 //! What options come to for one model: worked out once, when an engine is made.
 
 use riffle_device::RoomOptions;
-use riffle_kv::{CacheShape, KvTiers};
+use riffle_kv::{CacheShape, KvError, KvTiers};
 use riffle_model::ModelConfig;
 use riffle_policy::PolicyShape;
 
 use super::tiers::session_tiers;
-use super::{MemoryPlan, cache_shape, policy_shape, room_options};
+use super::{MemoryPlan, cache_shape, policy_shapes, room_options};
 use crate::EngineOptions;
 use crate::attention::rotation::Rotation;
 
@@ -15,7 +15,7 @@ pub(crate) struct Resolved {
     /// Of the caches of all sequences.
     pub(crate) cache: CacheShape,
     /// What policies are built for.
-    pub(crate) policy: PolicyShape,
+    pub(crate) policy: Vec<PolicyShape>,
     /// Where pages may lie, with their budgets.
     pub(crate) tiers: KvTiers,
     /// Which planes hold rotated heads.
@@ -26,18 +26,19 @@ pub(crate) struct Resolved {
 
 impl Resolved {
     /// What options come to under a plan that fits.
-    pub(crate) fn new(config: &ModelConfig, options: &EngineOptions, plan: &MemoryPlan) -> Self {
+    pub(crate) fn new(config: &ModelConfig, options: &EngineOptions, plan: &MemoryPlan) -> Result<Self, KvError> {
+        let cache = cache_shape(config, options)?;
         let room = plan.device.as_ref().map(|device| {
             let context = plan.context_tokens;
-            room_options(config, options, context, device.kv_budget_bytes)
+            room_options((config, cache), options, context, device.kv_budget_bytes)
         });
-        Self {
-            cache: cache_shape(config, options),
-            policy: policy_shape(config, options),
+        Ok(Self {
+            cache,
+            policy: policy_shapes(config, options),
             tiers: session_tiers(config, options, plan),
             rotation: options.rotation(),
             room,
-        }
+        })
     }
 
     /// Bytes of the pages of so many tokens of one sequence.

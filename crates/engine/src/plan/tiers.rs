@@ -91,7 +91,7 @@ pub(super) fn planned_tiers(
         append_tokens: options.append_tokens().min(context),
         scans_keys,
         sequences: options.sequences,
-        window_layers: sliding.count(),
+        window_layers: sliding.iter().map(|sliding| sliding.layer).collect(),
         window_tokens: sliding.most_tokens(),
     };
     tiers
@@ -118,7 +118,7 @@ pub(crate) fn sliding_layers(
     window: Option<StreamWindow>,
 ) -> SlidingLayers {
     let keeps_all = window.is_some() || options.keeps_beginnings;
-    let windows = config.windows.iter().enumerate().filter(|_| !keeps_all);
-    let windows = windows.filter_map(|(layer, window)| Some((config.cache_layer(layer)?, (*window)?)));
+    let layers = config.cached_layers().filter(|_| !keeps_all).enumerate();
+    let windows = layers.filter_map(|(cached, layer)| Some((cached, (*config.windows.get(layer)?)?)));
     SlidingLayers::new(windows, options.page_tokens, options.batch_tokens)
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use riffle_model::{ConversationText, LoadTimes};
-use riffle_policy::{Phase, dense_below};
+use riffle_policy::{Phase, PolicyRules, dense_below};
 use serde::Serialize;
 
 use crate::run::session_file::SessionFile;
@@ -327,7 +327,12 @@ impl Finished {
         let read = self.prompt_tokens - self.reused_tokens;
         let engine = sequence.engine();
         let options = engine.options();
-        let shape = engine.resolved().policy;
+        // The longest over all layers.
+        let below = |rules: &PolicyRules, phase| {
+            let layers = engine.resolved().policy.iter();
+            let of_layers = layers.map(|layer| dense_below(&rules.base, phase, layer, &options.cost));
+            of_layers.max().unwrap_or(0)
+        };
         RunReport {
             model: engine.path().display().to_string(),
             text: self.generation.text,
@@ -360,8 +365,8 @@ impl Finished {
                 || options.window.is_some()
                 || options.auto_target.is_some()
                 || options.token_selection.is_some(),
-            prefill_dense_below: dense_below(&options.prefill.base, Phase::Prefill, &shape, &options.cost),
-            decode_dense_below: dense_below(&options.decode.base, Phase::Decode, &shape, &options.cost),
+            prefill_dense_below: below(&options.prefill, Phase::Prefill),
+            decode_dense_below: below(&options.decode, Phase::Decode),
             audit: sequence.audit(),
             chat_template_applied: self.chat_template_applied,
             kv: KvReport::new(sequence),

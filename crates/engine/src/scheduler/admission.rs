@@ -200,7 +200,7 @@ impl Scheduler {
     pub(super) fn taken_bytes(&self) -> u64 {
         let running: u64 = self.running.iter().map(|running| self.growth_bytes(running)).sum();
         let promised = running.saturating_add(self.promised.amount().bytes);
-        (self.pool.pages() as u64 * self.pool.shape().page_bytes()).saturating_add(promised)
+        self.pool.pages_bytes().saturating_add(promised)
     }
 
     /// Sequences that read, answer, are parked, idle or lent.
@@ -213,12 +213,12 @@ impl Scheduler {
     fn growth_bytes(&self, running: &Running) -> u64 {
         let most = self.bytes_of(running.request.most_tokens());
         // A page that is shared in part is copied when it is written to.
-        let copied = self.pool.shape().page_bytes() * self.tables();
+        let copied = self.pool.shape().row_bytes();
         if has_evicted(&running.sequence) {
             // Its heads hold fewer tokens than it has: it grows from there by as many as any other.
             (most + 2 * copied).saturating_sub(self.bytes_of(running.sequence.tokens().len()))
         } else {
-            let held = running.sequence.usage().pages as u64 * self.pool.shape().page_bytes();
+            let held = running.sequence.usage().bytes_by_tier.total();
             (most + copied).saturating_sub(held)
         }
     }
@@ -231,12 +231,8 @@ impl Scheduler {
 
     /// Bytes of pages that all sequences may take together.
     pub(super) fn capacity_bytes(&self) -> u64 {
-        let copied = self.pool.shape().page_bytes() * self.tables();
+        let copied = self.pool.shape().row_bytes();
         self.engine.plan().kv_bytes.saturating_add(copied)
-    }
-
-    fn tables(&self) -> u64 {
-        (self.pool.shape().layers * self.pool.shape().kv_heads) as u64
     }
 }
 

@@ -50,7 +50,7 @@ impl Scheduler {
     ) -> Result<RequestId, EngineError> {
         let compression = Compression::of(&session.sequence, options)?;
         // Pages that others hold too are copied when pairs leave them.
-        let copied = session.sequence.usage().pages as u64 * self.pool.shape().page_bytes();
+        let copied = session.sequence.usage().bytes_by_tier.total();
         let wanted = Amount {
             sequences: 1,
             bytes: self.bytes_of(compression.longest_tokens()).saturating_add(copied),

@@ -152,10 +152,10 @@ impl Sequence {
     ) -> Result<Self, EngineError> {
         let engine_options = engine.options();
         let config = engine.model().config();
-        let shape = engine.resolved().policy;
+        let shapes = &engine.resolved().policy;
         let policies = |rules: &PolicyRules, phase| {
-            rules.check_places(&shape)?;
-            PolicySet::new(rules, phase, &shape, &engine_options.cost)
+            rules.check_places(shapes)?;
+            PolicySet::new(rules, phase, shapes, &engine_options.cost)
         };
         let (prefill, decode) = (
             policies(&options.prefill, Phase::Prefill)?,
@@ -164,9 +164,11 @@ impl Sequence {
         let mut attention = AttentionState::new(cache, reader, prefill, decode);
         attention.sliding = engine.sliding_layers(options.window);
         let target = engine_options.auto_target;
-        attention.audit = (options.audit || target.is_some())
-            .then(|| Audit::new(config.attention_layers(), Heads::of(config), target.unwrap_or(0.0)));
-        attention.auto = target.map(|_| Auto::new(&shape, &engine_options.cost, engine.plan().context_tokens));
+        attention.audit = (options.audit || target.is_some()).then(|| {
+            let layers = config.cached_layers().map(|layer| Heads::of_layer(config, layer));
+            Audit::new(layers.collect(), target.unwrap_or(0.0))
+        });
+        attention.auto = target.map(|_| Auto::new(shapes, &engine_options.cost, engine.plan().context_tokens));
         // A window moves the tokens, and nothing is drafted.
         let predictor_room = engine.predictor_room().filter(|_| options.window.is_none());
         Ok(Self {

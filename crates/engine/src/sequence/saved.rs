@@ -151,7 +151,7 @@ fn take_record(sequence: &mut Sequence, record: Record) -> Result<bool, EngineEr
         return Ok(false);
     }
     let shape = attention.cache.shape();
-    let heads = (0..shape.layers).flat_map(|layer| (0..shape.kv_heads).map(move |kv_head| (layer, kv_head)));
+    let heads = (0..shape.tables()).map(|table| shape.place_of(table));
     let held = heads.map(|(layer, kv_head)| attention.cache.head_tokens(layer, kv_head));
     let held: Vec<usize> = held.collect();
     if setting.options.window.is_none() && !record.evicted.leaves(tokens, &held) {

@@ -74,7 +74,7 @@ fn failure(error: EngineError, again: Vec<u32>) -> Box<Failure> {
 /// Keeps the keys of the sinks as they stand at their first positions.
 fn keep_sinks(engine: &Engine, attention: &mut AttentionState, tokens: usize) -> Result<(), EngineError> {
     if attention.rolling.lacks_sinks() && tokens > 0 {
-        let layers = 0..attention.cache.shape().layers;
+        let layers = 0..attention.cache.shape().layers.count();
         let sinks: Result<_, EngineError> = layers
             .map(|layer| read_turnable(engine, attention, layer, (0, tokens)))
             .collect();
@@ -122,7 +122,7 @@ fn read_turnable(
 ) -> Result<Vec<f32>, EngineError> {
     let mut keys = attention.cache.read_keys(cache_layer, slot, tokens)?;
     if engine.resolved().rotation.keys {
-        rotate(&mut keys, attention.cache.shape().head_dim);
+        rotate(&mut keys, attention.cache.shape().layer(cache_layer).key_width);
     }
     Ok(keys)
 }
@@ -139,7 +139,7 @@ fn write_turned(
         .model()
         .move_keys(layer, &mut keys, from, to, engine.model().config().max_position);
     if engine.resolved().rotation.keys {
-        rotate(&mut keys, attention.cache.shape().head_dim);
+        rotate(&mut keys, attention.cache.shape().layer(cache_layer).key_width);
     }
     Ok(attention.cache.replace_keys(cache_layer, slot, &keys)?)
 }
@@ -147,6 +147,6 @@ fn write_turned(
 /// The layers that hold keys.
 fn attention_layers(engine: &Engine) -> Vec<LayerNumbers> {
     let config = engine.model().config();
-    let layers = (0..config.layers).filter_map(|layer| Some((layer, config.cache_layer(layer)?)));
-    layers.collect()
+    let layers = config.cached_layers().enumerate();
+    layers.map(|(cached, layer)| (layer, cached)).collect()
 }

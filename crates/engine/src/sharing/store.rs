@@ -333,7 +333,7 @@ pub(crate) fn has_layer(sequence: &mut Sequence, search: &mut SharedSearch, laye
             return (!search.is_over).then_some(false);
         }
         let cache = &mut sequence.attention_mut().cache;
-        for kv_head in 0..cache.shape().kv_heads {
+        for kv_head in 0..cache.shape().layer(early.layers).kv_heads {
             cache.truncate_head(early.layers, kv_head, early.tokens);
         }
         early.layers += 1;

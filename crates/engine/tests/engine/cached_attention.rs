@@ -4,7 +4,7 @@ use riffle_attention::Format;
 use riffle_engine::{
     AttentionPrecision, CachedAttention, CachedAttentionOptions, EngineError, LayerCall, ProjectedRows,
 };
-use riffle_kv::{CacheShape, KvCache};
+use riffle_kv::{CacheShape, KvCache, LayerShape, LayerShapes};
 use riffle_policy::{CostModel, Phase, PolicyError};
 
 const HEADS: usize = 4;
@@ -78,9 +78,7 @@ impl Rows {
 
 fn attention(prefill: &str, decode: &str) -> Result<CachedAttention, EngineError> {
     let shape = CacheShape {
-        layers: 2,
-        kv_heads: KV_HEADS,
-        head_dim: HEAD_DIM,
+        layers: LayerShapes::alike(2, LayerShape::new(KV_HEADS, HEAD_DIM)),
         page_tokens: 32,
         key_format: Format::F32,
         value_format: Format::F32,

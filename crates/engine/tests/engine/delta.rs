@@ -3,7 +3,7 @@
 use crate::testing::{go_on, largest_difference, prompt, small_engine};
 use riffle_attention::Format;
 use riffle_engine::{EngineOptions, LayerAttention, PairCount, Session};
-use riffle_kv::{CacheShape, KvCache};
+use riffle_kv::{CacheShape, KvCache, LayerShape, LayerShapes};
 use riffle_policy::{Phase, PolicySpec};
 
 const HEAD_DIM: usize = 16;
@@ -55,9 +55,7 @@ impl Rows {
     /// The layer's output and the pairs read when the tokens come in chunks that end at `ends`.
     fn read(&self, policy: &str, ends: &[usize]) -> (Vec<f32>, PairCount) {
         let shape = CacheShape {
-            layers: 1,
-            kv_heads: KV_HEADS,
-            head_dim: HEAD_DIM,
+            layers: LayerShapes::alike(1, LayerShape::new(KV_HEADS, HEAD_DIM)),
             page_tokens: 16,
             key_format: Format::F32,
             value_format: Format::F32,

@@ -125,14 +125,14 @@ fn a_document_on_disk_is_loaded_once_a_step_for_all_who_read_it() {
             }
             let loaded = device.bytes() - before;
             // What the guess for the layer after the last brought is loaded already or still to be read.
-            let ring = 8 * pool.shape().page_bytes();
+            let ring = 8 * pool.shape().page_bytes(0);
             println!("{decode} {}: {loaded} bytes loaded, {on_disk} on disk", format.name());
             assert!(on_disk > 20 * ring, "{on_disk} on disk");
             if reads_all {
                 assert!(loaded.abs_diff(on_disk) <= ring, "{loaded} of {on_disk}")
             } else {
                 // Wrong guesses come to a ring for each layer of a step.
-                let guessed = ring * (steps.len() * pool.shape().layers) as u64;
+                let guessed = ring * (steps.len() * pool.shape().layers.count()) as u64;
                 assert!(loaded < on_disk + guessed, "{loaded} of {on_disk}");
             }
 

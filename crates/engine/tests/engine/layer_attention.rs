@@ -2,7 +2,7 @@
 
 use riffle_attention::Format;
 use riffle_engine::LayerAttention;
-use riffle_kv::{CacheShape, KvCache};
+use riffle_kv::{CacheShape, KvCache, LayerShape, LayerShapes};
 use riffle_policy::{Phase, PolicySpec};
 
 const HEAD_DIM: usize = 16;
@@ -33,9 +33,7 @@ fn attended(query: &[f32], keys: &[f32], values: &[f32], tokens: usize) -> Vec<f
 #[test]
 fn a_chunk_reads_what_the_cache_holds_and_itself_and_again_after_going_back() {
     let shape = CacheShape {
-        layers: 2,
-        kv_heads: 1,
-        head_dim: HEAD_DIM,
+        layers: LayerShapes::alike(2, LayerShape::new(1, HEAD_DIM)),
         page_tokens: 16,
         key_format: Format::F32,
         value_format: Format::F32,

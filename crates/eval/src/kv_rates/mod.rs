@@ -11,7 +11,7 @@ use riffle_attention::{
     Arithmetic, AttendJob, AttendOptions, BatchStream, Format, KvView, PageView, Partial, QueryTile, Selection,
 };
 use riffle_engine::EngineError;
-use riffle_kv::{CacheShape, CpuDevice, DiskTier, KvCache, KvTiers, Outlook};
+use riffle_kv::{CacheShape, CpuDevice, DiskTier, KvCache, KvTiers, LayerShape, LayerShapes, Outlook};
 use serde::{Deserialize, Serialize};
 
 use crate::EvalError;
@@ -273,9 +273,7 @@ impl Place {
 
 fn shape(options: &KvRateOptions, format: Format) -> CacheShape {
     CacheShape {
-        layers: LAYERS,
-        kv_heads: KV_HEADS,
-        head_dim: HEAD_DIM,
+        layers: LayerShapes::alike(LAYERS, LayerShape::new(KV_HEADS, HEAD_DIM)),
         page_tokens: options.page_tokens,
         key_format: format,
         value_format: format,
@@ -340,7 +338,7 @@ fn filled(shape: &CacheShape, tiers: KvTiers, tokens: usize) -> Result<KvCache, 
     let (keys, values) = (noise(CHUNK * width, 1), noise(CHUNK * width, 2));
     for start in (0..tokens).step_by(CHUNK) {
         let count = CHUNK.min(tokens - start);
-        for layer in 0..shape.layers {
+        for layer in 0..shape.layers.count() {
             let appended = cache.append(layer, &keys[..count * width], &values[..count * width]);
             appended.map_err(EngineError::from)?;
         }

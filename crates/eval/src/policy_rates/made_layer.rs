@@ -2,7 +2,7 @@
 
 use riffle_attention::Format;
 use riffle_engine::EngineError;
-use riffle_kv::{CacheShape, KvCache};
+use riffle_kv::{CacheShape, KvCache, LayerShape, LayerShapes};
 
 use super::{KeyKind, PolicyRateOptions};
 use crate::EvalError;
@@ -40,9 +40,7 @@ pub(super) fn queries(options: &PolicyRateOptions, rows: usize) -> Vec<f32> {
 /// A cache of one layer.
 pub(super) fn shape(options: &PolicyRateOptions, formats: (Format, Format)) -> CacheShape {
     CacheShape {
-        layers: 1,
-        kv_heads: options.kv_heads,
-        head_dim: options.head_dim,
+        layers: LayerShapes::alike(1, LayerShape::new(options.kv_heads, options.head_dim)),
         page_tokens: riffle_kv::DEFAULT_PAGE_TOKENS,
         key_format: formats.0,
         value_format: formats.1,

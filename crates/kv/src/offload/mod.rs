@@ -74,10 +74,10 @@ pub fn stream_together<E: From<KvError>>(
         let reads = || reads.iter().filter(|read| read.sequence == number);
         sequence.last_read[layer] = match far[number] {
             false => Vec::new(),
-            true if reads().any(|read| read.wanted.is_none()) => vec![vec![ALL]; pool.shape.kv_heads],
+            true if reads().any(|read| read.wanted.is_none()) => vec![vec![ALL]; pool.shape.layer(layer).kv_heads],
             true => {
                 let wanted = |kv_head: usize| reads().filter_map(move |read| Some(&read.wanted?[kv_head]));
-                let heads = 0..pool.shape.kv_heads;
+                let heads = 0..pool.shape.layer(layer).kv_heads;
                 heads
                     .map(|kv_head| wanted(kv_head).flatten().copied().collect())
                     .collect()
@@ -144,7 +144,8 @@ pub(crate) fn with_keys<T>(
     from_token: usize,
     show: impl FnOnce(&[PageView<'_>]) -> T,
 ) -> Result<T, KvError> {
-    let (shape, table) = (pages.shape(), layer * pages.shape().kv_heads + kv_head);
+    let (shape, table) = (pages.shape(), pages.shape().tables_of(layer).start + kv_head);
+    let size = shape.size_of(layer);
     let ids = pages.page_ids(table);
     let first = (from_token / shape.page_tokens).min(ids.len());
     let is_far = |number: &usize| !pages.store.place(ids[*number], Kind::Keys).is_near();
@@ -154,12 +155,12 @@ pub(crate) fn with_keys<T>(
         Some(offload) => offload.load_keys(pages, table, &far)?,
         None => &[],
     };
-    let stride = scan_stride(shape);
+    let stride = scan_stride(shape, size);
     let mut loaded = scanned.chunks_exact(stride);
     let views = (first..ids.len()).map(|number| {
         let keys = pages.store.near_plane(ids[number], Kind::Keys).unwrap_or_else(|| {
             let bytes = loaded.next().expect("every far page has been read");
-            as_plane(shape.key_format, &bytes[..shape.key_plane_bytes() as usize])
+            as_plane(shape.key_format, &bytes[..shape.plane_bytes(size, Kind::Keys) as usize])
         });
         pages.page_view(table, number, keys, no_values(shape.value_format))
     });
@@ -214,7 +215,9 @@ impl OffloadEngine {
 
     /// Loads the keys of far pages of a table to memory of their own, each at a multiple of [`scan_stride`].
     fn load_keys(&mut self, pages: SequencePages<'_>, table: usize, far: &[usize]) -> Result<&[u8], KvError> {
-        let stride = scan_stride(pages.shape());
+        let shape = pages.shape();
+        let size = shape.size_of(shape.place_of(table).0);
+        let stride = scan_stride(shape, size);
         let bytes = far.len() * stride;
         if bytes as u64 > self.scan_budget_bytes {
             return Err(KvError::NearBudget {
@@ -231,10 +234,10 @@ impl OffloadEngine {
         }
         let Some(memory) = &mut self.scan else { return Ok(&[]) };
         for (number, slot) in far.iter().zip(memory.bytes_mut().chunks_exact_mut(stride)) {
-            let id = plane_id(pages.shape(), pages.store.planes(Kind::Keys).what, table, *number);
+            let id = plane_id(shape, Kind::Keys, table, *number);
             if let Some(source) = pages.store.source(pages.page_ids(table)[*number], Kind::Keys) {
                 source.read(id, slot)?;
-                self.scanned_bytes += pages.shape().key_plane_bytes();
+                self.scanned_bytes += shape.plane_bytes(size, Kind::Keys);
             }
         }
         memory.loaded(0..bytes);

@@ -78,7 +78,7 @@ impl<'a> Plan<'a> {
                 turn: item.turn,
                 planes: item.far,
                 pages: read.pages,
-                table: layer * read.pages.shape().kv_heads + item.turn.kv_head,
+                table: read.pages.shape().tables_of(layer).start + item.turn.kv_head,
                 number: item.number,
             })
         });
@@ -120,9 +120,9 @@ impl FarPage<'_> {
     pub(super) fn load(&self, slots: SlotLayout) -> [Option<LoadPlane>; 2] {
         let SequencePages { store, .. } = self.pages;
         Kind::BOTH.map(|kind| {
-            let planes = store.planes(kind);
+            let planes = store.planes(self.turn.id, kind);
             Some(LoadPlane {
-                id: plane_id(self.pages.shape(), planes.what, self.table, self.number),
+                id: plane_id(self.pages.shape(), kind, self.table, self.number),
                 source: store.source(self.turn.id, kind)?,
                 at: match kind {
                     Kind::Keys => 0,
@@ -137,8 +137,7 @@ impl FarPage<'_> {
 /// The wanted pages that exist, in the order in which they are read.
 fn items(pages: SequencePages<'_>, layer: usize, wanted: Option<&[Vec<Span>]>) -> Vec<Item> {
     let mut items = Vec::new();
-    for kv_head in 0..pages.shape().kv_heads {
-        let table = layer * pages.shape().kv_heads + kv_head;
+    for (kv_head, table) in pages.shape().tables_of(layer).enumerate() {
         let ids = pages.page_ids(table);
         let spans = wanted.map_or(&[ALL][..], |wanted| &wanted[kv_head]);
         for span in spans {
@@ -170,18 +169,19 @@ fn far_planes(pages: SequencePages<'_>, page: PageId) -> Planes {
 /// Pages of a layer that lie near or in the ring, by KV head.
 fn views<'r>(pages: SequencePages<'r>, layer: usize, items: &[Item], ring: Option<&'r Ring>) -> Vec<Vec<PageView<'r>>> {
     let shape = pages.shape();
-    let mut views: Vec<Vec<PageView<'r>>> = vec![Vec::new(); shape.kv_heads];
+    let (tables, size) = (shape.tables_of(layer), shape.size_of(layer));
+    let bytes = Kind::BOTH.map(|kind| shape.plane_bytes(size, kind) as usize);
+    let mut views: Vec<Vec<PageView<'r>>> = vec![Vec::new(); tables.len()];
     for item in items {
         let id = item.turn.id;
         let slot: &'r [u8] = ring.filter(|_| item.far.any()).map_or(&[], |ring| ring.bytes(id));
         let near = |kind| pages.store.near_plane(id, kind);
-        let keys =
-            near(Kind::Keys).unwrap_or_else(|| as_plane(shape.key_format, &slot[..shape.key_plane_bytes() as usize]));
+        let keys = near(Kind::Keys).unwrap_or_else(|| as_plane(shape.key_format, &slot[..bytes[0]]));
         let values = near(Kind::Values).unwrap_or_else(|| {
             let values = &slot[SlotLayout::new(shape).values_at..];
-            as_plane(shape.value_format, &values[..shape.value_plane_bytes() as usize])
+            as_plane(shape.value_format, &values[..bytes[1]])
         });
-        let table = layer * shape.kv_heads + item.turn.kv_head;
+        let table = tables.start + item.turn.kv_head;
         views[item.turn.kv_head].push(pages.page_view(table, item.number, keys, values));
     }
     views

@@ -40,12 +40,10 @@ pub(crate) use store::PageStore;
 ///
 /// ```
 /// use riffle_attention::Format;
-/// use riffle_kv::{CacheShape, KvTiers, PagePool};
+/// use riffle_kv::{CacheShape, KvTiers, LayerShape, LayerShapes, PagePool};
 ///
 /// let shape = CacheShape {
-///     layers: 1,
-///     kv_heads: 1,
-///     head_dim: 16,
+///     layers: LayerShapes::alike(1, LayerShape::new(1, 16)),
 ///     page_tokens: 16,
 ///     key_format: Format::F16,
 ///     value_format: Format::F16,
@@ -54,11 +52,11 @@ pub(crate) use store::PageStore;
 /// let mut book = pool.cache();
 /// book.append(0, &[0.5; 40 * 16], &[0.5; 40 * 16])?;
 /// let mut question = book.fork();
-/// assert_eq!(pool.near_bytes(), 3 * shape.page_bytes());
+/// assert_eq!(pool.near_bytes(), 3 * shape.page_bytes(0));
 /// question.append(0, &[1.0; 16], &[1.0; 16])?;
 /// // Two pages of the three are held twice and are there once; the last was copied when it was written to.
-/// assert_eq!(question.usage().shared_bytes, 2 * shape.page_bytes());
-/// assert_eq!(pool.near_bytes(), 4 * shape.page_bytes());
+/// assert_eq!(question.usage().shared_bytes, 2 * shape.page_bytes(0));
+/// assert_eq!(pool.near_bytes(), 4 * shape.page_bytes(0));
 /// # Ok::<(), riffle_kv::KvError>(())
 /// ```
 #[derive(Clone)]
@@ -128,6 +126,15 @@ impl PagePool {
     /// which rows can be adopted under the identity, and where they lie.
     pub fn take_row_changes(&self) -> Vec<RowChange> {
         self.0.write().known.take_changes()
+    }
+
+    /// Bytes of the pages that any sequence holds, shared ones once, wherever they lie.
+    pub fn pages_bytes(&self) -> u64 {
+        let counts = self.0.read().counts().into_iter().take(self.shape().sizes());
+        counts
+            .enumerate()
+            .map(|(size, pages)| pages as u64 * self.shape().size_bytes(size))
+            .sum()
     }
 
     /// Pages that any sequence holds, shared ones once.

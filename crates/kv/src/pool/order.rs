@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::page::{Kind, PageId, Place};
+use crate::shape::MAX_LAYER_KINDS;
 
 /// Which planes may leave for a farther tier, oldest first. A page is as old as its row: the pages of all tables of a sequence
 /// with the same number. A page that a sequence wants near is in no queue of the nearest tier.
@@ -10,9 +11,9 @@ use super::page::{Kind, PageId, Place};
 pub(crate) struct LeaveOrder {
     /// By page.
     ages: Vec<Age>,
-    /// Of keys and of values.
-    near: [BTreeSet<Queued>; 2],
-    ram: [BTreeSet<Queued>; 2],
+    /// By page size, of keys and of values.
+    near: [[BTreeSet<Queued>; 2]; MAX_LAYER_KINDS],
+    ram: [[BTreeSet<Queued>; 2]; MAX_LAYER_KINDS],
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -23,6 +24,9 @@ struct Age {
     /// Wishes of page tables to have it near.
     wishes: u32,
 }
+
+/// Keys or values of pages of a size.
+pub(crate) type SizedKind = (usize, Kind);
 
 /// (row, table, page)
 type Queued = (u64, u32, PageId);
@@ -50,7 +54,7 @@ impl LeaveOrder {
     }
 
     /// Puts a plane into the queue of the tier where it lies.
-    pub(crate) fn queue(&mut self, id: PageId, kind: Kind, place: Place) {
+    pub(crate) fn queue(&mut self, id: PageId, kind: SizedKind, place: Place) {
         let queued = self.queued(id);
         if let Some(queue) = self.queue_of(id, kind, place) {
             queue.insert(queued);
@@ -58,7 +62,7 @@ impl LeaveOrder {
     }
 
     /// Takes a plane out of the queue that it is in.
-    pub(crate) fn unqueue(&mut self, id: PageId, kind: Kind, place: Place) {
+    pub(crate) fn unqueue(&mut self, id: PageId, kind: SizedKind, place: Place) {
         let queued = self.queued(id);
         if let Some(queue) = self.queue_of(id, kind, place) {
             queue.remove(&queued);
@@ -66,17 +70,17 @@ impl LeaveOrder {
     }
 
     /// The oldest plane that may leave the nearest tier.
-    pub(crate) fn oldest_near(&self, kind: Kind) -> Option<PageId> {
-        self.near[kind as usize].first().map(|(.., id)| *id)
+    pub(crate) fn oldest_near(&self, (size, kind): SizedKind) -> Option<PageId> {
+        self.near[size][kind as usize].first().map(|(.., id)| *id)
     }
 
     /// The oldest plane in a RAM tier apart.
-    pub(crate) fn oldest_in_ram(&self, kind: Kind) -> Option<PageId> {
-        self.ram[kind as usize].first().map(|(.., id)| *id)
+    pub(crate) fn oldest_in_ram(&self, (size, kind): SizedKind) -> Option<PageId> {
+        self.ram[size][kind as usize].first().map(|(.., id)| *id)
     }
 
     pub(crate) fn bookkeeping_bytes(&self) -> usize {
-        let queued: usize = self.near.iter().chain(&self.ram).map(BTreeSet::len).sum();
+        let queued: usize = self.near.iter().chain(&self.ram).flatten().map(BTreeSet::len).sum();
         // Nodes of a B-tree are two thirds full on average.
         self.ages.capacity() * size_of::<Age>() + queued * size_of::<Queued>() * 3 / 2
     }
@@ -86,11 +90,11 @@ impl LeaveOrder {
         (age.row, age.table, id)
     }
 
-    fn queue_of(&mut self, id: PageId, kind: Kind, place: Place) -> Option<&mut BTreeSet<Queued>> {
+    fn queue_of(&mut self, id: PageId, (size, kind): SizedKind, place: Place) -> Option<&mut BTreeSet<Queued>> {
         match place {
             Place::Near(_) if self.ages[id.index()].wishes > 0 => None,
-            Place::Near(_) => Some(&mut self.near[kind as usize]),
-            Place::Ram(_) => Some(&mut self.ram[kind as usize]),
+            Place::Near(_) => Some(&mut self.near[size][kind as usize]),
+            Place::Ram(_) => Some(&mut self.ram[size][kind as usize]),
             Place::Disk(_) => None,
         }
     }

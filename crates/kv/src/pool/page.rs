@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::arena::Slot;
+use crate::shape::MAX_LAYER_KINDS;
 use crate::slots::SlotMap;
 
 /// Names a page of a [`PagePool`](crate::PagePool) for as long as a sequence holds it. When the last sequence has let go of the
@@ -43,7 +44,18 @@ pub(crate) enum Kind {
 
 impl Kind {
     pub(crate) const BOTH: [Self; 2] = [Self::Keys, Self::Values];
+
+    /// `"keys"` or `"values"`.
+    pub(crate) fn what(self) -> &'static str {
+        match self {
+            Self::Keys => "keys",
+            Self::Values => "values",
+        }
+    }
 }
+
+/// Pages by their size.
+pub(crate) type PageCounts = [usize; MAX_LAYER_KINDS];
 
 /// Where a plane lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,7 +79,7 @@ impl Place {
 pub(crate) struct PageRecords {
     records: Vec<Record>,
     used: SlotMap,
-    count: usize,
+    counts: PageCounts,
 }
 
 /// 20 bytes: small pages are many.
@@ -78,7 +90,9 @@ struct Record {
     holders: u32,
     /// A slot or a place on disk, of keys and of values.
     numbers: [u32; 2],
-    tiers: [Tier; 2],
+    tiers: Tiers,
+    /// The number of its page size ([`CacheShape::sizes`](crate::CacheShape)).
+    size: u8,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -86,6 +100,25 @@ enum Tier {
     Near,
     Ram,
     Disk,
+}
+
+/// The tiers of keys and of values, four bits each.
+#[derive(Debug, Clone, Copy, Default)]
+struct Tiers(u8);
+
+impl Tiers {
+    fn get(self, kind: Kind) -> Tier {
+        match self.0 >> (4 * kind as u8) & 0xF {
+            0 => Tier::Near,
+            1 => Tier::Ram,
+            _ => Tier::Disk,
+        }
+    }
+
+    fn set(&mut self, kind: Kind, tier: Tier) {
+        let shift = 4 * kind as u8;
+        self.0 = self.0 & !(0xF << shift) | (tier as u8) << shift;
+    }
 }
 
 impl PageId {
@@ -97,18 +130,24 @@ impl PageId {
 impl PageRecords {
     /// Pages that are held.
     pub(crate) fn count(&self) -> usize {
-        self.count
+        self.counts.iter().sum()
     }
 
-    /// A page with one holder, whose keys and values lie near.
-    pub(crate) fn take(&mut self, slots: [Slot; 2]) -> PageId {
+    /// Pages that are held, by their size.
+    pub(crate) fn counts(&self) -> PageCounts {
+        self.counts
+    }
+
+    /// A page of a size with one holder, whose keys and values lie near.
+    pub(crate) fn take(&mut self, size: usize, slots: [Slot; 2]) -> PageId {
         let index = self.used.lowest_free();
         self.used.take(index);
         let record = Record {
             version: PageVersion::unused(),
             holders: 1,
             numbers: slots.map(Slot::number),
-            tiers: [Tier::Near; 2],
+            tiers: Tiers::default(),
+            size: size as u8,
         };
         if index == self.records.len() {
             if index == self.records.capacity() {
@@ -119,7 +158,7 @@ impl PageRecords {
         } else {
             self.records[index] = record;
         }
-        self.count += 1;
+        self.counts[size] += 1;
         PageId(u32::try_from(index).expect("a plane takes bytes, so slots run out before ids"))
     }
 
@@ -127,11 +166,16 @@ impl PageRecords {
     pub(crate) fn free(&mut self, id: PageId) {
         self.records[id.index()].holders = 0;
         self.used.free(id.index());
-        self.count -= 1;
+        self.counts[self.size(id)] -= 1;
         self.records.truncate(self.used.end());
         if self.records.is_empty() {
             *self = Self::default();
         }
+    }
+
+    /// The number of a page's size.
+    pub(crate) fn size(&self, id: PageId) -> usize {
+        usize::from(self.records[id.index()].size)
     }
 
     pub(crate) fn version(&self, id: PageId) -> PageVersion {
@@ -154,7 +198,7 @@ impl PageRecords {
     pub(crate) fn place(&self, id: PageId, kind: Kind) -> Place {
         let record = &self.records[id.index()];
         let number = record.numbers[kind as usize];
-        match record.tiers[kind as usize] {
+        match record.tiers.get(kind) {
             Tier::Near => Place::Near(Slot::of_number(number)),
             Tier::Ram => Place::Ram(Slot::of_number(number)),
             Tier::Disk => Place::Disk(number),
@@ -168,7 +212,7 @@ impl PageRecords {
             Place::Ram(slot) => (Tier::Ram, slot.number()),
             Place::Disk(number) => (Tier::Disk, number),
         };
-        record.tiers[kind as usize] = tier;
+        record.tiers.set(kind, tier);
         record.numbers[kind as usize] = number;
     }
 
@@ -194,8 +238,8 @@ mod tests {
     fn a_record_keeps_where_both_planes_lie_and_a_freed_id_is_used_again() {
         let slot = Slot::of_number;
         let mut records = PageRecords::default();
-        let first = records.take([slot(1), slot(2)]);
-        let second = records.take([slot(3), slot(4)]);
+        let first = records.take(0, [slot(1), slot(2)]);
+        let second = records.take(1, [slot(3), slot(4)]);
         records.set_place(first, Kind::Values, Place::Disk(u32::MAX));
         records.set_place(second, Kind::Keys, Place::Ram(slot(9)));
         assert_eq!(records.place(first, Kind::Keys), Place::Near(slot(1)));
@@ -204,7 +248,8 @@ mod tests {
         let version = records.version(first);
         records.free(first);
         assert_eq!((records.count(), records.ids().collect::<Vec<_>>()), (1, vec![second]));
-        assert_eq!(records.take([slot(5), slot(6)]), first);
+        assert_eq!(records.take(0, [slot(5), slot(6)]), first);
+        assert_eq!((records.counts(), records.size(second)), ([1, 1, 0, 0], 1));
         assert_ne!(records.version(first), version);
         records.free(first);
         records.free(second);

@@ -4,7 +4,8 @@ use std::sync::{Arc, RwLock};
 
 use riffle_attention::{Format, Plane, PlaneMut};
 
-use super::page::{Kind, Place};
+use super::order::SizedKind;
+use super::page::Place;
 use crate::arena::{Arena, Slot, as_plane, as_plane_mut};
 use crate::disk::{PlaneFile, PlaneFiles, PlaneId};
 use crate::ledger::Ledger;
@@ -74,26 +75,31 @@ impl Source {
 }
 
 impl PlaneStore {
-    pub(crate) fn new(kind: Kind, shape: &CacheShape, tiers: &KvTiers, ledgers: &Ledgers) -> Result<Self, KvError> {
-        let layout = Layout::new(tiers, shape);
-        let (what, format, near_slots) = match kind {
-            Kind::Keys => ("keys", shape.key_format, layout.near_key_slots),
-            Kind::Values => ("values", shape.value_format, layout.near_value_slots),
-        };
+    /// The planes of pages of a size.
+    pub(crate) fn new(
+        (size, kind): SizedKind,
+        shape: &CacheShape,
+        layout: &Layout,
+        tiers: &KvTiers,
+        ledgers: &Ledgers,
+    ) -> Result<Self, KvError> {
+        let slots = layout.slots[size];
         let arena = |device, ledger: &Arc<Ledger>| {
-            Arena::new(device, Arc::clone(ledger), format, shape.page_tokens, shape.head_dim)
+            let (format, width) = (shape.format(kind), shape.width(size, kind));
+            Arena::new(device, Arc::clone(ledger), format, shape.page_tokens, width)
         };
-        let plane_bytes = format.plane_bytes(shape.page_tokens, shape.head_dim);
+        let plane_bytes = shape.plane_bytes(size, kind) as usize;
+        let layers = shape.layers_of_size(size).count();
         let disk = tiers.disk.as_ref();
-        let disk = disk.map(|disk| PlaneFiles::create(&disk.folder, shape.layers, plane_bytes, &ledgers.disk));
+        let disk = disk.map(|disk| PlaneFiles::create(&disk.folder, layers, plane_bytes, &ledgers.disk));
         Ok(Self {
-            what,
+            what: kind.what(),
             plane_bytes,
             near: arena(Arc::clone(&tiers.device), &ledgers.near),
-            near_slots,
+            near_slots: slots.near[kind as usize],
             ram: (!tiers.device.reads_main_memory()).then(|| RamPlanes {
                 arena: Arc::new(RwLock::new(arena(Arc::new(CpuDevice::new()), &ledgers.ram))),
-                slots: layout.ram_slots,
+                slots: slots.ram,
             }),
             disk: disk.transpose()?,
         })

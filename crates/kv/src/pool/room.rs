@@ -2,35 +2,45 @@
 
 use std::sync::Arc;
 
-use super::page::{Kind, PageId, Place};
-use super::planes::RamPlanes;
+use super::order::SizedKind;
+use super::page::{Kind, PageCounts, PageId, Place};
+use super::planes::{PlaneStore, RamPlanes};
 use super::store::PageStore;
 use crate::KvError;
 
 impl PageStore {
-    /// True if the tiers hold this many pages, wherever they lie.
-    pub(crate) fn fits(&self, pages: usize) -> bool {
-        let on_disk = self.planes.each_ref().map(|planes| planes.on_disk_of(pages));
-        if on_disk == [0, 0] {
-            return true;
-        }
-        let bytes = |kind: Kind| on_disk[kind as usize] as u128 * self.planes(kind).plane_bytes as u128;
-        let has_disk = self.planes.iter().all(|planes| planes.disk.is_some());
-        has_disk && bytes(Kind::Keys) + bytes(Kind::Values) <= u128::from(self.disk_budget_bytes)
+    /// True if the tiers hold this many pages of each size, wherever they lie.
+    pub(crate) fn fits(&self, pages: PageCounts) -> bool {
+        let of_size = self.planes.iter().zip(pages);
+        let on_disk =
+            of_size.flat_map(|(both, pages)| both.iter().map(move |planes| (planes, planes.on_disk_of(pages))));
+        let on_disk: Vec<(&PlaneStore, usize)> = on_disk.filter(|(_, count)| *count > 0).collect();
+        let bytes = on_disk
+            .iter()
+            .map(|(planes, count)| *count as u128 * planes.plane_bytes as u128);
+        on_disk.iter().all(|(planes, _)| planes.disk.is_some())
+            && bytes.sum::<u128>() <= u128::from(self.disk_budget_bytes)
     }
 
-    /// Sees to it that this many more planes of keys and of values can be taken, or says why not; what has left by then lies
-    /// farther.
-    pub(crate) fn make_room(&mut self, planes: [usize; 2]) -> Result<(), KvError> {
+    /// True if the tiers hold this many pages of a size beside those that are held.
+    pub(crate) fn fits_more(&self, size: usize, pages: usize) -> bool {
+        let mut counts = self.counts();
+        counts[size] = counts[size].saturating_add(pages);
+        self.fits(counts)
+    }
+
+    /// Sees to it that this many more planes of keys and of values can be taken for pages of a size, or says why not; what has
+    /// left by then lies farther.
+    pub(crate) fn make_room(&mut self, size: usize, planes: [usize; 2]) -> Result<(), KvError> {
         let room = Kind::BOTH
             .into_iter()
-            .try_for_each(|kind| self.make_room_for(kind, planes[kind as usize]));
-        room.inspect_err(|_| self.planes.iter_mut().for_each(|planes| planes.near.trim()))
+            .try_for_each(|kind| self.make_room_for((size, kind), planes[kind as usize]));
+        room.inspect_err(|_| self.planes.iter_mut().flatten().for_each(|planes| planes.near.trim()))
     }
 
-    fn make_room_for(&mut self, kind: Kind, count: usize) -> Result<(), KvError> {
+    fn make_room_for(&mut self, kind: SizedKind, count: usize) -> Result<(), KvError> {
         loop {
-            let planes = &mut self.planes[kind as usize];
+            let planes = &mut self.planes[kind.0][kind.1 as usize];
             let used = planes.near.used_slots();
             let is_free = planes.near_slots.saturating_sub(used) >= count;
             if count == 0 || is_free && planes.near.reserve(count, planes.near_slots)? {
@@ -38,13 +48,13 @@ impl PageStore {
             }
             let oldest = self.order.as_ref().and_then(|order| order.oldest_near(kind));
             let page = oldest.ok_or_else(|| self.too_little(kind, used + count))?;
-            self.send_away(kind, page)?;
+            self.send_away(kind.1, page)?;
         }
     }
 
     /// Moves a plane that lies near one tier away.
     fn send_away(&mut self, kind: Kind, page: PageId) -> Result<(), KvError> {
-        if self.planes(kind).ram.is_some() {
+        if self.planes(page, kind).ram.is_some() {
             self.send_to_ram(kind, page)
         } else {
             self.send_to_disk(kind, page)
@@ -54,7 +64,7 @@ impl PageStore {
     /// Moves a plane that lies near to the RAM tier apart, from which the oldest leave for the disk where it is full.
     fn send_to_ram(&mut self, kind: Kind, page: PageId) -> Result<(), KvError> {
         loop {
-            let planes = self.planes(kind);
+            let (planes, sized) = (self.planes(page, kind), (self.size(page), kind));
             let (Place::Near(slot), Some(RamPlanes { arena, slots })) = (self.place(page, kind), &planes.ram) else {
                 return Ok(());
             };
@@ -68,9 +78,9 @@ impl PageStore {
                 return Ok(());
             }
             drop(arena);
-            let oldest = self.order.as_ref().and_then(|order| order.oldest_in_ram(kind));
+            let oldest = self.order.as_ref().and_then(|order| order.oldest_in_ram(sized));
             let oldest = oldest.filter(|_| planes.disk.is_some());
-            let oldest = oldest.ok_or_else(|| self.too_little(kind, used + 1))?;
+            let oldest = oldest.ok_or_else(|| self.too_little(sized, used + 1))?;
             self.send_to_disk(kind, oldest)?;
         }
     }
@@ -78,17 +88,22 @@ impl PageStore {
     /// Moves a plane to the disk; one that lies there already stays.
     pub(super) fn send_to_disk(&mut self, kind: Kind, page: PageId) -> Result<(), KvError> {
         let place = self.place(page, kind);
-        let planes = self.planes(kind);
+        let planes = self.planes(page, kind);
         let (Some(order), Some(disk)) = (&self.order, &planes.disk) else {
-            return Err(self.too_little(kind, planes.near.used_slots() + 1));
+            return Err(self.too_little((self.size(page), kind), planes.near.used_slots() + 1));
         };
-        let layer = order.table(page) / self.shape.kv_heads;
+        let (layer, _) = self.shape.place_of(order.table(page));
+        let file = self
+            .shape
+            .layers_of_size(self.size(page))
+            .take_while(|of_size| *of_size < layer)
+            .count();
         let number = match place {
-            Place::Near(slot) => disk.write(layer, planes.near.bytes(slot))?,
+            Place::Near(slot) => disk.write(file, planes.near.bytes(slot))?,
             Place::Ram(slot) => {
                 let arena = &planes.ram.as_ref().expect("planes lie in tiers that there are").arena;
                 let arena = arena.read().expect("no thread panics while it holds the planes");
-                disk.write(layer, arena.bytes(slot))?
+                disk.write(file, arena.bytes(slot))?
             }
             Place::Disk(_) => return Ok(()),
         };
@@ -110,7 +125,7 @@ impl PageStore {
             };
             sent?;
             if was_near && !self.place(page, kind).is_near() {
-                bytes += self.planes(kind).plane_bytes as u64;
+                bytes += self.planes(page, kind).plane_bytes as u64;
             }
         }
         Ok(bytes)
@@ -118,7 +133,7 @@ impl PageStore {
 
     /// Moves a plane that lies near to the RAM tier apart if that has room.
     fn send_to_free_ram(&mut self, kind: Kind, page: PageId) -> Result<(), KvError> {
-        let Some(RamPlanes { arena, slots }) = &self.planes(kind).ram else {
+        let Some(RamPlanes { arena, slots }) = &self.planes(page, kind).ram else {
             return Ok(());
         };
         let used = arena
@@ -132,8 +147,8 @@ impl PageStore {
         }
     }
 
-    fn too_little(&self, kind: Kind, planes: usize) -> KvError {
-        let store = self.planes(kind);
+    fn too_little(&self, (size, kind): SizedKind, planes: usize) -> KvError {
+        let store = &self.planes[size][kind as usize];
         let near_bytes = (store.near_slots as u64).saturating_mul(store.plane_bytes as u64);
         KvError::NearBudget {
             what: store.what,
@@ -150,12 +165,10 @@ mod tests {
 
     use super::*;
     use crate::disk::PlaneFiles;
-    use crate::{CacheShape, DiskTier, KvCache, KvTiers, Outlook, PagePool};
+    use crate::{CacheShape, DiskTier, KvCache, KvTiers, LayerShape, LayerShapes, Outlook, PagePool};
 
     const SHAPE: CacheShape = CacheShape {
-        layers: 1,
-        kv_heads: 2,
-        head_dim: 16,
+        layers: LayerShapes::alike(1, LayerShape::new(2, 16)),
         page_tokens: 16,
         key_format: Format::F32,
         value_format: Format::F32,
@@ -168,7 +181,7 @@ mod tests {
 
     /// Gives the pool other files; none may hold a plane.
     fn change_disk(pool: &PagePool, files: impl Fn(usize) -> PlaneFiles) {
-        for planes in &mut pool.0.write().planes {
+        for planes in pool.0.write().planes.iter_mut().flatten() {
             planes.disk = Some(files(planes.plane_bytes));
         }
     }
@@ -189,7 +202,7 @@ mod tests {
             },
             ..KvTiers::memory(None)
         };
-        tiers.ram_budget_bytes = Some(tiers.least_near_bytes(&SHAPE) + 8 * SHAPE.page_bytes());
+        tiers.ram_budget_bytes = Some(tiers.least_near_bytes(&SHAPE) + 8 * SHAPE.page_bytes(0));
         let pool = PagePool::new(SHAPE, tiers).unwrap();
         change_disk(&pool, |bytes| PlaneFiles::on_full_disk(folder.path(), bytes).unwrap());
         let mut book = pool.cache();

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use riffle_attention::{Plane, PlaneMut};
 
 use super::order::LeaveOrder;
-use super::page::{Kind, PageId, PageRecords, PageVersion, Place};
+use super::page::{Kind, PageCounts, PageId, PageRecords, PageVersion, Place};
 use super::planes::{Ledgers, PlaneBytes, PlaneStore, Source};
 use super::prefixes::KnownRows;
 use super::row_watch::PlaneCounts;
@@ -19,8 +19,8 @@ use crate::{CacheShape, KvError, KvTiers};
 pub(crate) struct PageStore {
     pub(crate) shape: CacheShape,
     records: PageRecords,
-    /// Keys and values.
-    pub(super) planes: [PlaneStore; 2],
+    /// By page size: keys and values.
+    pub(super) planes: Vec<[PlaneStore; 2]>,
     /// `None` where no plane can leave the nearest tier.
     pub(super) order: Option<LeaveOrder>,
     pub(crate) known: KnownRows,
@@ -39,11 +39,13 @@ pub(crate) struct PageStore {
 
 impl PageStore {
     pub(crate) fn new(shape: &CacheShape, tiers: &KvTiers, ledgers: &Ledgers) -> Result<Self, KvError> {
-        let planes = |kind| PlaneStore::new(kind, shape, tiers, ledgers);
+        let layout = Layout::new(tiers, shape);
+        let planes = |size, kind| PlaneStore::new((size, kind), shape, &layout, tiers, ledgers);
+        let sizes = (0..shape.sizes()).map(|size| Ok([planes(size, Kind::Keys)?, planes(size, Kind::Values)?]));
         Ok(Self {
             shape: *shape,
             records: PageRecords::default(),
-            planes: [planes(Kind::Keys)?, planes(Kind::Values)?],
+            planes: sizes.collect::<Result<_, KvError>>()?,
             order: tiers.has_farther().then(LeaveOrder::default),
             known: KnownRows::default(),
             offload: Mutex::new(OffloadEngine::new(tiers, shape)),
@@ -90,8 +92,23 @@ impl PageStore {
         self.records.count()
     }
 
-    pub(crate) fn planes(&self, kind: Kind) -> &PlaneStore {
-        &self.planes[kind as usize]
+    /// Pages that are held, by their size.
+    pub(crate) fn counts(&self) -> PageCounts {
+        self.records.counts()
+    }
+
+    /// The planes of which a page has one.
+    pub(crate) fn planes(&self, page: PageId, kind: Kind) -> &PlaneStore {
+        &self.planes[self.records.size(page)][kind as usize]
+    }
+
+    pub(super) fn planes_mut(&mut self, page: PageId, kind: Kind) -> &mut PlaneStore {
+        &mut self.planes[self.records.size(page)][kind as usize]
+    }
+
+    /// The number of a page's size.
+    pub(crate) fn size(&self, page: PageId) -> usize {
+        self.records.size(page)
     }
 
     pub(crate) fn place(&self, page: PageId, kind: Kind) -> Place {
@@ -132,17 +149,17 @@ impl PageStore {
 
     /// A plane that lies near; `None` for others.
     pub(crate) fn near_plane(&self, page: PageId, kind: Kind) -> Option<Plane<'_>> {
-        self.planes(kind).near_plane(self.place(page, kind))
+        self.planes(page, kind).near_plane(self.place(page, kind))
     }
 
     /// Where a plane is loaded from; `None` for one that lies near.
     pub(crate) fn source(&self, page: PageId, kind: Kind) -> Option<Source> {
-        self.planes(kind).source(self.place(page, kind))
+        self.planes(page, kind).source(self.place(page, kind))
     }
 
     /// A plane's bytes, wherever it lies.
     pub(crate) fn bytes(&self, page: PageId, kind: Kind, id: PlaneId) -> Result<PlaneBytes<'_>, KvError> {
-        self.planes(kind).bytes(self.place(page, kind), id)
+        self.planes(page, kind).bytes(self.place(page, kind), id)
     }
 
     /// The engine that loads planes which do not lie near. A panic while pages were shown leaves it as it was.
@@ -156,13 +173,13 @@ impl PageStore {
 
     /// A new page with one holder; [room](Self::make_room) for it has been made.
     pub(crate) fn take(&mut self, table: usize, row: u64) -> PageId {
-        let [keys, values] = &mut self.planes;
-        let slots = [keys.near.take(), values.near.take()];
-        let page = self.records.take(slots);
+        let size = self.shape.size_of(self.shape.place_of(table).0);
+        let slots = self.planes[size].each_mut().map(|planes| planes.near.take());
+        let page = self.records.take(size, slots);
         if let Some(order) = &mut self.order {
             order.begin(page, row, table);
             for kind in Kind::BOTH {
-                order.queue(page, kind, Place::Near(slots[kind as usize]));
+                order.queue(page, (size, kind), Place::Near(slots[kind as usize]));
             }
         }
         page
@@ -187,16 +204,16 @@ impl PageStore {
             return;
         }
         self.offload_mut().forget(&freed);
-        for kind in Kind::BOTH {
-            let places: Vec<Place> = freed.iter().map(|page| self.place(*page, kind)).collect();
-            self.far_planes -= places.iter().filter(|place| !place.is_near()).count();
+        for (size, kind) in (0..self.planes.len()).flat_map(|size| Kind::BOTH.map(|kind| (size, kind))) {
+            let of_size = freed.iter().filter(|page| self.records.size(**page) == size);
+            let placed: Vec<(PageId, Place)> = of_size.map(|page| (*page, self.place(*page, kind))).collect();
+            self.far_planes -= placed.iter().filter(|(_, place)| !place.is_near()).count();
             if let Some(order) = &mut self.order {
-                freed
-                    .iter()
-                    .zip(&places)
-                    .for_each(|(page, place)| order.unqueue(*page, kind, *place));
+                let queued = placed.iter();
+                queued.for_each(|(page, place)| order.unqueue(*page, (size, kind), *place));
             }
-            self.planes[kind as usize].free(&places);
+            let places: Vec<Place> = placed.iter().map(|(_, place)| *place).collect();
+            self.planes[size][kind as usize].free(&places);
         }
         for page in freed {
             self.known.forget(page);
@@ -220,13 +237,14 @@ impl PageStore {
     fn change_wishes(&mut self, page: PageId, change: impl Fn(u32) -> u32) {
         let Some(order) = &mut self.order else { return };
         let places = Kind::BOTH.map(|kind| self.records.place(page, kind));
+        let size = self.records.size(page);
         for kind in Kind::BOTH {
-            order.unqueue(page, kind, places[kind as usize]);
+            order.unqueue(page, (size, kind), places[kind as usize]);
         }
         let wishes = order.wishes_mut(page);
         *wishes = change(*wishes);
         for kind in Kind::BOTH {
-            order.queue(page, kind, places[kind as usize]);
+            order.queue(page, (size, kind), places[kind as usize]);
         }
     }
 
@@ -234,8 +252,9 @@ impl PageStore {
     pub(super) fn move_plane(&mut self, page: PageId, kind: Kind, to: Place) {
         let from = self.place(page, kind);
         if let Some(order) = &mut self.order {
-            order.unqueue(page, kind, from);
-            order.queue(page, kind, to);
+            let size = self.records.size(page);
+            order.unqueue(page, (size, kind), from);
+            order.queue(page, (size, kind), to);
         }
         self.records.set_place(page, kind, to);
         self.known.note_move(page, from, to);
@@ -244,7 +263,7 @@ impl PageStore {
             // It may be on its way from there.
             self.offload_mut().settle();
         }
-        self.planes[kind as usize].free_for_reuse(from);
+        self.planes_mut(page, kind).free_for_reuse(from);
     }
 
     /// Planes of keys and of values that must be taken near before a page can be written to: of a shared one a copy is written,
@@ -255,18 +274,17 @@ impl PageStore {
     }
 
     /// Brings the planes of a page near, so that they can be written to; room for them has been made.
-    pub(crate) fn bring(&mut self, page: PageId, id: impl Fn(&'static str) -> PlaneId) -> Result<(), KvError> {
+    pub(crate) fn bring(&mut self, page: PageId, id: impl Fn(Kind) -> PlaneId) -> Result<(), KvError> {
         let read = |kind: Kind| -> Result<Option<Vec<u8>>, KvError> {
             let place = self.place(page, kind);
-            let id = id(self.planes(kind).what);
-            let far = (!place.is_near()).then(|| self.planes(kind).bytes(place, id));
+            let far = (!place.is_near()).then(|| self.planes(page, kind).bytes(place, id(kind)));
             Ok(far.transpose()?.map(|bytes| bytes.to_vec()))
         };
         let far = [read(Kind::Keys)?, read(Kind::Values)?];
         self.offload_mut().forget(&[page]);
         for (kind, bytes) in Kind::BOTH.into_iter().zip(far) {
             if let Some(bytes) = bytes {
-                let near = &mut self.planes[kind as usize].near;
+                let near = &mut self.planes_mut(page, kind).near;
                 let slot = near.take();
                 near.bytes_mut(slot).copy_from_slice(&bytes);
                 self.move_plane(page, kind, Place::Near(slot));
@@ -280,12 +298,9 @@ impl PageStore {
         &mut self,
         page: PageId,
         (table, row): (usize, u64),
-        id: impl Fn(&'static str) -> PlaneId,
+        id: impl Fn(Kind) -> PlaneId,
     ) -> Result<PageId, KvError> {
-        let read = |kind: Kind| {
-            self.bytes(page, kind, id(self.planes(kind).what))
-                .map(|bytes| bytes.to_vec())
-        };
+        let read = |kind: Kind| self.bytes(page, kind, id(kind)).map(|bytes| bytes.to_vec());
         let planes = [read(Kind::Keys)?, read(Kind::Values)?];
         let copy = self.take(table, row);
         for (kind, bytes) in Kind::BOTH.into_iter().zip(planes) {
@@ -297,13 +312,13 @@ impl PageStore {
     /// The bytes of a plane that lies near, to be written by the only holder of the page.
     pub(crate) fn bytes_mut(&mut self, page: PageId, kind: Kind) -> &mut [u8] {
         let slot = self.writable(page, kind);
-        self.planes[kind as usize].near.bytes_mut(slot)
+        self.planes_mut(page, kind).near.bytes_mut(slot)
     }
 
     /// A plane that lies near, to be written by the only holder of the page.
     pub(crate) fn plane_mut(&mut self, page: PageId, kind: Kind) -> PlaneMut<'_> {
         let slot = self.writable(page, kind);
-        self.planes[kind as usize].near.plane_mut(slot)
+        self.planes_mut(page, kind).near.plane_mut(slot)
     }
 
     fn writable(&self, page: PageId, kind: Kind) -> Slot {
@@ -326,7 +341,7 @@ impl PageStore {
         self.forget_contents(page);
         self.renew(page);
         let place = self.place(page, kind);
-        self.planes[kind as usize].change(place, id, change)
+        self.planes_mut(page, kind).change(place, id, change)
     }
 
     /// Forgets what is known of a page that is about to change.
@@ -337,10 +352,12 @@ impl PageStore {
 
     /// Moves near planes together after many have gone, so that slabs run empty.
     pub(crate) fn defragment(&mut self) {
-        for kind in Kind::BOTH {
-            let near = &mut self.planes[kind as usize].near;
+        for (size, kind) in (0..self.planes.len()).flat_map(|size| Kind::BOTH.map(|kind| (size, kind))) {
+            let near = &mut self.planes[size][kind as usize].near;
             while let Some(slab) = near.spare_slab() {
-                for page in self.records.ids() {
+                let records = &self.records;
+                let of_size: Vec<PageId> = records.ids().filter(|page| records.size(*page) == size).collect();
+                for page in of_size {
                     match self.records.place(page, kind) {
                         Place::Near(slot) if slot.slab() == slab => {
                             self.records.set_place(page, kind, Place::Near(near.move_down(slot)));
@@ -355,19 +372,19 @@ impl PageStore {
 
     /// Bytes of near planes and of planes on their way.
     pub(crate) fn mapped_bytes(&self) -> usize {
-        let planes: usize = self.planes.iter().map(PlaneStore::mapped_bytes).sum();
+        let planes: usize = self.planes.iter().flatten().map(PlaneStore::mapped_bytes).sum();
         planes + self.offload().allocated_bytes()
     }
 
     pub(crate) fn bookkeeping_bytes(&self) -> usize {
-        let planes: usize = self.planes.iter().map(PlaneStore::bookkeeping_bytes).sum();
+        let planes: usize = self.planes.iter().flatten().map(PlaneStore::bookkeeping_bytes).sum();
         let order = self.order.as_ref().map_or(0, LeaveOrder::bookkeeping_bytes);
         planes + order + self.records.bookkeeping_bytes() + self.known.bookkeeping_bytes()
     }
 
     pub(crate) fn forget_cached_files(&mut self) -> Result<(), KvError> {
         self.offload_mut().forget_all();
-        let files = self.planes.iter().filter_map(|planes| planes.disk.as_ref());
+        let files = self.planes.iter().flatten().filter_map(|planes| planes.disk.as_ref());
         files.into_iter().try_for_each(|files| files.forget_cached())
     }
 }

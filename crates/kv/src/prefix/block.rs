@@ -103,7 +103,7 @@ impl<'a> Block<'a> {
             return Ok(false);
         }
         let mut planes = &content[head.len()..];
-        for layer in 0..shape.layers {
+        for layer in 0..shape.layers.count() {
             cache.append_page(layer, &mut |plane| {
                 let (bytes, rest) = planes.split_at(plane.len());
                 plane.copy_from_slice(bytes);

@@ -233,7 +233,10 @@ impl PrefixCache {
         note: Option<&[u8]>,
     ) -> Result<PrefixStored, KvError> {
         let shape = cache.shape();
-        let held = (0..shape.layers).map(|layer| cache.tokens(layer)).min().unwrap_or(0);
+        let held = (0..shape.layers.count())
+            .map(|layer| cache.tokens(layer))
+            .min()
+            .unwrap_or(0);
         let tokens = &tokens[..tokens.len().min(held)];
         let _lock = self.lock()?;
         let mut index = self.index()?;

@@ -15,6 +15,7 @@ use twox_hash::XxHash3_128;
 
 use super::packing::{pack, unpack};
 use crate::CacheShape;
+use crate::pool::Kind;
 use crate::snapshot::BYTE_ORDER;
 
 const SLICE_MAGIC: &[u8; 8] = b"RIFFLESB";
@@ -50,13 +51,15 @@ impl BlockName {
 /// Slices of each block: some layers each, so that the first layers can be computed while the last are on their way.
 pub(super) fn slices(shape: &CacheShape) -> usize {
     let wanted = shape.bytes_for(shape.page_tokens).div_ceil(SLICE_BYTES);
-    usize::try_from(wanted).unwrap_or(usize::MAX).clamp(1, shape.layers)
+    usize::try_from(wanted)
+        .unwrap_or(usize::MAX)
+        .clamp(1, shape.layers.count())
 }
 
 /// The layers of a slice.
 pub(super) fn layers_of(shape: &CacheShape, slice: usize) -> std::ops::Range<usize> {
     let slices = slices(shape);
-    slice * shape.layers / slices..(slice + 1) * shape.layers / slices
+    slice * shape.layers.count() / slices..(slice + 1) * shape.layers.count() / slices
 }
 
 /// Bytes of a slice's planes.
@@ -71,9 +74,16 @@ pub(super) fn most_bytes(shape: &CacheShape) -> usize {
 }
 
 fn planes_of(shape: &CacheShape, slice: usize) -> Vec<(Format, usize)> {
-    let plane = |format: Format| (format, format.plane_bytes(shape.page_tokens, shape.head_dim));
-    let pages = layers_of(shape, slice).len() * shape.kv_heads;
-    [plane(shape.key_format), plane(shape.value_format)].repeat(pages)
+    let of_layer = |layer: usize| {
+        let plane = |kind| {
+            (
+                shape.format(kind),
+                shape.plane_bytes(shape.size_of(layer), kind) as usize,
+            )
+        };
+        Kind::BOTH.map(plane).repeat(shape.layer(layer).kv_heads)
+    };
+    layers_of(shape, slice).flat_map(of_layer).collect()
 }
 
 /// A slice as bytes, packed where that saves enough.
@@ -139,6 +149,7 @@ fn checked(bytes: &[u8]) -> Option<&[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{LayerShape, LayerShapes};
 
     fn block() -> BlockName {
         BlockName {
@@ -150,9 +161,7 @@ mod tests {
 
     fn shape() -> CacheShape {
         CacheShape {
-            layers: 3,
-            kv_heads: 2,
-            head_dim: 16,
+            layers: LayerShapes::alike(3, LayerShape::new(2, 16)),
             page_tokens: 16,
             key_format: Format::F16,
             value_format: Format::Q8_0,
@@ -196,9 +205,7 @@ mod tests {
     fn slices_hold_every_layer_once() {
         for (layers, head_dim) in [(1, 16), (5, 64), (28, 128), (80, 128)] {
             let shape = CacheShape {
-                layers,
-                kv_heads: 8,
-                head_dim,
+                layers: LayerShapes::alike(layers, LayerShape::new(8, head_dim)),
                 page_tokens: 256,
                 ..shape()
             };

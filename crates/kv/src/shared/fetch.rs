@@ -107,7 +107,9 @@ impl SharedFetch {
     /// Tokens that every layer of the cache holds, in whole pages.
     pub fn whole_tokens(&self, cache: &KvCache) -> usize {
         let page = self.loading.shape.page_tokens;
-        let fewest = (0..self.loading.shape.layers).map(|layer| cache.tokens(layer)).min();
+        let fewest = (0..self.loading.shape.layers.count())
+            .map(|layer| cache.tokens(layer))
+            .min();
         fewest.unwrap_or(0) / page * page
     }
 
@@ -116,7 +118,7 @@ impl SharedFetch {
         let Some(expected) = self.expected_tokens() else {
             return 0;
         };
-        let layers = 0..self.loading.shape.layers;
+        let layers = 0..self.loading.shape.layers.count();
         layers.take_while(|layer| cache.tokens(*layer) >= expected).count()
     }
 

@@ -167,7 +167,10 @@ impl SharedBlocks {
         most_bytes: usize,
     ) -> Result<usize, KvError> {
         let (shape, page) = (*cache.shape(), cache.shape().page_tokens);
-        let held = (0..shape.layers).map(|layer| cache.tokens(layer)).min().unwrap_or(0);
+        let held = (0..shape.layers.count())
+            .map(|layer| cache.tokens(layer))
+            .min()
+            .unwrap_or(0);
         let tokens = &tokens[..tokens.len().min(held)];
         let block_bytes = usize::try_from(shape.bytes_for(page)).unwrap_or(usize::MAX);
         let (mut copied, mut end) = (0, from / page * page);
@@ -247,7 +250,7 @@ fn copy(cache: &KvCache, shape: &CacheShape, number: usize) -> Result<Vec<Vec<u8
     let slice = |slice| {
         let layers = layers_of(shape, slice);
         let mut planes = Vec::with_capacity(super::envelope::raw_bytes(shape, slice));
-        for table in layers.start * shape.kv_heads..layers.end * shape.kv_heads {
+        for table in layers.flat_map(|layer| shape.tables_of(layer)) {
             let store = cache.pool.read();
             let (keys, values, _) = cache.pages_in(&store).planes(table, number)?;
             planes.extend_from_slice(&keys);

@@ -3,7 +3,7 @@
 use crate::testing::{all_contents, append_all, contents, shape, tokens};
 use proptest::prelude::*;
 use riffle_attention::{Format, PageView};
-use riffle_kv::{CacheShape, KvCache, KvError};
+use riffle_kv::{CacheShape, KvCache, KvError, LayerShape, LayerShapes};
 
 #[test]
 fn lengths_around_a_page_boundary_read_back() {
@@ -14,17 +14,19 @@ fn lengths_around_a_page_boundary_read_back() {
             append_all(&mut cache, 7, length);
             assert_eq!(cache.usage().pages, shape.pages_for(length));
             assert_eq!(cache.usage().tokens, length);
-            for layer in 0..shape.layers {
+            for layer in 0..shape.layers.count() {
                 let (keys, values) = (
                     tokens(&shape, 7 + 2 * layer as u64, 0, length),
                     tokens(&shape, 8 + 2 * layer as u64, 0, length),
                 );
-                for kv_head in 0..shape.kv_heads {
+                for kv_head in 0..shape.layer(0).kv_heads {
                     let head = |source: &[f32]| -> Vec<u32> {
-                        let rows = source.chunks(shape.kv_heads * shape.head_dim);
-                        rows.flat_map(|row| row[kv_head * shape.head_dim..][..shape.head_dim].iter())
-                            .map(|x| x.to_bits())
-                            .collect()
+                        let rows = source.chunks(shape.layer(0).kv_heads * shape.layer(0).key_width);
+                        rows.flat_map(|row| {
+                            row[kv_head * shape.layer(0).key_width..][..shape.layer(0).key_width].iter()
+                        })
+                        .map(|x| x.to_bits())
+                        .collect()
                     };
                     assert_eq!(contents(&cache, layer, kv_head), (head(&keys), head(&values)));
                 }
@@ -105,7 +107,7 @@ fn layers_grow_on_their_own_and_are_cut_together() {
     assert_eq!(cache.read().pages(1, 0).len(), 0);
     cache.truncate(20);
     assert_eq!((cache.tokens(0), cache.tokens(1)), (20, 0));
-    assert_eq!(cache.usage().pages, 2 * shape.kv_heads);
+    assert_eq!(cache.usage().pages, 2 * shape.layer(0).kv_heads);
 }
 
 #[test]
@@ -130,17 +132,24 @@ fn layers_and_heads_that_do_not_exist_are_refused_or_empty() {
 #[test]
 fn impossible_shapes_are_refused_by_name() {
     let good = shape(16, Format::F16);
+    let of_layers = |count, layer| CacheShape {
+        layers: LayerShapes::alike(count, layer),
+        ..good
+    };
     for (bad, name) in [
-        (CacheShape { layers: 0, ..good }, "layers"),
+        (of_layers(0, good.layer(0)), "layers"),
+        (of_layers(2, LayerShape::new(usize::MAX, 16)), "kv_heads"),
+        (of_layers(2, LayerShape::new(2, 24)), "key_width"),
         (
-            CacheShape {
-                kv_heads: usize::MAX,
-                ..good
-            },
-            "kv_heads",
+            of_layers(
+                2,
+                LayerShape {
+                    value_width: 0,
+                    ..good.layer(0)
+                },
+            ),
+            "value_width",
         ),
-        (CacheShape { head_dim: 24, ..good }, "head_dim"),
-        (CacheShape { head_dim: 0, ..good }, "head_dim"),
         (CacheShape { page_tokens: 0, ..good }, "page_tokens"),
         (
             CacheShape {
@@ -193,8 +202,8 @@ proptest! {
         let shape = shape(16 * page_stripes, Format::F32);
         let budget = shape.bytes_for(budget_tokens);
         let mut cache = KvCache::new(shape, Some(budget)).unwrap();
-        let mut model: Vec<Vec<f32>> = vec![Vec::new(); shape.layers]; // keys of each layer
-        let width = shape.kv_heads * shape.head_dim;
+        let mut model: Vec<Vec<f32>> = vec![Vec::new(); shape.layers.count()]; // keys of each layer
+        let width = shape.layer(0).kv_heads * shape.layer(0).key_width;
         for (number, step) in steps.iter().enumerate() {
             match *step {
                 Step::Clear => {
@@ -208,7 +217,7 @@ proptest! {
                 Step::Append(count) | Step::AppendToOneLayer(_, count) => {
                     let layers = match *step {
                         Step::AppendToOneLayer(layer, _) => layer..layer + 1,
-                        _ => 0..shape.layers,
+                        _ => 0..shape.layers.count(),
                     };
                     for layer in layers {
                         let keys = tokens(&shape, number as u64, layer * 1000, count);
@@ -216,7 +225,7 @@ proptest! {
                         let held: usize = model.iter().map(|keys| (keys.len() / width).div_ceil(shape.page_tokens)).sum();
                         let now = model[layer].len() / width;
                         let more = (now + count).div_ceil(shape.page_tokens) - now.div_ceil(shape.page_tokens);
-                        let fits = (held + more) * shape.kv_heads <= shape.pages_for(budget_tokens);
+                        let fits = (held + more) * shape.layer(0).kv_heads <= shape.pages_for(budget_tokens);
                         prop_assert_eq!(cache.append(layer, &keys, &values).is_ok(), fits);
                         if fits {
                             model[layer].extend(keys);
@@ -228,12 +237,12 @@ proptest! {
             prop_assert!(cache.mapped_bytes() <= budget);
             prop_assert!(cache.mapped_bytes() >= cache.usage().bytes_by_tier.total());
         }
-        for layer in 0..shape.layers {
-            for kv_head in 0..shape.kv_heads {
+        for layer in 0..shape.layers.count() {
+            for kv_head in 0..shape.layer(0).kv_heads {
                 let (keys, values) = contents(&cache, layer, kv_head);
                 let rows = model[layer].chunks(width);
                 let expected: Vec<f32> =
-                    rows.flat_map(|row| row[kv_head * shape.head_dim..][..shape.head_dim].to_vec()).collect();
+                    rows.flat_map(|row| row[kv_head * shape.layer(0).key_width..][..shape.layer(0).key_width].to_vec()).collect();
                 prop_assert!(keys.iter().zip(&expected).all(|(a, b)| *a == b.to_bits()));
                 prop_assert!(values.iter().zip(&expected).all(|(a, b)| *a == (-b).to_bits()));
                 prop_assert_eq!(keys.len(), expected.len());
@@ -254,10 +263,12 @@ fn tokens_that_come_encoded_are_those_that_are_appended() {
             plain.append(0, &keys, &values).unwrap();
             // A cache of one large page for each head encodes them from the lane on that they go to.
             let mut encoders: Vec<KvCache> = Vec::new();
-            let held: Vec<usize> = (0..shape.kv_heads).map(|head| given.head_tokens(0, head)).collect();
+            let held: Vec<usize> = (0..shape.layer(0).kv_heads)
+                .map(|head| given.head_tokens(0, head))
+                .collect();
             for held in &held {
                 let large = CacheShape {
-                    layers: 1,
+                    layers: LayerShapes::alike(1, shape.layer(0)),
                     page_tokens: 256,
                     ..shape
                 };
@@ -286,7 +297,7 @@ fn tokens_that_come_encoded_are_those_that_are_appended() {
                     Ok(views)
                 })
                 .unwrap();
-            for head in 0..shape.kv_heads {
+            for head in 0..shape.layer(0).kv_heads {
                 assert_eq!(
                     contents(&given, 0, head),
                     contents(&plain, 0, head),

@@ -6,7 +6,7 @@ use riffle_kv::{CacheShape, DiskTier, KvCache, KvError, KvTiers, Outlook};
 
 /// Bits of keys and values of a (layer, KV head), token by token.
 fn rows(cache: &mut KvCache, layer: usize, kv_head: usize) -> Vec<(Vec<u32>, Vec<u32>)> {
-    let d = cache.shape().head_dim;
+    let d = cache.shape().layer(0).key_width;
     let mut found = Vec::new();
     cache
         .stream::<KvError>(layer, None, None, &mut |pages| {
@@ -73,7 +73,7 @@ fn what_is_kept_is_to_the_bit_what_it_was_in_every_format_and_tier() {
                 assert_eq!(freed, 296usize.div_ceil(page_tokens) - kept.len().div_ceil(page_tokens));
                 assert_eq!(cache.usage().pages, pages - freed);
                 let left = cache.usage().bytes_by_tier.total();
-                assert_eq!(bytes - left, freed as u64 * shape.page_bytes());
+                assert_eq!(bytes - left, freed as u64 * shape.page_bytes(0));
                 assert_eq!((cache.head_tokens(1, 2), cache.tokens(1)), (kept.len(), 296));
                 let expected: Vec<_> = kept.iter().map(|at| before[2][*at].clone()).collect();
                 assert!(
@@ -102,8 +102,8 @@ fn heads_of_different_lengths_are_saved_and_restored() {
     cache.retain(1, 0, &[]).unwrap();
     cache.save(&path, b"", b"").unwrap();
     let (mut restored, _) = KvCache::restore(&path, &shape, b"", None).unwrap();
-    for layer in 0..shape.layers {
-        for head in 0..shape.kv_heads {
+    for layer in 0..shape.layers.count() {
+        for head in 0..shape.layer(0).kv_heads {
             assert!(rows(&mut restored, layer, head) == rows(&mut cache, layer, head));
         }
     }

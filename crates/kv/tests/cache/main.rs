@@ -5,6 +5,7 @@ mod evict;
 #[cfg(unix)]
 mod kinds;
 mod memory;
+mod mixed;
 #[cfg(unix)]
 mod output;
 mod pool;

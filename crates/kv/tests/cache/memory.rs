@@ -2,14 +2,12 @@
 
 use crate::testing::{all_contents, append_all, shape, tokens};
 use riffle_attention::Format;
-use riffle_kv::{CacheShape, KvCache, KvError};
+use riffle_kv::{CacheShape, KvCache, KvError, LayerShape, LayerShapes};
 
 #[test]
 fn pages_follow_the_tokens_held_not_the_context() {
     let shape = CacheShape {
-        layers: 4,
-        kv_heads: 2,
-        head_dim: 64,
+        layers: LayerShapes::alike(4, LayerShape::new(2, 64)),
         page_tokens: 256,
         key_format: Format::F16,
         value_format: Format::F16,
@@ -29,12 +27,12 @@ fn bytes_follow_the_formats_of_keys_and_values() {
     let shape = CacheShape {
         key_format: Format::Q8_0,
         value_format: Format::Q4_0,
-        head_dim: 64,
+        layers: LayerShapes::alike(2, LayerShape::new(3, 64)),
         ..shape(64, Format::F32)
     };
     // 64 bytes and two scales of 2; 32 bytes and two scales of 2.
     assert_eq!(shape.bytes_per_token(), 2 * 3 * (68 + 36));
-    assert_eq!(shape.page_bytes(), 64 * (68 + 36));
+    assert_eq!(shape.page_bytes(0), 64 * (68 + 36));
     assert_eq!(shape.tokens_for(shape.bytes_for(128)), 128);
     assert_eq!(shape.tokens_for(shape.bytes_for(129) - 1), 128);
 }
@@ -77,7 +75,7 @@ fn a_refused_append_changes_nothing_and_says_what_fits() {
 #[test]
 fn a_budget_below_one_page_fits_nothing() {
     let shape = shape(32, Format::F32);
-    let mut cache = KvCache::new(shape, Some(shape.page_bytes() - 1)).unwrap();
+    let mut cache = KvCache::new(shape, Some(shape.page_bytes(0) - 1)).unwrap();
     let one = tokens(&shape, 0, 0, 1);
     assert!(matches!(
         cache.append(0, &one, &one),
@@ -91,9 +89,7 @@ fn bookkeeping_is_below_three_percent_of_the_pages() {
     for page_tokens in [16, 64, 256, 1024] {
         for format in Format::ALL {
             let shape = CacheShape {
-                layers: 4,
-                kv_heads: 2,
-                head_dim: 64,
+                layers: LayerShapes::alike(4, LayerShape::new(2, 64)),
                 page_tokens,
                 key_format: format,
                 value_format: format,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::testing::append_all;
 use riffle_attention::Format;
-use riffle_kv::{CacheShape, FileKind, KvCache, KvError, OutputFile, PathLock};
+use riffle_kv::{CacheShape, FileKind, KvCache, KvError, LayerShape, LayerShapes, OutputFile, PathLock};
 use tempfile::TempDir;
 
 const NOTES: FileKind = FileKind {
@@ -59,9 +59,7 @@ fn set_mode(path: &Path, mode: u32) {
 
 fn cache() -> (CacheShape, KvCache) {
     let shape = CacheShape {
-        layers: 1,
-        kv_heads: 1,
-        head_dim: 16,
+        layers: LayerShapes::alike(1, LayerShape::new(1, 16)),
         page_tokens: 32,
         key_format: Format::F16,
         value_format: Format::F16,

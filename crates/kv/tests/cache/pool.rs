@@ -11,13 +11,12 @@ use crate::testing::{all_contents, append_all, shape};
 use proptest::prelude::*;
 use riffle_attention::{Format, read_keys, read_values};
 use riffle_kv::{
-    CacheShape, CpuDevice, Device, DeviceMemory, DiskTier, KvCache, KvError, KvTiers, Outlook, PageId, PagePool,
+    CacheShape, CpuDevice, Device, DeviceMemory, DiskTier, KvCache, KvError, KvTiers, LayerShape, LayerShapes, Outlook,
+    PageId, PagePool,
 };
 
 const SHAPE: CacheShape = CacheShape {
-    layers: 2,
-    kv_heads: 2,
-    head_dim: 16,
+    layers: LayerShapes::alike(2, LayerShape::new(2, 16)),
     page_tokens: 16,
     key_format: Format::F32,
     value_format: Format::F32,
@@ -60,7 +59,7 @@ struct Plain {
 impl Plain {
     fn empty() -> Self {
         Self {
-            heads: vec![Vec::new(); SHAPE.layers * SHAPE.kv_heads],
+            heads: vec![Vec::new(); SHAPE.layers.count() * SHAPE.layer(0).kv_heads],
             text: Some(Vec::new()),
         }
     }
@@ -75,7 +74,9 @@ fn token(text: usize, position: usize) -> u32 {
 fn elements(token: u32, position: usize, layer: usize, kind: usize) -> Vec<f32> {
     let seed = (token as usize * 31 + position) * 16 + layer * 4 + kind;
     let element = |at: usize| ((seed * 64 + at).wrapping_mul(2_654_435_761) >> 8 & 0xFFFF) as f32 / 256.0 - 128.0;
-    (0..SHAPE.kv_heads * SHAPE.head_dim).map(element).collect()
+    (0..SHAPE.layer(0).kv_heads * SHAPE.layer(0).key_width)
+        .map(element)
+        .collect()
 }
 
 fn bits(elements: &[f32]) -> Vec<u32> {
@@ -84,7 +85,9 @@ fn bits(elements: &[f32]) -> Vec<u32> {
 
 /// The rows of a token in every KV head of a layer.
 fn rows(keys: &[f32], values: &[f32]) -> Vec<Row> {
-    let heads = keys.chunks(SHAPE.head_dim).zip(values.chunks(SHAPE.head_dim));
+    let heads = keys
+        .chunks(SHAPE.layer(0).key_width)
+        .zip(values.chunks(SHAPE.layer(0).key_width));
     heads.map(|(keys, values)| (bits(keys), bits(values))).collect()
 }
 
@@ -101,7 +104,7 @@ fn tiers(folder: &Path, tier: usize, spare_pages: u64, disk_pages: Option<u64>) 
         device: device.clone(),
         disk: (tier > 0).then(|| DiskTier {
             folder: folder.to_owned(),
-            budget_bytes: disk_pages.map(|pages| pages * SHAPE.page_bytes()),
+            budget_bytes: disk_pages.map(|pages| pages * SHAPE.page_bytes(0)),
         }),
         slots: 2,
         outlook: Outlook {
@@ -111,9 +114,9 @@ fn tiers(folder: &Path, tier: usize, spare_pages: u64, disk_pages: Option<u64>) 
         },
         ..KvTiers::memory(None)
     };
-    let near = tiers.least_near_bytes(&SHAPE) + spare_pages * SHAPE.page_bytes();
+    let near = tiers.least_near_bytes(&SHAPE) + spare_pages * SHAPE.page_bytes(0);
     (tiers.ram_budget_bytes, tiers.device_budget_bytes) = match tier {
-        2 => (Some(7 * SHAPE.page_bytes()), near),
+        2 => (Some(7 * SHAPE.page_bytes(0)), near),
         _ => (Some(near), 0),
     };
     (tiers, device)
@@ -121,10 +124,10 @@ fn tiers(folder: &Path, tier: usize, spare_pages: u64, disk_pages: Option<u64>) 
 
 /// Everything a sequence holds, `[layers, kv_heads]`.
 fn streamed(cache: &mut KvCache) -> Vec<Vec<Row>> {
-    let d = SHAPE.head_dim;
-    let mut found = vec![Vec::new(); SHAPE.layers * SHAPE.kv_heads];
-    for layer in 0..SHAPE.layers {
-        let next = Some((layer + 1) % SHAPE.layers);
+    let d = SHAPE.layer(0).key_width;
+    let mut found = vec![Vec::new(); SHAPE.layers.count() * SHAPE.layer(0).kv_heads];
+    for layer in 0..SHAPE.layers.count() {
+        let next = Some((layer + 1) % SHAPE.layers.count());
         cache
             .stream::<KvError>(layer, None, next, &mut |pages| {
                 for (head, pages) in pages.iter().enumerate() {
@@ -133,7 +136,7 @@ fn streamed(cache: &mut KvCache) -> Vec<Vec<Row>> {
                         read_keys(&page.keys, d, 0, page.tokens, &mut rows[0], d).unwrap();
                         read_values(&page.values, d, 0, page.tokens, &mut rows[1], d).unwrap();
                         let tokens = rows[0].chunks(d).zip(rows[1].chunks(d));
-                        found[layer * SHAPE.kv_heads + head].extend(tokens.map(|(k, v)| (bits(k), bits(v))));
+                        found[layer * SHAPE.layer(0).kv_heads + head].extend(tokens.map(|(k, v)| (bits(k), bits(v))));
                     }
                 }
                 Ok(())
@@ -147,8 +150,8 @@ fn streamed(cache: &mut KvCache) -> Vec<Vec<Row>> {
 fn holders(caches: &[KvCache]) -> BTreeMap<PageId, usize> {
     let mut holders = BTreeMap::new();
     for cache in caches {
-        for layer in 0..SHAPE.layers {
-            for head in 0..SHAPE.kv_heads {
+        for layer in 0..SHAPE.layers.count() {
+            for head in 0..SHAPE.layer(0).kv_heads {
                 for page in cache.page_ids(layer, head) {
                     *holders.entry(*page).or_default() += 1;
                 }
@@ -199,7 +202,7 @@ fn append(cache: &mut KvCache, plain: &mut Plain, text: usize, count: usize) {
     let first = plain.heads[0].len();
     let ids: Vec<u32> = (first..first + count).map(|at| token(text, at)).collect();
     let mut appended = 0;
-    for layer in 0..SHAPE.layers {
+    for layer in 0..SHAPE.layers.count() {
         let all = |kind: usize| -> Vec<f32> {
             let tokens = ids.iter().zip(first..);
             tokens.flat_map(|(id, at)| elements(*id, at, layer, kind)).collect()
@@ -207,10 +210,10 @@ fn append(cache: &mut KvCache, plain: &mut Plain, text: usize, count: usize) {
         let (keys, values) = (all(0), all(1));
         match cache.append(layer, &keys, &values) {
             Ok(()) => {
-                let width = SHAPE.kv_heads * SHAPE.head_dim;
+                let width = SHAPE.layer(0).kv_heads * SHAPE.layer(0).key_width;
                 for (keys, values) in keys.chunks(width).zip(values.chunks(width)) {
                     for (head, row) in rows(keys, values).into_iter().enumerate() {
-                        plain.heads[layer * SHAPE.kv_heads + head].push(row);
+                        plain.heads[layer * SHAPE.layer(0).kv_heads + head].push(row);
                     }
                 }
                 appended += 1;
@@ -219,7 +222,7 @@ fn append(cache: &mut KvCache, plain: &mut Plain, text: usize, count: usize) {
         }
     }
     match &mut plain.text {
-        Some(tokens) if appended == SHAPE.layers => tokens.extend(ids),
+        Some(tokens) if appended == SHAPE.layers.count() => tokens.extend(ids),
         // Layers of different lengths follow from no text.
         text if appended > 0 => *text = None,
         _ => {}
@@ -228,7 +231,7 @@ fn append(cache: &mut KvCache, plain: &mut Plain, text: usize, count: usize) {
 
 /// Replaces keys of some tokens within a page; where that is refused, each KV head has its old keys or its new ones.
 fn turn(cache: &mut KvCache, plain: &mut Plain, first: usize) {
-    let heads = SHAPE.kv_heads..2 * SHAPE.kv_heads;
+    let heads = SHAPE.layer(0).kv_heads..2 * SHAPE.layer(0).kv_heads;
     let held = heads.clone().map(|head| plain.heads[head].len()).min().unwrap();
     let first = first.min(held);
     let count = (held - first).min(16 - first % 16).min(9);
@@ -253,10 +256,10 @@ fn adopt(cache: &mut KvCache, text: usize) -> Plain {
     let ids: Vec<u32> = (0..MOST_TOKENS).map(|at| token(text, at)).collect();
     let found = cache.adopt(b"model", &ids);
     for (at, id) in ids[..found].iter().enumerate() {
-        for layer in 0..SHAPE.layers {
+        for layer in 0..SHAPE.layers.count() {
             let row = rows(&elements(*id, at, layer, 0), &elements(*id, at, layer, 1));
             for (head, row) in row.into_iter().enumerate() {
-                plain.heads[layer * SHAPE.kv_heads + head].push(row);
+                plain.heads[layer * SHAPE.layer(0).kv_heads + head].push(row);
             }
         }
     }
@@ -287,7 +290,7 @@ fn take_step(pool: &PagePool, caches: &mut [KvCache], plains: &mut [Plain], who:
             plains[who].text = None;
         }
         Step::Retain(every) => {
-            let head = &mut plains[who].heads[SHAPE.kv_heads + 1];
+            let head = &mut plains[who].heads[SHAPE.layer(0).kv_heads + 1];
             let kept: Vec<usize> = (0..head.len()).filter(|at| *at < 20 || at % every == 0).collect();
             match caches[who].retain(1, 1, &kept) {
                 Ok(_) => *head = kept.iter().map(|at| head[*at].clone()).collect(),
@@ -338,7 +341,7 @@ proptest! {
             _ => tiers.ram_budget_bytes.unwrap(),
         };
         let all_memory = tiers.device_budget_bytes + tiers.ram_budget_bytes.unwrap();
-        let disk_budget = disk_pages.map_or(u64::MAX, |pages| pages * SHAPE.page_bytes());
+        let disk_budget = disk_pages.map_or(u64::MAX, |pages| pages * SHAPE.page_bytes(0));
         let pool = PagePool::new(SHAPE, tiers).unwrap();
         let mut caches: Vec<KvCache> = (0..4).map(|_| pool.cache()).collect();
         let mut plains: Vec<Plain> = (0..4).map(|_| Plain::empty()).collect();
@@ -356,10 +359,10 @@ proptest! {
             let holders = holders(&caches);
             prop_assert_eq!(pool.pages(), holders.len());
             for cache in &caches {
-                let ids = (0..SHAPE.layers).flat_map(|layer| (0..SHAPE.kv_heads).map(move |head| (layer, head)));
+                let ids = (0..SHAPE.layers.count()).flat_map(|layer| (0..SHAPE.layer(0).kv_heads).map(move |head| (layer, head)));
                 let ids = ids.flat_map(|(layer, head)| cache.page_ids(layer, head));
                 let shared = ids.filter(|id| holders[id] > 1).count() as u64;
-                prop_assert_eq!(cache.usage().shared_bytes, shared * SHAPE.page_bytes());
+                prop_assert_eq!(cache.usage().shared_bytes, shared * SHAPE.page_bytes(0));
             }
         }
         while let Some(cache) = caches.pop() {

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use riffle_attention::Format;
-use riffle_kv::{CacheShape, FetchRequest, KvCache, SharedBlocks, SharedOptions};
+use riffle_kv::{CacheShape, FetchRequest, KvCache, LayerShape, LayerShapes, SharedBlocks, SharedOptions};
 
 use crate::testing::{all_contents, append_all, shape};
 use riffle_testing::store::{FakeStore, Fault, Operation};
@@ -28,9 +28,7 @@ fn cache(shape: CacheShape, salt: u64, tokens: usize) -> KvCache {
 /// Blocks of several slices: two layers of 200 KB each, and a head.
 fn large_shape() -> CacheShape {
     CacheShape {
-        layers: 5,
-        kv_heads: 2,
-        head_dim: 128,
+        layers: LayerShapes::alike(5, LayerShape::new(2, 128)),
         page_tokens: 256,
         key_format: Format::F32,
         value_format: Format::F16,

@@ -9,21 +9,21 @@ use proptest::prelude::*;
 use riffle_attention::{Format, read_keys, read_values};
 use riffle_kv::{CacheShape, CpuDevice, DiskTier, KvCache, KvError, KvTiers, Outlook, PagePool};
 
-type Contents = BTreeMap<(usize, usize, usize), (Vec<u32>, Vec<u32>)>;
+pub(crate) type Contents = BTreeMap<(usize, usize, usize), (Vec<u32>, Vec<u32>)>;
 
 /// Everything a cache holds, wherever it lies.
-fn streamed(cache: &mut KvCache) -> Contents {
+pub(crate) fn streamed(cache: &mut KvCache) -> Contents {
     let shape = *cache.shape();
-    let d = shape.head_dim;
     let mut found = Contents::new();
-    for layer in 0..shape.layers {
+    for layer in 0..shape.layers.count() {
+        let widths = [shape.layer(layer).key_width, shape.layer(layer).value_width];
         cache
-            .stream::<KvError>(layer, None, Some((layer + 1) % shape.layers), &mut |pages| {
+            .stream::<KvError>(layer, None, Some((layer + 1) % shape.layers.count()), &mut |pages| {
                 for (head, pages) in pages.iter().enumerate() {
                     for page in pages {
-                        let mut rows = [vec![0.0; page.tokens * d], vec![0.0; page.tokens * d]];
-                        read_keys(&page.keys, d, 0, page.tokens, &mut rows[0], d).unwrap();
-                        read_values(&page.values, d, 0, page.tokens, &mut rows[1], d).unwrap();
+                        let mut rows = widths.map(|width| vec![0.0; page.tokens * width]);
+                        read_keys(&page.keys, widths[0], 0, page.tokens, &mut rows[0], widths[0]).unwrap();
+                        read_values(&page.values, widths[1], 0, page.tokens, &mut rows[1], widths[1]).unwrap();
                         let [keys, values] = rows.map(|row| row.iter().map(|x| x.to_bits()).collect());
                         found.insert((layer, head, page.start), (keys, values));
                     }
@@ -160,9 +160,9 @@ fn far(folder: &Path, shape: &CacheShape, pages: u64, apart: bool) -> KvTiers {
         },
         ..KvTiers::memory(None)
     };
-    let near = 3 * tiers.least_near_bytes(shape) + pages * shape.page_bytes();
+    let near = 3 * tiers.least_near_bytes(shape) + pages * shape.page_bytes(0);
     (tiers.ram_budget_bytes, tiers.device_budget_bytes) = if apart {
-        (Some(9 * shape.page_bytes()), near)
+        (Some(9 * shape.page_bytes(0)), near)
     } else {
         (Some(near), 0)
     };
@@ -208,7 +208,7 @@ fn a_sequence_that_fills_the_nearest_tier_leaves_room_to_those_that_share_its_pa
             assert!(forks.len() < 100, "there is no end of room");
             let mut fork = book.fork();
             let mut refused = None;
-            for layer in 0..shape.layers {
+            for layer in 0..shape.layers.count() {
                 let one = tokens(&shape, layer as u64, 0, 40);
                 refused = refused.or(fork.append(layer, &one, &one).err());
             }
@@ -353,7 +353,7 @@ proptest! {
         for (number, step) in steps.iter().enumerate() {
             match *step {
                 Step::Append(who, count) => {
-                    for layer in 0..shape.layers {
+                    for layer in 0..shape.layers.count() {
                         let (keys, values) = (tokens(&shape, number as u64, 0, count), tokens(&shape, 99, number, count));
                         if pooled[who].tokens(layer) + count <= 400 {
                             match pooled[who].append(layer, &keys, &values) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::testing::{all_contents, append_all, shape, tokens};
 use riffle_attention::Format;
-use riffle_kv::{CacheShape, KvCache, KvError};
+use riffle_kv::{CacheShape, KvCache, KvError, LayerShape, LayerShapes};
 
 fn file_names(folder: &Path) -> impl Iterator<Item = String> {
     let entries = fs::read_dir(folder).unwrap();
@@ -78,8 +78,8 @@ fn equal_pages_have_equal_hashes_whatever_their_memory_held_before() {
         let mut fresh = KvCache::new(shape, None).unwrap();
         append_all(&mut fresh, 3, 37);
         let mut hashes = Vec::new();
-        for layer in 0..shape.layers {
-            for kv_head in 0..shape.kv_heads {
+        for layer in 0..shape.layers.count() {
+            for kv_head in 0..shape.layer(0).kv_heads {
                 for page in 0..2 {
                     let hash = fresh.page_hash(layer, kv_head, page).unwrap();
                     assert_eq!(used.page_hash(layer, kv_head, page), Some(hash), "{}", format.name());
@@ -88,7 +88,7 @@ fn equal_pages_have_equal_hashes_whatever_their_memory_held_before() {
                 assert_eq!(fresh.page_hash(layer, kv_head, 2), None);
             }
         }
-        assert_eq!(fresh.page_hash(0, shape.kv_heads, 0), None);
+        assert_eq!(fresh.page_hash(0, shape.layer(0).kv_heads, 0), None);
         // Different pages have different hashes, and so has a page with one token less.
         append_all(&mut fresh, 3, 1);
         hashes.push(fresh.page_hash(0, 0, 1).unwrap());
@@ -107,6 +107,10 @@ fn a_file_of_another_model_or_shape_is_refused_by_name() {
     let mut cache = KvCache::new(shape, None).unwrap();
     append_all(&mut cache, 0, 40);
     cache.save(&path, b"model a", b"").unwrap();
+    let of_layers = |count, layer| CacheShape {
+        layers: LayerShapes::alike(count, layer),
+        ..shape
+    };
     let refused = |shape: &CacheShape, identity: &[u8]| match KvCache::restore(&path, shape, identity, None) {
         Err(error @ KvError::Foreign { .. }) => error.to_string(),
         Err(error) => panic!("{error}"),
@@ -114,9 +118,9 @@ fn a_file_of_another_model_or_shape_is_refused_by_name() {
     };
     assert!(refused(&shape, b"model b").contains("the model"));
     for (other, what) in [
-        (CacheShape { layers: 3, ..shape }, "layers"),
-        (CacheShape { kv_heads: 1, ..shape }, "KV heads"),
-        (CacheShape { head_dim: 16, ..shape }, "head_dim"),
+        (of_layers(3, shape.layer(0)), "layers"),
+        (of_layers(2, LayerShape::new(1, 32)), "KV heads"),
+        (of_layers(2, LayerShape::new(3, 16)), "head_dim"),
         (
             CacheShape {
                 page_tokens: 64,
@@ -149,9 +153,7 @@ fn a_changed_missing_or_added_byte_is_always_noticed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cache.kv");
     let shape = CacheShape {
-        layers: 1,
-        kv_heads: 2,
-        head_dim: 16,
+        layers: LayerShapes::alike(1, LayerShape::new(2, 16)),
         page_tokens: 16,
         key_format: Format::Q8_0,
         value_format: Format::F16,
@@ -191,7 +193,7 @@ fn a_changed_missing_or_added_byte_is_always_noticed() {
     }
     refused(&[&good[..], &[0]].concat());
     // Two pages that change places are each right, but not where they are.
-    let page = shape.page_bytes() as usize + 16;
+    let page = shape.page_bytes(0) as usize + 16;
     let first = good.len() - 16 - 4 * page;
     let mut swapped = good.clone();
     swapped[first..first + page].copy_from_slice(&good[first + 2 * page..first + 3 * page]);
@@ -232,7 +234,7 @@ const CHILD_PATH: &str = "RIFFLE_KV_TEST_SAVE_PATH";
 
 fn crash_shape() -> CacheShape {
     CacheShape {
-        head_dim: 64,
+        layers: LayerShapes::alike(2, LayerShape::new(3, 64)),
         ..shape(64, Format::F16)
     }
 }

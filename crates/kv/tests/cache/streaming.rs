@@ -8,7 +8,7 @@ use riffle_kv::{KvCache, KvError};
 fn pages_removed_from_the_middle_leave_the_others_as_they_were() {
     for format in [Format::F32, Format::Q4_0] {
         let shape = shape(32, format);
-        let width = shape.head_dim;
+        let width = shape.layer(0).key_width;
         let mut cache = KvCache::new(shape, None).unwrap();
         append_all(&mut cache, 3, 150);
         let before = all_contents(&cache);

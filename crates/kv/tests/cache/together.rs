@@ -57,17 +57,17 @@ fn tiers(folder: &Path, shape: &CacheShape, tier: usize, spare_pages: u64, slots
         },
         ..KvTiers::memory(None)
     };
-    let near = tiers.least_near_bytes(shape) + spare_pages * shape.page_bytes();
+    let near = tiers.least_near_bytes(shape) + spare_pages * shape.page_bytes(0);
     match tier {
         0 => {}
         1 => tiers.ram_budget_bytes = Some(near),
-        _ => (tiers.ram_budget_bytes, tiers.device_budget_bytes) = (Some(9 * shape.page_bytes()), near),
+        _ => (tiers.ram_budget_bytes, tiers.device_budget_bytes) = (Some(9 * shape.page_bytes(0)), near),
     }
     (tiers, device)
 }
 
 fn shown(shape: &CacheShape, page: &PageView<'_>) -> Shown {
-    let d = shape.head_dim;
+    let d = shape.layer(0).key_width;
     let mut rows = [vec![0.0; page.tokens * d], vec![0.0; page.tokens * d]];
     read_keys(&page.keys, d, 0, page.tokens, &mut rows[0], d).unwrap();
     read_values(&page.values, d, 0, page.tokens, &mut rows[1], d).unwrap();
@@ -78,7 +78,7 @@ fn shown(shape: &CacheShape, page: &PageView<'_>) -> Shown {
 /// Streams reads of some sequences in one go.
 fn read(sequences: &mut [&mut KvCache], reads: &[Wanted], layer: usize, next: Option<usize>) -> Read {
     let shape = *sequences[0].shape();
-    let (heads, head_dim) = (shape.kv_heads, shape.head_dim);
+    let (heads, head_dim) = (shape.layer(0).kv_heads, shape.layer(0).key_width);
     let queries = tokens(&shape, 77, 0, 2);
     let options = AttendOptions::new(0.2).with_arithmetic(Arithmetic::Fused);
     let selection = Selection::full(MOST_TOKENS);
@@ -149,7 +149,7 @@ fn far_pages(sequences: &[KvCache], reads: &[Wanted], layer: usize) -> BTreeMap<
     for wanted in reads {
         let sequence = &sequences[wanted.sequence];
         let reader = sequence.read();
-        for kv_head in 0..sequence.shape().kv_heads {
+        for kv_head in 0..sequence.shape().layer(0).kv_heads {
             for (number, id) in sequence.page_ids(layer, kv_head).iter().enumerate() {
                 let spans = wanted.pages.as_ref().map(|pages| &pages[kv_head]);
                 let is_read = spans.is_none_or(|spans| spans.iter().any(|span| span.range().contains(&number)));
@@ -172,7 +172,7 @@ fn planes_of(
     let before = device.planes();
     for (sequence, kv_head, number) in pages.values() {
         let sequence = &mut sequences[*sequence];
-        let mut wanted = vec![Vec::new(); sequence.shape().kv_heads];
+        let mut wanted = vec![Vec::new(); sequence.shape().layer(0).kv_heads];
         wanted[*kv_head].push(Span::new(*number, number + 1));
         sequence
             .stream::<KvError>(layer, Some(&wanted), None, &mut |_| Ok(()))
@@ -215,7 +215,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 /// Grows a sequence by tokens of the one text, unless it holds something else or there is no room for them.
 fn append(sequence: &mut KvCache, count: usize) {
     let shape = *sequence.shape();
-    for layer in 0..shape.layers {
+    for layer in 0..shape.layers.count() {
         let first = sequence.tokens(layer);
         if first + count > MOST_TOKENS {
             return;
@@ -246,7 +246,9 @@ fn change(sequences: &mut [KvCache], whole: &mut [bool], step: &Step) {
         }
         Step::Share(who) if whole[*who] => {
             let sequence = &mut sequences[*who];
-            let held = (0..sequence.shape().layers).map(|layer| sequence.tokens(layer)).min();
+            let held = (0..sequence.shape().layers.count())
+                .map(|layer| sequence.tokens(layer))
+                .min();
             let text: Vec<u32> = (0..held.unwrap() as u32).collect();
             sequence.share(b"text", &text);
         }

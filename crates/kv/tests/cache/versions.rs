@@ -20,14 +20,14 @@ impl Copies {
     /// Compares every page of a sequence with its copy, and copies what is new; returns how many tokens were there already.
     fn check(&mut self, cache: &KvCache) -> usize {
         let (shape, mut known) = (*cache.shape(), 0);
-        for layer in 0..shape.layers {
+        for layer in 0..shape.layers.count() {
             let versions = cache.page_versions(layer);
             for (kv_head, versions) in versions.iter().enumerate() {
                 let reader = cache.read();
                 let pages = reader.pages(layer, kv_head);
                 assert_eq!(versions.len(), pages.len());
                 for (version, page) in versions.iter().zip(pages) {
-                    let d = shape.head_dim;
+                    let d = shape.layer(0).key_width;
                     let mut rows = [vec![0.0; page.tokens * d], vec![0.0; page.tokens * d]];
                     read_keys(&page.keys, d, 0, page.tokens, &mut rows[0], d).unwrap();
                     read_values(&page.values, d, 0, page.tokens, &mut rows[1], d).unwrap();
@@ -37,7 +37,7 @@ impl Copies {
                     for (copy, now) in copy.iter().zip(&now) {
                         assert!(copy[..both] == now[..both], "a page changed under its version");
                     }
-                    known += both / shape.head_dim;
+                    known += both / shape.layer(0).key_width;
                     if now[0].len() > copy[0].len() {
                         *copy = now;
                     }
@@ -50,7 +50,7 @@ impl Copies {
 
 fn append(cache: &mut KvCache, salt: u64, count: usize) {
     let shape = *cache.shape();
-    for layer in 0..shape.layers {
+    for layer in 0..shape.layers.count() {
         let first = cache.tokens(layer);
         let (keys, values) = (
             tokens(&shape, salt, first, count),
@@ -122,7 +122,7 @@ fn a_page_holds_what_was_copied_under_its_version_whatever_sequences_do() {
 fn what_is_appended_to_keeps_its_version_and_what_is_written_over_does_not() {
     let pool = PagePool::new(shape(), KvTiers::memory(None)).unwrap();
     let (mut cache, mut copies) = (pool.cache(), Copies::default());
-    let heads = shape().kv_heads * shape().layers;
+    let heads = shape().layer(0).kv_heads * shape().layers.count();
     append(&mut cache, 1, 20);
     assert_eq!(copies.check(&cache), 0);
     append(&mut cache, 5, 20);
@@ -145,5 +145,5 @@ fn what_is_appended_to_keeps_its_version_and_what_is_written_over_does_not() {
     append(&mut other, 13, 40);
     assert_eq!(other.page_ids(0, 0)[0], ids[0]);
     assert_eq!(copies.check(&other), 0);
-    assert!(other.page_versions(shape().layers).is_empty());
+    assert!(other.page_versions(shape().layers.count()).is_empty());
 }

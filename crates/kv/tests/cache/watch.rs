@@ -100,7 +100,7 @@ fn tiers(folder: &Path, shape: &CacheShape) -> KvTiers {
         },
         ..KvTiers::memory(None)
     };
-    tiers.ram_budget_bytes = Some(tiers.least_near_bytes(shape) + 8 * shape.page_bytes());
+    tiers.ram_budget_bytes = Some(tiers.least_near_bytes(shape) + 8 * shape.page_bytes(0));
     tiers
 }
 
@@ -173,9 +173,9 @@ fn take(sequences: &mut Vec<Sequence>, pool: &PagePool, texts: &[Vec<u32>], step
                 let end = cache.tokens(0);
                 let kept: Vec<usize> = (0..5).chain(23..end).collect();
                 let shape = *cache.shape();
-                for table in 0..shape.layers * shape.kv_heads {
+                for table in 0..shape.layers.count() * shape.layer(0).kv_heads {
                     cache
-                        .retain(table / shape.kv_heads, table % shape.kv_heads, &kept)
+                        .retain(table / shape.layer(0).kv_heads, table % shape.layer(0).kv_heads, &kept)
                         .unwrap();
                 }
             }

@@ -5,27 +5,35 @@ use std::sync::Arc;
 
 use super::{Norm, Projection, Rotary};
 use crate::workspace::{CUT_GRID, ROW_BLOCK, Workspace};
-use crate::{Batch, ModelConfig};
+use crate::{AttentionShape, Batch, ModelConfig};
 
 /// What goes into attention: projections of the normalised rows and what happens to heads then. The result lies in
 /// [`Rows::Attended`](crate::Rows::Attended).
 pub struct Attention {
     /// The norm before the projections.
     pub norm: Arc<Norm>,
-    /// To `[heads, head_dim]`.
+    /// Its heads and their widths.
+    pub shape: AttentionShape,
+    /// To `[heads, key_width]`.
     pub query: Projection,
-    /// To `[kv_heads, head_dim]`.
-    pub key: Projection,
-    /// To `[kv_heads, head_dim]`.
-    pub value: Projection,
     /// Norm of single query heads before the rotation.
     pub query_norm: Option<Norm>,
-    /// Norm of single key heads before the rotation.
-    pub key_norm: Option<Norm>,
+    /// Its own keys and values; `None` for a layer that reads those of another.
+    pub key_value: Option<KeyValue>,
     /// How queries and keys carry their positions.
     pub rotary: Arc<Rotary>,
     /// Which of the model's rotations that is, below [`ModelConfig::rotary_tables`].
     pub rotary_table: usize,
+}
+
+/// The keys and values that a layer computes.
+pub struct KeyValue {
+    /// To `[kv_heads, key_width]`.
+    pub key: Projection,
+    /// To `[kv_heads, value_width]`.
+    pub value: Projection,
+    /// Norm of single key heads before the rotation.
+    pub key_norm: Option<Norm>,
 }
 
 impl Attention {
@@ -38,8 +46,8 @@ impl Attention {
         hidden: &[f32],
         workspace: &mut Workspace,
     ) {
-        let (rotary, width) = (&*self.rotary, config.hidden_size);
-        let (query_width, kv_width) = (config.query_width(), config.kv_width());
+        let (rotary, width, shape) = (&*self.rotary, config.hidden_size, self.shape);
+        let widths = [shape.query_width(), shape.keys_width(), shape.values_width()];
         let Workspace {
             queries,
             keys,
@@ -54,26 +62,40 @@ impl Attention {
             let (first, rows) = (block.start, block.len());
             let normed = &mut normed[..rows * width];
             self.norm.apply(&hidden[first * width..][..rows * width], normed);
-            let queries = &mut queries[first * query_width..][..rows * query_width];
-            let keys = &mut keys[first * kv_width..][..rows * kv_width];
-            let values = &mut values[first * kv_width..][..rows * kv_width];
-            let projections = [&self.query, &self.key, &self.value];
-            Projection::apply_all(projections, normed, [&mut *queries, &mut *keys, values]);
+            let queries = &mut queries[first * widths[0]..][..rows * widths[0]];
+            let keys = &mut keys[first * widths[1]..][..rows * widths[1]];
+            let values = &mut values[first * widths[2]..][..rows * widths[2]];
+            match &self.key_value {
+                Some(KeyValue { key, value, .. }) => {
+                    Projection::apply_all([&self.query, key, value], normed, [&mut *queries, &mut *keys, values]);
+                }
+                None => self.query.apply(normed, queries),
+            }
             // [rows, 2, dim / 2]
             let angles = &table.angles()[first * rotary.dim()..];
-            for (heads, width, norm) in [
-                (queries, query_width, &self.query_norm),
-                (keys, kv_width, &self.key_norm),
-            ] {
-                finish_heads(heads, width, config.head_dim, norm.as_ref(), angles, rotary.dim());
+            let key_norm = self.key_value.as_ref().map(|own| own.key_norm.as_ref());
+            let turned = [
+                (queries, widths[0], Some(self.query_norm.as_ref())),
+                (keys, widths[1], key_norm),
+            ];
+            for (heads, width, norm) in turned {
+                if let Some(norm) = norm {
+                    finish_heads(heads, width, shape.key_width, norm, angles, rotary.dim());
+                }
             }
         }
     }
 
     /// Bytes in memory, without the norm that other parts may share.
     pub(crate) fn bytes(&self) -> u64 {
-        let norms = self.query_norm.iter().chain(&self.key_norm).map(Norm::bytes);
-        self.query.bytes() + self.key.bytes() + self.value.bytes() + norms.sum::<u64>()
+        let query_norm = self.query_norm.as_ref().map_or(0, Norm::bytes);
+        self.query.bytes() + query_norm + self.key_value.as_ref().map_or(0, KeyValue::bytes)
+    }
+}
+
+impl KeyValue {
+    fn bytes(&self) -> u64 {
+        self.key.bytes() + self.value.bytes() + self.key_norm.as_ref().map_or(0, Norm::bytes)
     }
 }
 

@@ -11,7 +11,7 @@ mod rows;
 
 pub use activation::Activation;
 pub(crate) use activation::sigmoid_gate;
-pub use attention::Attention;
+pub use attention::{Attention, KeyValue};
 pub(crate) use gated_delta_net::DeltaNetStorage;
 pub use gated_delta_net::GatedDeltaNet;
 pub use mlp::Mlp;

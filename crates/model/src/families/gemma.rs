@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::{Family, added_to_norms, gated_mlp, norm_plus};
-use crate::blocks::{Activation, Attention, Mlp, Norm, Projection, Rotary, RotarySettings};
+use crate::blocks::{Activation, Attention, KeyValue, Mlp, Norm, Projection, Rotary, RotarySettings};
 use crate::decoder::Decoder;
 use crate::fields::Fields;
 use crate::layer::{Layer, Rows, Step};
@@ -137,11 +137,14 @@ fn build(
         let (rotary_table, rotary) = rotary(layer);
         let attention = Attention {
             norm: before_attention,
+            shape: config.attention_of(layer),
             query: load("self_attn.q_proj", queries, hidden)?,
-            key: load("self_attn.k_proj", kv, hidden)?,
-            value: load("self_attn.v_proj", kv, hidden)?,
             query_norm,
-            key_norm,
+            key_value: Some(KeyValue {
+                key: load("self_attn.k_proj", kv, hidden)?,
+                value: load("self_attn.v_proj", kv, hidden)?,
+                key_norm,
+            }),
             rotary,
             rotary_table,
         };

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use super::Family;
-use crate::blocks::{Activation, Attention, Mlp, Norm, Projection, Rotary, RotarySettings};
+use crate::blocks::{Activation, Attention, KeyValue, Mlp, Norm, Projection, Rotary, RotarySettings};
 use crate::decoder::Decoder;
 use crate::fields::Fields;
 use crate::layer::{Layer, Rows, Step, feed_forward};
@@ -162,11 +162,14 @@ fn attention(
     };
     let attention = Attention {
         norm: Arc::new(before),
+        shape: config.attention_of(0),
         query,
-        key,
-        value,
         query_norm: head_norm("q_norm")?,
-        key_norm: head_norm("k_norm")?,
+        key_value: Some(KeyValue {
+            key,
+            value,
+            key_norm: head_norm("k_norm")?,
+        }),
         rotary: Arc::clone(rotary),
         rotary_table: 0,
     };

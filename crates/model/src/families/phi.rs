@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Family;
-use crate::blocks::{Activation, Attention, Mlp, Norm, Projection, Rotary, RotarySettings};
+use crate::blocks::{Activation, Attention, KeyValue, Mlp, Norm, Projection, Rotary, RotarySettings};
 use crate::decoder::Decoder;
 use crate::fields::Fields;
 use crate::layer::{Layer, Rows, Step};
@@ -52,11 +52,10 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
         let mut load = |part: &str, outputs, inputs| Projection::load(weights, &name(part), outputs, inputs, true);
         let attention = Attention {
             norm: Arc::clone(&norm),
+            shape: config.attention_of(layer),
             query,
-            key,
-            value,
             query_norm,
-            key_norm,
+            key_value: Some(KeyValue { key, value, key_norm }),
             rotary: Arc::clone(&rotary),
             rotary_table: 0,
         };

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use super::{Family, added_to_norms, gated_mlp, norm_plus};
-use crate::blocks::{Activation, Attention, DeltaNetStorage, GatedDeltaNet, Norm, Projection, Rotary, RotarySettings};
+use crate::blocks::{
+    Activation, Attention, DeltaNetStorage, GatedDeltaNet, KeyValue, Norm, Projection, Rotary, RotarySettings,
+};
 use crate::decoder::Decoder;
 use crate::fields::Fields;
 use crate::layer::{Layer, Rows, Step, feed_forward};
@@ -208,11 +210,14 @@ impl<'a> Mixers<'a> {
         let mut load = |part: &str, outputs, inputs| Projection::load(weights, &name(part), outputs, inputs, biased);
         let attention = Attention {
             norm: Arc::clone(&norm),
+            shape: config.attention_of(0),
             query,
-            key: load("k_proj", kv, hidden)?,
-            value: load("v_proj", kv, hidden)?,
             query_norm,
-            key_norm,
+            key_value: Some(KeyValue {
+                key: load("k_proj", kv, hidden)?,
+                value: load("v_proj", kv, hidden)?,
+                key_norm,
+            }),
             rotary: Arc::clone(&self.rotary),
             rotary_table: 0,
         };

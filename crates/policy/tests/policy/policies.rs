@@ -184,7 +184,6 @@ fn misspelled_policies_say_what_there_is() {
 }
 
 const SHAPE: PolicyShape = PolicyShape {
-    layers: 3,
     kv_heads: 2,
     group: 4,
     head_dim: 64,
@@ -241,7 +240,7 @@ fn short_sequences_are_read_densely_up_to_the_length_given_or_the_break_even() {
 
     let rules: PolicyRules = "streaming:sinks=2,window=3,from=50".parse().unwrap();
     assert_eq!(rules.to_string(), "streaming:sinks=2,window=3,from=50");
-    let set = PolicySet::new(&rules, Phase::Prefill, &SHAPE, &cost).unwrap();
+    let set = PolicySet::new(&rules, Phase::Prefill, &[SHAPE; 3], &cost).unwrap();
     let data = [0.0; 64];
     let select = |tokens: usize| {
         let query = QueryTile {
@@ -256,7 +255,7 @@ fn short_sequences_are_read_densely_up_to_the_length_given_or_the_break_even() {
     };
     assert_eq!(select(49), Selection::full(49));
     let corrected: PolicyRules = "streaming:delta=8,from=50".parse().unwrap();
-    let corrected = PolicySet::new(&corrected, Phase::Prefill, &SHAPE, &cost).unwrap();
+    let corrected = PolicySet::new(&corrected, Phase::Prefill, &[SHAPE; 3], &cost).unwrap();
     let delta = |tokens: usize| corrected.layer(1)[0].delta(&context_of(tokens, 1));
     assert_eq!([delta(49), delta(50)], [None, Some(8)]);
     assert_eq!(set.layer(1)[0].delta(&context_of(50, 1)), None);
