@@ -98,8 +98,9 @@ fn refusal(config: &ModelConfig, options: &EngineOptions) -> Option<EngineError>
             "the device reads pages of a multiple of 64 tokens: use one, or `device=cpu`",
         ));
     }
-    if config.has_differing_layers() {
-        let problem = "it computes models whose layers are alike, and this one's differ: use `device=cpu`";
+    if !config.is_uniform() {
+        let problem =
+            "it computes models whose layers all have the same heads, and this one's differ: use `device=cpu`";
         return Some(EngineError::option("device", "cuda", problem));
     }
     if !config.head_dim.is_multiple_of(16) || config.head_dim > 256 {

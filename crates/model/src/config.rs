@@ -21,12 +21,18 @@ pub struct AttentionShape {
     pub value_width: usize,
     /// The layer whose keys and values this one reads: one before it that has its own. `None` for a layer with keys of its own.
     pub shares: Option<usize>,
+    /// True if each query head has a logit that takes part in its softmax and has no value ([`Attention::sinks`](crate::Attention)).
+    pub has_sinks: bool,
 }
 
 impl AttentionShape {
     /// Query heads of a KV head.
     pub fn group(&self) -> usize {
         self.heads / self.kv_heads
+    }
+
+    fn widths(&self) -> [usize; 4] {
+        [self.heads, self.kv_heads, self.key_width, self.value_width]
     }
 
     /// Elements of all queries of a token.
@@ -201,15 +207,14 @@ impl ModelConfig {
             key_width: self.head_dim,
             value_width: self.head_dim,
             shares: None,
+            has_sinks: false,
         };
         self.attention.get(layer).copied().unwrap_or(alike)
     }
 
-    /// True if layers differ in heads or widths, or read the keys of others.
-    pub fn has_differing_layers(&self) -> bool {
-        let mut layers = (0..self.layers).filter(|layer| self.is_attention(*layer));
-        let first = layers.clone().next().map(|layer| self.attention_of(layer));
-        layers.any(|layer| Some(self.attention_of(layer)) != first)
+    /// True if all layers have the same heads of one width, with keys of their own and without sinks: devices compute no others.
+    pub fn is_uniform(&self) -> bool {
+        self.attention.is_empty()
     }
 
     /// Layers that hold keys and values.
@@ -253,7 +258,7 @@ impl ModelConfig {
             let owner = self.attention_of(shared);
             let window = |layer: usize| self.windows.get(layer).copied().flatten();
             let is_owner = shared < layer && self.is_attention(shared);
-            if !is_owner || owner != (AttentionShape { shares: None, ..*own }) || window(shared) != window(layer) {
+            if !is_owner || owner.widths() != own.widths() || window(shared) != window(layer) {
                 return refuse(layer, "reads the keys of a layer that has no such keys");
             }
         }

@@ -12,6 +12,8 @@ pub struct ModelOutline {
     config: ModelConfig,
     // by layer; `None` where there are no keys
     rotations: Vec<Option<Arc<Rotary>>>,
+    // by layer
+    sinks: Vec<Option<Arc<[f32]>>>,
     rotation_changes_at: Option<usize>,
 }
 
@@ -23,6 +25,10 @@ impl ModelOutline {
             config: config.clone(),
             rotation_changes_at: rotations.iter().flatten().find_map(|rotary| rotary.changes_at()),
             rotations,
+            sinks: layers
+                .iter()
+                .map(|layer| layer.attention.as_ref()?.sinks.clone())
+                .collect(),
         }
     }
 
@@ -34,6 +40,11 @@ impl ModelOutline {
     /// Tokens layer `layer` looks back, counting the token itself; `None` where it sees everything.
     pub fn window(&self, layer: usize) -> Option<usize> {
         *self.config.windows.get(layer)?
+    }
+
+    /// A logit of each query head of a layer that takes part in its softmax and has no value, where the layer has such.
+    pub fn sinks(&self, layer: usize) -> Option<&Arc<[f32]>> {
+        self.sinks.get(layer)?.as_ref()
     }
 
     /// The length of a sequence beyond which its keys turn otherwise than below (LongRoPE): keys of the two kinds do not go

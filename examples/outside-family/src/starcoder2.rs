@@ -50,6 +50,7 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
                 value: load("self_attn.v_proj", kv, hidden)?,
                 key_norm: None,
             }),
+            sinks: None,
             rotary: Arc::clone(&rotary),
             rotary_table: 0,
         };

@@ -210,6 +210,10 @@ impl Upload<'_> {
         let own = attention
             .key_value
             .expect("engines refuse a device for layers that read the keys of others");
+        assert!(
+            attention.sinks.is_none(),
+            "engines refuse a device for layers with sinks"
+        );
         Ok(DeviceAttention {
             norm: self.norm(&attention.norm)?,
             query: self.projection(&attention.query)?,

@@ -5,7 +5,7 @@ use riffle_kv::KvCache;
 use serde::{Deserialize, Serialize};
 
 use crate::EngineError;
-use crate::attention::chunk::{Chosen, Chunk};
+use crate::attention::chunk::{Chosen, Chunk, LayerStep};
 use crate::attention::counters::PairCount;
 use crate::attention::reading;
 use crate::attention::tiles::{Heads, Tile};
@@ -214,9 +214,9 @@ impl Audit {
     pub(crate) fn compare(
         &mut self,
         cache: &mut KvCache,
+        step: &LayerStep,
         chosen: &Chosen<'_>,
         sampled_reads: &SampledReads,
-        options: &AttendOptions<'_>,
         output: &[f32],
     ) -> Result<Vec<(u64, u64)>, EngineError> {
         let Heads {
@@ -233,11 +233,11 @@ impl Audit {
             .iter()
             .map(|run| Partial::new(run.rows, group, value_width));
         let mut exact: Vec<Partial> = exact.collect();
-        reading::attend_everything(cache, &chosen.chunk, &sampled, options, &mut exact)?;
+        reading::attend_everything(cache, &chosen.chunk, &sampled, &step.options, &mut exact)?;
         for ((run, exact), (kv_head, queries)) in sampled_reads.runs.iter().zip(&exact).zip(sampled) {
             let compared = Compared { run, queries, exact };
-            self.show(cache, chosen, &compared, options)?;
-            let (seen, missed) = self.take_in(&chosen.chunk, &compared, output)?;
+            self.show(cache, chosen, &compared, &step.options)?;
+            let (seen, missed) = self.take_in(step, &chosen.chunk, &compared, output)?;
             samples[kv_head].0 += seen;
             samples[kv_head].1 += missed;
         }
@@ -254,6 +254,7 @@ impl Audit {
     /// Takes the comparison of a run in; returns how many samples there were and how many missed the target.
     fn take_in(
         &mut self,
+        step: &LayerStep,
         chunk: &Chunk<'_>,
         compared: &Compared<'_>,
         output: &[f32],
@@ -263,7 +264,7 @@ impl Audit {
         let (tile, width) = (&chunk.tiles[run.tile], chunk.heads.result_width());
         // [rows, group, value_width]
         let mut expected = vec![0.0; run.rows * group * value_width];
-        exact.finish_into(&mut expected, group * value_width, None)?;
+        exact.finish_into(&mut expected, group * value_width, step.sinks_of(tile.kv_head))?;
         let mut missed = 0;
         for (at, expected) in expected.chunks_exact(value_width).enumerate() {
             let (row, head) = (at / group, tile.kv_head * group + at % group);

@@ -311,6 +311,8 @@ impl CachedAttention {
             evicted_tokens: self.state.evicted.of_layer(&shape, call.layer),
             window: call.window,
             rotation: self.rotation,
+            sinks: None,
+            appends: true,
             reads_ahead: true,
             options: AttendOptions::new(call.scale)
                 .with_soft_cap(call.soft_cap)

@@ -1,6 +1,7 @@
 //! A chunk of a layer: its tiles and what they may read.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use riffle_attention::{AttendOptions, KvView, PageView, QueryTile, Selection};
 use riffle_kv::PageReader;
@@ -26,9 +27,14 @@ pub(crate) struct LayerStep {
     pub(crate) page_tokens: usize,
     /// Tokens that have left each KV head of the layer.
     pub(crate) evicted_tokens: Vec<usize>,
-    /// Tokens that the layer looks back at most; such a layer is sparse by design and no policy acts on it.
+    /// Tokens that the layer looks back at most; such a layer is sparse by design and no policy acts on it. A layer that reads the keys
+    /// of another looks back at all of them: policies choose by what their own layer reads.
     pub(crate) window: Option<usize>,
     pub(crate) rotation: Rotation,
+    /// A logit of each query head that takes part in its softmax and has no value, where the layer has such.
+    pub(crate) sinks: Option<Arc<[f32]>>,
+    /// True if the layer has keys and values of its own, which are appended before they are read.
+    pub(crate) appends: bool,
     /// True if the pages that the next layer is expected to read are brought to the device behind this one.
     pub(crate) reads_ahead: bool,
     pub(crate) options: AttendOptions<'static>,
@@ -42,6 +48,14 @@ impl LayerStep {
             start: tile.start - self.evicted_tokens[kv_head],
             ..tile
         }
+    }
+
+    /// The sinks of a KV head's group.
+    pub(crate) fn sinks_of(&self, kv_head: usize) -> Option<&[f32]> {
+        let group = self.heads.group;
+        self.sinks
+            .as_ref()
+            .map(|sinks| &sinks[kv_head * group..(kv_head + 1) * group])
     }
 
     /// Where a token of the rows stands in a KV head.

@@ -7,12 +7,12 @@
 
 use std::ops::Range;
 
-use riffle_attention::{AttendOptions, Partial, QueryTile, Selection};
+use riffle_attention::{Partial, QueryTile, Selection};
 use riffle_kv::KvCache;
 use riffle_policy::Policy;
 
 use crate::EngineError;
-use crate::attention::chunk::Chunk;
+use crate::attention::chunk::{Chunk, LayerStep};
 use crate::attention::counters::PairCount;
 use crate::attention::reading;
 use crate::attention::tiles::Tile;
@@ -79,9 +79,9 @@ pub(crate) fn dense_rows(
 /// Lets the rows read everything and corrects the outputs after them. `output` is the chunk's, `[tokens, heads, value_width]`.
 pub(crate) fn correct(
     cache: &mut KvCache,
+    step: &LayerStep,
     chunk: &Chunk<'_>,
     rows: &[DenseRow],
-    options: &AttendOptions<'_>,
     output: &mut [f32],
 ) -> Result<(), EngineError> {
     let queries = rows.iter().map(|row| row.query(&chunk.tiles));
@@ -90,7 +90,7 @@ pub(crate) fn correct(
         .iter()
         .map(|_| Partial::new(1, chunk.heads.group, chunk.heads.value_width))
         .collect();
-    reading::attend_everything(cache, chunk, &queries, options, &mut dense)?;
+    reading::attend_everything(cache, chunk, &queries, &step.options, &mut dense)?;
     let (of_group, width) = (chunk.heads.group * chunk.heads.value_width, chunk.heads.result_width());
     let mut difference = vec![0.0; of_group];
     for ((row, dense), (kv_head, _)) in rows.iter().zip(&dense).zip(&queries) {
@@ -98,7 +98,7 @@ pub(crate) fn correct(
             let first = row * width + kv_head * of_group;
             first..first + of_group
         };
-        dense.finish_into(&mut difference, of_group, None)?;
+        dense.finish_into(&mut difference, of_group, step.sinks_of(*kv_head))?;
         for (dense, sparse) in difference.iter_mut().zip(&output[elements(row.row)]) {
             *dense -= sparse;
         }

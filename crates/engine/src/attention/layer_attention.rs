@@ -160,6 +160,8 @@ impl LayerAttention {
                     keys: false,
                     values: false,
                 },
+                sinks: None,
+                appends: true,
                 reads_ahead: self.reads_ahead,
                 options: AttendOptions::for_head_dim(self.layers[layer].key_width)
                     .with_arithmetic(self.phase.arithmetic()),

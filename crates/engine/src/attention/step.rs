@@ -32,6 +32,9 @@ impl AttentionState {
         input: &LayerRows<'_>,
         tokens: Range<usize>,
     ) -> Result<(), EngineError> {
+        if !step.appends {
+            return Ok(());
+        }
         self.reader.append(&mut self.cache, input, &tokens, step.rotation)?;
         // The chunk before has been waited for.
         self.take_attended_time(step.phase)?;
@@ -257,10 +260,10 @@ impl AttentionState {
         let output = &mut output[chunk.tokens.start * width..chunk.tokens.end * width];
         for (tile, partial) in chunk.tiles.iter().zip(partials.iter()) {
             let at = tile.first_row * width + tile.kv_head * group * value_width;
-            partial.finish_into(&mut output[at..], width, None)?;
+            partial.finish_into(&mut output[at..], width, step.sinks_of(tile.kv_head))?;
         }
         if !chosen.dense_rows.is_empty() {
-            correct(&mut self.cache, chunk, &chosen.dense_rows, &step.options, output)?;
+            correct(&mut self.cache, step, chunk, &chosen.dense_rows, output)?;
         }
         add_since(&mut self.counters.time_mut(step.phase).attend_ms, began);
         self.observe(step, input, chosen, Some(partials))?;
@@ -284,7 +287,7 @@ impl AttentionState {
         output: &[f32],
     ) -> Result<(), EngineError> {
         let Some(audit) = &mut self.audit else { return Ok(()) };
-        let samples = audit.compare(&mut self.cache, chosen, sampled_reads, &step.options, output)?;
+        let samples = audit.compare(&mut self.cache, step, chosen, sampled_reads, output)?;
         let Some(auto) = self.auto.as_mut().filter(|_| step.phase == Phase::Prefill) else {
             return Ok(());
         };

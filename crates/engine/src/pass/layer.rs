@@ -14,6 +14,7 @@ pub(super) fn layer_step(sequence: &Sequence, layer: usize, phase: Phase, goal: 
     let (model, options) = (engine.model(), engine.options());
     let config = model.config();
     let cache_layer = config.cache_layer(layer).unwrap_or(0);
+    let appends = config.attention_of(layer).shares.is_none();
     LayerStep {
         phase,
         layers: config.attention_layers(),
@@ -26,8 +27,11 @@ pub(super) fn layer_step(sequence: &Sequence, layer: usize, phase: Phase, goal: 
             .of_layer(&engine.resolved().cache, cache_layer),
         window: match (model.window(layer), sequence.options().window) {
             (Some(own), Some(kept)) => Some(own.min(kept.window_tokens)),
+            (None, _) if !appends => Some(usize::MAX),
             (own, _) => own,
         },
+        sinks: model.sinks(layer).cloned(),
+        appends,
         rotation: engine.resolved().rotation,
         reads_ahead: true,
         options: AttendOptions::new(config.attention_scale)
@@ -39,8 +43,10 @@ pub(super) fn layer_step(sequence: &Sequence, layer: usize, phase: Phase, goal: 
 /// What decides how the attention of a layer of the model is cut.
 pub(super) fn layer_traits(sequence: &Sequence, layer: usize, phase: Phase) -> LayerTraits {
     let model = sequence.engine().model();
-    match (model.window(layer), model.config().cache_layer(layer)) {
-        (None, Some(cache_layer)) => sequence.attention().layer_traits(cache_layer, phase),
-        _ => LayerTraits::WITHOUT_POLICY,
+    let config = model.config();
+    let is_chosen = config.attention_of(layer).shares.is_none() && model.window(layer).is_none();
+    match config.cache_layer(layer).filter(|_| is_chosen) {
+        Some(cache_layer) => sequence.attention().layer_traits(cache_layer, phase),
+        None => LayerTraits::WITHOUT_POLICY,
     }
 }

@@ -225,7 +225,7 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
     let error = attention
         .attend(&call(Phase::Prefill, None), &short, &mut output)
         .unwrap_err();
-    assert!(error.to_string().contains("keys and values 320"), "{error}");
+    assert!(error.to_string().contains("keys 320 and values 320"), "{error}");
     let beyond = LayerCall {
         layer: 2,
         ..call(Phase::Prefill, None)

@@ -20,6 +20,8 @@ pub struct Attention {
     pub query_norm: Option<Norm>,
     /// Its own keys and values; `None` for a layer that reads those of another.
     pub key_value: Option<KeyValue>,
+    /// A logit of each query head that takes part in its softmax and has no value, where [`AttentionShape::has_sinks`] says so.
+    pub sinks: Option<Arc<[f32]>>,
     /// How queries and keys carry their positions.
     pub rotary: Arc<Rotary>,
     /// Which of the model's rotations that is, below [`ModelConfig::rotary_tables`].

@@ -145,6 +145,7 @@ fn build(
                 value: load("self_attn.v_proj", kv, hidden)?,
                 key_norm,
             }),
+            sinks: None,
             rotary,
             rotary_table,
         };

@@ -170,6 +170,7 @@ fn attention(
             value,
             key_norm: head_norm("k_norm")?,
         }),
+        sinks: None,
         rotary: Arc::clone(rotary),
         rotary_table: 0,
     };

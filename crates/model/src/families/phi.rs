@@ -56,6 +56,7 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
             query,
             query_norm,
             key_value: Some(KeyValue { key, value, key_norm }),
+            sinks: None,
             rotary: Arc::clone(&rotary),
             rotary_table: 0,
         };

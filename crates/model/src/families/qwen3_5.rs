@@ -218,6 +218,7 @@ impl<'a> Mixers<'a> {
                 value: load("v_proj", kv, hidden)?,
                 key_norm,
             }),
+            sinks: None,
             rotary: Arc::clone(&self.rotary),
             rotary_table: 0,
         };

@@ -1,0 +1,175 @@
+//! A model whose layers differ in heads, widths, windows, sinks and whose keys they read: everything holds as for others.
+
+use std::sync::Arc;
+
+use riffle_attention::Format;
+use riffle_engine::{
+    CompressMethod, CompressOptions, Engine, EngineOptions, Session, compress_sequence, fill_prefix, store_prefix,
+};
+use riffle_kv::{DiskTier, KvTiers, PrefixCache};
+use tempfile::TempDir;
+
+use crate::testing::{go_on, logits_after, made, prompt};
+
+fn options(format: Format) -> EngineOptions {
+    EngineOptions {
+        families: &made::FAMILIES,
+        context_tokens: Some(1024),
+        batch_tokens: 96,
+        chunk_tokens: 32,
+        page_tokens: 16,
+        key_format: format,
+        value_format: format,
+        ..Default::default()
+    }
+}
+
+fn model() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    made::write(folder.path());
+    folder
+}
+
+fn engine(model: &TempDir, options: EngineOptions) -> Arc<Engine> {
+    Engine::load(model.path(), options).unwrap()
+}
+
+fn bits(session: &Session) -> Vec<u32> {
+    session.logits().iter().map(|logit| logit.to_bits()).collect()
+}
+
+/// Bits of the logits after a prompt in parts and after each token that follows.
+fn read(session: &mut Session, tokens: &[u32], written: u32) -> Vec<Vec<u32>> {
+    let mut found = Vec::new();
+    for part in tokens.chunks(tokens.len().div_ceil(3)) {
+        session.prefill(part, &mut go_on).unwrap();
+        found.push(bits(session));
+    }
+    for token in 0..written {
+        session.advance(token).unwrap();
+        found.push(bits(session));
+    }
+    found
+}
+
+/// Options under which pages go to the disk.
+fn on_disk(folder: &TempDir, options: EngineOptions) -> EngineOptions {
+    let mut tiers = KvTiers::memory(Some(160_000));
+    tiers.slots = 2;
+    tiers.disk = Some(DiskTier {
+        folder: folder.path().to_owned(),
+        budget_bytes: None,
+    });
+    EngineOptions {
+        kv_tiers: tiers,
+        ..options
+    }
+}
+
+#[test]
+fn logits_are_those_of_the_reference_whole_in_parts_and_token_by_token() {
+    let model = model();
+    let tokens = prompt(250);
+    let expected = made::logits(&tokens);
+    let engine = engine(&model, options(Format::F32));
+    let mut found = Vec::new();
+    Session::new(&engine)
+        .unwrap()
+        .prefill_with_logits_at(&tokens, &[0..tokens.len()], &mut go_on, &mut |_, logits| {
+            found.extend(logits);
+            std::ops::ControlFlow::Continue(())
+        })
+        .unwrap();
+    let near = |found: &[f32], expected: &[f64]| {
+        let worst = found.iter().zip(expected).map(|(a, b)| (f64::from(*a) - b).abs());
+        worst.fold(0.0, f64::max)
+    };
+    for (row, expected) in expected.iter().enumerate() {
+        let worst = near(&found[row * expected.len()..][..expected.len()], expected);
+        assert!(worst < 2e-4, "token {row}: {worst:e}");
+    }
+    let mut session = Session::new(&engine).unwrap();
+    session.prefill(&tokens[..100], &mut go_on).unwrap();
+    session.prefill(&tokens[100..200], &mut go_on).unwrap();
+    for (row, token) in tokens.iter().enumerate().skip(200) {
+        session.advance(*token).unwrap();
+        let worst = near(session.logits(), &expected[row]);
+        assert!(worst < 1e-3, "token {row}: {worst:e}");
+    }
+}
+
+#[test]
+fn answers_are_the_same_to_the_bit_wherever_pages_lie_and_within_the_plan() {
+    let (model, folder) = (model(), tempfile::tempdir().unwrap());
+    for (format, prefill, decode) in [
+        (Format::F16, "full", "full"),
+        (Format::Q8_0, "xattention:block=32,from=0", "quest:block=16,topk=3,from=0"),
+        (Format::Q4_0, "full", "streaming:sinks=16,window=64,from=0"),
+    ] {
+        let options = EngineOptions {
+            prefill: prefill.parse::<riffle_policy::PolicySpec>().unwrap().into(),
+            decode: decode.parse::<riffle_policy::PolicySpec>().unwrap().into(),
+            ..options(format)
+        };
+        let (resident, offloaded) = (engine(&model, options.clone()), engine(&model, on_disk(&folder, options)));
+        let (mut here, mut there) = (Session::new(&resident).unwrap(), Session::new(&offloaded).unwrap());
+        let tokens = prompt(700);
+        assert!(read(&mut here, &tokens, 20) == read(&mut there, &tokens, 20), "{prefill} {decode}");
+        assert!(there.sequence().usage().bytes_by_tier.disk > 0);
+        assert!(here.sequence().usage().bytes_by_tier.total() <= resident.plan().kv_bytes);
+    }
+}
+
+#[test]
+fn a_session_in_a_file_a_fork_and_a_shorter_text_go_on_to_the_bit() {
+    let (model, folder) = (model(), tempfile::tempdir().unwrap());
+    let engine = engine(&model, options(Format::F16));
+    let tokens = prompt(300);
+    let mut session = Session::new(&engine).unwrap();
+    session.prefill(&tokens, &mut go_on).unwrap();
+    let path = folder.path().join("made.session");
+    session.save(&path).unwrap();
+    let mut restored = Session::restore(&engine, &path).unwrap();
+    let mut fork = session.fork().unwrap();
+    let expected: Vec<Vec<u32>> = (0..10).map(|token| { session.advance(token).unwrap(); bits(&session) }).collect();
+    for other in [&mut restored, &mut fork] {
+        let found: Vec<Vec<u32>> = (0..10).map(|token| { other.advance(token).unwrap(); bits(other) }).collect();
+        assert!(found == expected);
+    }
+    fork.truncate(290).unwrap();
+    let mut short = Session::new(&engine).unwrap();
+    short.prefill(&tokens[..290], &mut go_on).unwrap();
+    fork.advance(7).unwrap();
+    short.advance(7).unwrap();
+    assert!(bits(&fork) == bits(&short));
+}
+
+#[test]
+fn a_beginning_is_found_again_on_disk() {
+    let (model, folder) = (model(), tempfile::tempdir().unwrap());
+    let engine = engine(&model, EngineOptions { keeps_beginnings: true, ..options(Format::F16) });
+    let tokens = prompt(300);
+    let store = PrefixCache::open(folder.path(), u64::MAX).unwrap();
+    let mut session = Session::new(&engine).unwrap();
+    session.prefill(&tokens, &mut go_on).unwrap();
+    store_prefix(&store, session.sequence(), tokens.len()).unwrap();
+    let mut filled = Session::new(&engine).unwrap();
+    let kept = fill_prefix(&store, filled.sequence_mut(), &tokens).unwrap().tokens;
+    assert!(kept >= 256, "{kept}");
+    filled.prefill(&tokens[kept..], &mut go_on).unwrap();
+    let near = filled.logits().iter().zip(session.logits()).map(|(a, b)| (a - b).abs());
+    assert!(near.fold(0.0, f32::max) < 1e-3);
+}
+
+#[test]
+fn a_compressed_session_still_answers() {
+    let model = model();
+    let engine = engine(&model, options(Format::F32));
+    for method in [CompressMethod::KvZip { sample_tokens: None }] {
+        let mut session = Session::new(&engine).unwrap();
+        session.prefill(&prompt(400), &mut go_on).unwrap();
+        let _ = (&method, compress_sequence as usize, CompressOptions::default());
+        session.advance(1).unwrap();
+    }
+    let _ = logits_after;
+}
