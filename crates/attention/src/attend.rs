@@ -19,7 +19,7 @@ pub enum Arithmetic {
     /// AVX-512 VNNI and AVX2 add up two at a time. Sums of integers are exact. The method is that of SageAttention
     /// (arXiv 2410.02367, 2411.10958), which rounds to 8 bits.
     ///
-    /// With L = √(2³¹ / head_dim), 4095 at head_dim 128, and k a key less the first key of its block of 128:
+    /// With L = √(2³¹ / key width), 4095 at width 128, and k a key less the first key of its block of 128:
     /// - a logit is off by at most scale · (‖q‖∞·‖k‖₁ + ‖k‖∞·‖q‖₁) / 2L, beside the rounding of f32;
     /// - an element of a value is off by at most 1/2046 of the largest in the value;
     /// - a weight is off by at most 1/8192 of the heaviest that its row has in the block, both times the size of their values.
@@ -42,7 +42,7 @@ pub enum Arithmetic {
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct AttendOptions<'a> {
-    /// Factor on q·k, usually 1/√head_dim.
+    /// Factor on q·k, usually 1/√(key width).
     pub scale: f32,
     /// Logits become cap·tanh(logit / cap).
     pub soft_cap: Option<f32>,
@@ -65,7 +65,7 @@ impl AttendOptions<'_> {
         }
     }
 
-    /// [`new`](Self::new) with the usual factor, 1/√`head_dim`.
+    /// [`new`](Self::new) with the usual factor for keys of `head_dim` elements, 1/√`head_dim`.
     pub fn for_head_dim(head_dim: usize) -> Self {
         Self::new(1.0 / crate::math::sqrt(head_dim as f32))
     }
@@ -116,6 +116,9 @@ pub struct AttendJob<'a> {
 /// gives the same bits as one call over all pages, and a row's result does not depend on which other rows
 /// are in the tile. Values a row does not see must be finite: they enter with weight zero.
 ///
+/// Queries and keys have the key width, `head_dim` of `queries` and `kv`. Values have the value width, which is
+/// [`Partial::head_dim`]; planes that are long enough for a wider value are not refused.
+///
 /// Summaries that the selection names are read by [`attend_summaries`](crate::attend_summaries).
 ///
 /// # Errors
@@ -150,6 +153,7 @@ fn attend_at(
         level,
         queries: *queries,
         kv: *kv,
+        value_dim: partial.head_dim(),
         quantised: kv.is_quantised(),
         visible: &visible,
         options,
@@ -164,7 +168,8 @@ fn attend_at(
 ///
 /// `log_sum_exp` is that of the whole attention, `[rows, group]` (see [`Partial::log_sum_exp`]), so parts of
 /// a cache may be visited in any order: each part's weights come out as exp(lse_part − lse_total) times its
-/// own softmax. Used by eviction policies (H2O, SnapKV).
+/// own softmax. Where a head has a sink, the whole attention's is ln(exp(log_sum_exp) + exp(sink)). Values are not read. Used by
+/// eviction policies (H2O, SnapKV).
 ///
 /// # Errors
 /// As [`attend`].
@@ -176,7 +181,7 @@ pub fn add_column_mass(
     mass: &mut [f32],
 ) -> Result<(), AttendError> {
     let AttendJob { queries, kv, selection } = job;
-    check_shapes(queries, kv, options)?;
+    check_keys(queries, kv, options)?;
     if log_sum_exp.len() != queries.rows * queries.group {
         return Err(AttendError::Mismatch {
             what: "log_sum_exp and rows × group",
@@ -193,6 +198,7 @@ pub fn add_column_mass(
         level: Level::best(),
         queries: *queries,
         kv: *kv,
+        value_dim: 0,
         quantised: kv.is_quantised(),
         visible: &visible,
         options,
@@ -236,16 +242,12 @@ pub(crate) fn check(
     options: &AttendOptions,
     partial: &Partial,
 ) -> Result<(), AttendError> {
-    check_shapes(queries, kv, options)?;
-    partial.check_shape(queries.rows, queries.group, queries.head_dim)
+    kv.check(partial.head_dim())?;
+    check_keys(queries, kv, options)?;
+    partial.check_shape(queries.rows, queries.group)
 }
 
-pub(crate) fn check_shapes(queries: &QueryTile, kv: &KvView, options: &AttendOptions) -> Result<(), AttendError> {
-    kv.check()?;
-    check_keys(queries, kv, options)
-}
-
-/// As [`check_shapes`], for what looks at no values.
+/// As [`check`], for calls that read no values.
 pub(crate) fn check_keys(queries: &QueryTile, kv: &KvView, options: &AttendOptions) -> Result<(), AttendError> {
     options.check()?;
     queries.check()?;

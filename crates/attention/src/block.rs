@@ -36,13 +36,14 @@ pub(crate) fn whole(slots: &[Slot]) -> u128 {
         .fold(0, |bits, slot| bits | (0xffff << (slot.stripe * LANES)))
 }
 
-pub(crate) fn block_of<'a>(page: &PageView<'a>, block: usize, head_dim: usize) -> Block<'a> {
+/// Block `block` of a page whose keys and values have these widths.
+pub(crate) fn block_of<'a>(page: &PageView<'a>, block: usize, (key_dim, value_dim): (usize, usize)) -> Block<'a> {
     let first = block * KEY_BLOCK;
     let tokens = (page.tokens - first).min(KEY_BLOCK);
     Block {
         span: Span::new(page.start + first, page.start + first + tokens),
-        keys: stripes_of(page.keys, first, tokens, head_dim),
-        values: stripes_of(page.values, first, tokens, head_dim),
+        keys: stripes_of(page.keys, first, tokens, key_dim),
+        values: stripes_of(page.values, first, tokens, value_dim),
         next: None,
     }
 }

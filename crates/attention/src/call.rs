@@ -11,7 +11,7 @@ use crate::{Arithmetic, AttendOptions, Format, KvView, QueryTile, Span};
 /// Rows (positions × heads) whose queries and sums stay in the second cache level while blocks pass by.
 pub(crate) const BLOCK_ROWS: usize = 240;
 
-/// Where a tile's result goes. Slices hold the rows of the call: `[rows, group]`, `[rows, group, head_dim]`.
+/// Where a tile's result goes. Slices hold the rows of the call: `[rows, group]`, `[rows, group, value_dim]`.
 pub(crate) enum Output<'a> {
     /// Accumulates into a partial, as one running softmax.
     Partial(Sums<'a>),
@@ -41,6 +41,8 @@ pub(crate) struct Call<'a, V: Visible> {
     pub(crate) level: Level,
     pub(crate) queries: QueryTile<'a>,
     pub(crate) kv: KvView<'a>,
+    /// Elements of one value; zero where no values are read.
+    pub(crate) value_dim: usize,
     /// True if any of its planes holds integers.
     pub(crate) quantised: bool,
     pub(crate) visible: &'a V,
@@ -68,6 +70,11 @@ pub(crate) struct Tile {
 }
 
 impl<V: Visible> Call<'_, V> {
+    /// Elements of one key, and of one value.
+    pub(crate) fn widths(&self) -> (usize, usize) {
+        (self.kv.head_dim, self.value_dim)
+    }
+
     fn fused(&self) -> bool {
         self.options.arithmetic == Arithmetic::Fused
     }

@@ -117,9 +117,9 @@ impl<V: Visible> Call<'_, V> {
 
     /// One pairing, for every head of the group.
     fn diagonal(&self, workspace: &mut DiagonalWorkspace, pairing: Pairing, page: &PageView, output: &mut Output) {
-        let (group, head_dim, len) = (self.queries.group, self.kv.head_dim, self.kv.head_dim * LANES);
+        let (group, len) = (self.queries.group, self.kv.head_dim * LANES);
         let Pairing { query, key, lanes, .. } = pairing;
-        let near = Near::new(self.level, head_dim, page, key);
+        let near = Near::new(self.level, self.widths(), page, key);
         let keys = near.keys(&mut workspace.stripe, &mut workspace.keys);
         let values = match output {
             Output::Mass { .. } => &[],
@@ -178,7 +178,8 @@ fn lanes_within(position: isize, span: Span) -> u16 {
 /// 16 tokens of a page in a row, whose first need not begin a stripe nor lie in the page.
 struct Near<'a> {
     level: Level,
-    head_dim: usize,
+    key_dim: usize,
+    value_dim: usize,
     page: &'a PageView<'a>,
     first_stripe: isize,
     /// Of the first token within its stripe.
@@ -186,23 +187,24 @@ struct Near<'a> {
 }
 
 impl<'a> Near<'a> {
-    fn new(level: Level, head_dim: usize, page: &'a PageView, position: isize) -> Self {
+    fn new(level: Level, (key_dim, value_dim): (usize, usize), page: &'a PageView, position: isize) -> Self {
         let slot = position - page.start as isize;
         Self {
             level,
-            head_dim,
+            key_dim,
+            value_dim,
             page,
             first_stripe: slot.div_euclid(LANES as isize),
             offset: slot.rem_euclid(LANES as isize) as usize,
         }
     }
 
-    /// `[head_dim, 16]`; lanes outside the page hold anything.
+    /// `[key_dim, 16]`; lanes outside the page hold anything.
     fn keys<'b>(&self, stripe: &'b mut Vec<f32>, shifted: &'b mut Vec<f32>) -> &'b [f32]
     where
         'a: 'b,
     {
-        let len = self.head_dim * LANES;
+        let len = self.key_dim * LANES;
         if self.offset == 0 {
             if let Some((Plane::F32(keys), _)) = self.planes(self.first_stripe) {
                 return keys;
@@ -225,12 +227,12 @@ impl<'a> Near<'a> {
         out
     }
 
-    /// `[16, head_dim]`; tokens outside the page hold anything.
+    /// `[16, value_dim]`; tokens outside the page hold anything.
     fn values<'b>(&self, rows: &'b mut Vec<f32>) -> &'b [f32]
     where
         'a: 'b,
     {
-        let len = self.head_dim * LANES;
+        let len = self.value_dim * LANES;
         if self.offset == 0
             && let Some((_, Plane::F32(values))) = self.planes(self.first_stripe)
         {
@@ -246,12 +248,12 @@ impl<'a> Near<'a> {
                 self.level.run(WidenValues {
                     values,
                     slots: &slots,
-                    head_dim: self.head_dim,
+                    head_dim: self.value_dim,
                     out,
                 });
             }
         }
-        &out[self.offset * self.head_dim..][..len]
+        &out[self.offset * self.value_dim..][..len]
     }
 
     fn widen_keys(&self, stripe: isize, out: &mut [f32]) {
@@ -263,7 +265,7 @@ impl<'a> Near<'a> {
             self.level.run(WidenKeys {
                 keys,
                 slots: &slots,
-                head_dim: self.head_dim,
+                head_dim: self.key_dim,
                 out,
             });
         }
@@ -273,8 +275,11 @@ impl<'a> Near<'a> {
     fn planes(&self, stripe: isize) -> Option<(Plane<'a>, Plane<'a>)> {
         let first = usize::try_from(stripe).ok()? * LANES;
         (first < self.page.tokens).then(|| {
-            let stripe = |plane| stripes_of(plane, first, LANES, self.head_dim);
-            (stripe(self.page.keys), stripe(self.page.values))
+            let stripe = |plane, width| stripes_of(plane, first, LANES, width);
+            (
+                stripe(self.page.keys, self.key_dim),
+                stripe(self.page.values, self.value_dim),
+            )
         })
     }
 }

@@ -4,9 +4,9 @@ use core::fmt;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AttendError {
-    /// A head dimension is zero or not a multiple of [`LANES`](crate::LANES).
+    /// A key width or a value width is zero or not a multiple of [`LANES`](crate::LANES).
     HeadDim {
-        /// The head dimension given.
+        /// The width given.
         head_dim: usize,
     },
     /// Two parts of a call disagree about a size.

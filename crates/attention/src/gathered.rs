@@ -22,20 +22,20 @@ impl Gathered {
         2 * (bits.count_ones() as usize).div_ceil(LANES) <= stripes
     }
 
-    /// Gathers the tokens of `bits` from keys `[stripes, head_dim, 16]` and, where there are any, values
-    /// `[tokens, head_dim]`; returns their places in the block, keys and values.
+    /// Gathers the tokens of `bits` from keys `[stripes, key_dim, 16]` and, where there are any, values
+    /// `[tokens, value_dim]`; returns their places in the block, keys and values.
     pub(crate) fn take(
         &mut self,
         bits: u128,
         keys: &[f32],
         values: Option<&[f32]>,
-        head_dim: usize,
+        (key_dim, value_dim): (usize, usize),
     ) -> (&[usize], &[f32], &[f32]) {
         self.places.clear();
         self.places
             .extend((0..KEY_BLOCK).filter(|place| bits >> place & 1 == 1));
-        let stripe = LANES * head_dim;
-        let out = aligned(&mut self.keys, KEY_BLOCK * head_dim);
+        let stripe = LANES * key_dim;
+        let out = aligned(&mut self.keys, KEY_BLOCK * key_dim);
         for (slot, place) in self.places.iter().enumerate() {
             let key = keys[place / LANES * stripe..][..stripe]
                 .iter()
@@ -46,10 +46,10 @@ impl Gathered {
                 *out = *key;
             }
         }
-        let values_out = aligned(&mut self.values, KEY_BLOCK * head_dim);
+        let values_out = aligned(&mut self.values, KEY_BLOCK * value_dim);
         if let Some(values) = values {
-            for (out, place) in values_out.chunks_exact_mut(head_dim).zip(&self.places) {
-                out.copy_from_slice(&values[place * head_dim..][..head_dim]);
+            for (out, place) in values_out.chunks_exact_mut(value_dim).zip(&self.places) {
+                out.copy_from_slice(&values[place * value_dim..][..value_dim]);
             }
         }
         (&self.places, out, values_out)

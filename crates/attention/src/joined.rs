@@ -66,6 +66,7 @@ fn groups(
         let candidate = |(_, number): &(_, usize)| Candidate {
             number: *number,
             job: &jobs[*number],
+            value_dim: partials[*number].head_dim(),
             own_from: own_from(&jobs[*number], options),
             footing: parts[*number][0].footing(&partials[*number]),
         };
@@ -81,6 +82,8 @@ fn groups(
 struct Candidate<'a> {
     number: usize,
     job: &'a AttendJob<'a>,
+    /// Elements of one value.
+    value_dim: usize,
     /// From this position on its rows may differ in what they read.
     own_from: usize,
     footing: Footing,
@@ -120,8 +123,8 @@ impl Candidate<'_> {
     /// How many first pages both hold and read alike, where they read enough of them.
     fn shared_pages(&self, other: &Self) -> usize {
         let (a, b) = (self.job, other.job);
-        let shape = |queries: &QueryTile| (queries.group, queries.head_dim);
-        if self.footing != other.footing || shape(&a.queries) != shape(&b.queries) {
+        let shape = |of: &Self| (of.job.queries.group, of.job.queries.head_dim, of.value_dim);
+        if self.footing != other.footing || shape(self) != shape(other) {
             return 0;
         }
         let Some(first) = a.kv.pages.first() else { return 0 };
@@ -226,7 +229,7 @@ impl<'a> Joined<'a> {
     }
 
     fn task(&mut self) -> Task<'_> {
-        let (rows, group, head_dim) = (self.partial.rows(), self.partial.group(), self.partial.head_dim());
+        let (rows, group, head_dim) = (self.partial.rows(), self.partial.group(), self.kv.head_dim);
         Task {
             job: AttendJob {
                 queries: QueryTile {

@@ -41,6 +41,9 @@
 //! q4_0 values   for each stripe:  as many scales, then [2, 32, 4] bytes:  low half the first four tokens of eight, high half the others
 //! ```
 //!
+//! Values may be narrower or wider than keys: `head_dim` of queries and pages is the *key width*, and
+//! [`Partial::head_dim`] the *value width*. In the drawings `head_dim` is the width of the plane.
+//!
 //! A page may hold any number of tokens; pages of 128 tokens or a multiple cost least, as blocks of 128 keys are cut from each page's start.
 //!
 //! Kernels are chosen at run time: AVX-512 (F, BW, DQ, VL, VNNI), AVX2 with FMA and F16C, NEON, or plain Rust; the

@@ -8,6 +8,8 @@ use crate::math;
 /// For row `r` and head `g` of the group: `m` is the largest logit, `l` is Σ exp(logit − m) and `o` is
 /// Σ exp(logit − m)·v. Empty is m = −∞, l = 0, o = 0, and merges as nothing. The merge is the online
 /// softmax of Milakov and Gimelshein (2018), the tiling that of FlashAttention.
+///
+/// Its `head_dim` is the *value width*: calls read that many elements of each value. Queries and keys may have another width.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Partial {
     rows: usize,
@@ -77,7 +79,7 @@ impl<'a> Sums<'a> {
 }
 
 impl Partial {
-    /// An empty partial.
+    /// An empty partial, for values of `head_dim` elements.
     pub fn new(rows: usize, group: usize, head_dim: usize) -> Self {
         let mut partial = Self {
             rows,
@@ -112,7 +114,7 @@ impl Partial {
         self.group
     }
 
-    /// Elements of one output.
+    /// Value width: elements of one value, and of one output.
     pub fn head_dim(&self) -> usize {
         self.head_dim
     }
@@ -122,8 +124,15 @@ impl Partial {
     /// # Errors
     /// [`AttendError::Mismatch`] when the shapes differ.
     pub fn merge(&mut self, other: &Self) -> Result<(), AttendError> {
-        self.check_shape(other.rows, other.group, other.head_dim)?;
-        other.check_shape(self.rows, self.group, self.head_dim)?;
+        self.check_shape(other.rows, other.group)?;
+        other.check_shape(self.rows, self.group)?;
+        if self.head_dim != other.head_dim {
+            return Err(AttendError::Mismatch {
+                what: "value widths of partials",
+                expected: self.head_dim,
+                found: other.head_dim,
+            });
+        }
         self.merge_same_shape(other);
         Ok(())
     }
@@ -180,8 +189,21 @@ impl Partial {
 
     /// Writes the normalised outputs: row `r`, head `g` to `out[r * out_row_stride + g * head_dim..]`.
     ///
-    /// `sinks` holds one logit per head of the group that takes part in the softmax without a value.
-    /// A row that has read nothing becomes zero.
+    /// `sinks` holds one logit per head of the group that takes part in the softmax without a value: outputs are
+    /// o / (l + exp(sink − m)). Sinks are no part of `m` and `l`, so partials merge before they are finished with sinks. A sink of −∞
+    /// changes nothing, one of +∞ takes all weight. A row that has read nothing becomes zero, with a sink or without.
+    ///
+    /// ```
+    /// # use riffle_attention::*;
+    /// // A single key of logit 1 beside a sink of logit 1: each has half of the weight.
+    /// let mut partial = Partial::new(1, 1, 16);
+    /// (partial.m[0], partial.l[0]) = (1.0, 1.0);
+    /// partial.o.fill(8.0);
+    /// let mut out = [0.0; 16];
+    /// partial.finish_into(&mut out, 16, Some(&[1.0]))?;
+    /// assert_eq!(out, [4.0; 16]);
+    /// # Ok::<(), AttendError>(())
+    /// ```
     ///
     /// # Errors
     /// An output that is too short, or sinks that are not one per head.
@@ -243,18 +265,20 @@ impl Partial {
         }
         let Some(sink) = sink else { return 1.0 / l };
         let top = m.max(sink);
-        let scale = math::exp(m - top);
-        scale / (l * scale + math::exp(sink - top))
+        // An infinite sink has no difference to itself.
+        let weight = |logit: f32| if logit == top { 1.0 } else { math::exp(logit - top) };
+        let scale = weight(m);
+        scale / (l * scale + weight(sink))
     }
 
-    pub(crate) fn check_shape(&self, rows: usize, group: usize, head_dim: usize) -> Result<(), AttendError> {
+    /// Checks the shape that queries of these rows and heads add to.
+    pub(crate) fn check_shape(&self, rows: usize, group: usize) -> Result<(), AttendError> {
         let pairs = [
             ("rows of queries and partial", rows, self.rows),
             ("group of queries and partial", group, self.group),
-            ("head_dim of queries and partial", head_dim, self.head_dim),
             ("length of m", rows * group, self.m.len()),
             ("length of l", rows * group, self.l.len()),
-            ("length of o", rows * group * head_dim, self.o.len()),
+            ("length of o", rows * group * self.head_dim, self.o.len()),
         ];
         for (what, expected, found) in pairs {
             if expected != found {

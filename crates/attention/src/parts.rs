@@ -83,14 +83,14 @@ pub(crate) struct Footing {
 pub(crate) struct Parts<'a> {
     pub(crate) whole: Sums<'a>,
     pub(crate) now: &'a mut PartUnderWay,
-    /// Rows, heads a row, and elements a head.
+    /// Rows, heads a row, and elements of a value.
     pub(crate) shape: (usize, usize, usize),
 }
 
 impl Parts<'_> {
     /// Goes on with a part: merges the one before it, unless it is the same.
     pub(crate) fn turn_to(&mut self, number: usize) {
-        let (rows, group, head_dim) = self.shape;
+        let (rows, group, value_dim) = self.shape;
         if self.now.number == Some(number) {
             return;
         }
@@ -101,9 +101,9 @@ impl Parts<'_> {
         match &mut self.now.apart {
             Some(apart) => {
                 self.whole.merge(apart);
-                apart.reset(rows, group, head_dim);
+                apart.reset(rows, group, value_dim);
             }
-            apart => *apart = Some(Partial::new(rows, group, head_dim)),
+            apart => *apart = Some(Partial::new(rows, group, value_dim)),
         }
     }
 

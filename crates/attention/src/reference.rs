@@ -5,23 +5,23 @@ use alloc::vec::Vec;
 
 use crate::layout::{key_at, value_at};
 use crate::math::{exp64, ln64, tanh64};
-use crate::{AttendError, AttendOptions, KvView, QueryTile, Selection, Span};
+use crate::{AttendError, AttendJob, AttendOptions, KvView, QueryTile, Selection, Span};
 
 /// A block mean that stands for the tokens of its block.
 #[derive(Debug, Clone)]
 pub struct ReferenceSummary {
     /// The tokens it stands for.
     pub block: Span,
-    /// Mean key, `[head_dim]`.
+    /// Mean key, `[key width]`.
     pub key: Vec<f32>,
-    /// Mean value, `[head_dim]`.
+    /// Mean value, `[value width]`.
     pub value: Vec<f32>,
 }
 
 /// What the reference computes.
 #[derive(Debug, Clone)]
 pub struct ReferenceOutput {
-    /// Normalised outputs, `[rows, group, head_dim]`; zero for a row that reads nothing.
+    /// Normalised outputs, `[rows, group, value width]`; zero for a row that reads nothing.
     pub output: Vec<f64>,
     /// ln Σ exp(logit) without the sink, `[rows, group]`.
     pub log_sum_exp: Vec<f64>,
@@ -29,7 +29,20 @@ pub struct ReferenceOutput {
     pub column_mass: Vec<f64>,
 }
 
-/// Attends densely under the boolean mask of `selection`.
+/// Everything that the reference attends to.
+#[derive(Debug, Clone, Copy)]
+pub struct ReferenceJob<'a> {
+    /// Queries, pages and their selection.
+    pub job: AttendJob<'a>,
+    /// Value width: elements of one value. The width of keys is that of the pages.
+    pub value_dim: usize,
+    /// Block means, which are read where the selection's rows see them. Their mass is not part of the column mass.
+    pub summaries: &'a [ReferenceSummary],
+    /// A logit for each head of the group, which takes part in the softmax without a value.
+    pub sinks: Option<&'a [f32]>,
+}
+
+/// Attends densely under the boolean mask of `selection`, to values as wide as keys.
 ///
 /// # Errors
 /// The same shapes are refused as by [`attend`](crate::attend).
@@ -43,8 +56,7 @@ pub fn attend(
     attend_with_summaries(queries, kv, selection, &[], options, sinks)
 }
 
-/// As [`attend`], with block means read where the selection's rows see them. Their mass is not part of
-/// the column mass.
+/// As [`attend`], with block means, as [`ReferenceJob::summaries`] says.
 ///
 /// # Errors
 /// As [`attend`].
@@ -56,53 +68,80 @@ pub fn attend_with_summaries(
     options: &AttendOptions,
     sinks: Option<&[f32]>,
 ) -> Result<ReferenceOutput, AttendError> {
-    options.check()?;
-    queries.check()?;
-    kv.check()?;
-    let d = kv.head_dim;
-    let mut tokens = Vec::new();
-    for page in kv.pages {
-        for slot in 0..page.tokens {
-            let key = key_at(&page.keys, d, slot);
-            tokens.push((page.start + slot, key, value_at(&page.values, d, slot)));
-        }
-    }
-    let mut result = ReferenceOutput {
-        output: vec![0.0; queries.rows * queries.group * d],
-        log_sum_exp: vec![f64::NEG_INFINITY; queries.rows * queries.group],
-        column_mass: vec![0.0; tokens.len()],
+    let job = AttendJob {
+        queries: *queries,
+        kv: *kv,
+        selection,
     };
-    for row in 0..queries.rows {
-        let position = queries.start + row;
-        for head in 0..queries.group {
-            let query = queries.query(row, head);
-            let mut read: Vec<Read> = Vec::new();
-            for (column, (key_position, key, value)) in tokens.iter().enumerate() {
-                if selection.contains_with(position, *key_position, options.causal) {
-                    read.push(Read {
-                        logit: logit(query, key, options),
-                        value,
-                        column: Some(column),
-                    });
-                }
+    let job = ReferenceJob {
+        job,
+        value_dim: kv.head_dim,
+        summaries,
+        sinks,
+    };
+    job.attend(options)
+}
+
+impl ReferenceJob<'_> {
+    /// Attends densely under the boolean mask of the selection.
+    ///
+    /// # Errors
+    /// As [`attend`].
+    pub fn attend(&self, options: &AttendOptions) -> Result<ReferenceOutput, AttendError> {
+        let Self {
+            job,
+            value_dim,
+            summaries,
+            sinks,
+        } = *self;
+        let AttendJob { queries, kv, selection } = job;
+        options.check()?;
+        queries.check()?;
+        kv.check(value_dim)?;
+        let mut tokens = Vec::new();
+        for page in kv.pages {
+            for slot in 0..page.tokens {
+                let key = key_at(&page.keys, kv.head_dim, slot);
+                tokens.push((page.start + slot, key, value_at(&page.values, value_dim, slot)));
             }
-            for summary in summaries {
-                if selection.summaries().contains(&summary.block)
-                    && selection.sees_summary(position, summary.block, options.causal)
-                {
-                    let weight = ln64(summary.block.len() as f64);
-                    read.push(Read {
-                        logit: logit(query, &summary.key, options) + weight,
-                        value: &summary.value,
-                        column: None,
-                    });
-                }
-            }
-            let sink = sinks.map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[head]));
-            result.add(row * queries.group + head, &read, sink, d);
         }
+        let mut result = ReferenceOutput {
+            output: vec![0.0; queries.rows * queries.group * value_dim],
+            log_sum_exp: vec![f64::NEG_INFINITY; queries.rows * queries.group],
+            column_mass: vec![0.0; tokens.len()],
+        };
+        for row in 0..queries.rows {
+            let position = queries.start + row;
+            for head in 0..queries.group {
+                let query = queries.query(row, head);
+                let mut read: Vec<Read> = Vec::new();
+                for (column, (key_position, key, value)) in tokens.iter().enumerate() {
+                    if selection.contains_with(position, *key_position, options.causal) {
+                        read.push(Read {
+                            logit: logit(query, key, options),
+                            value,
+                            column: Some(column),
+                        });
+                    }
+                }
+                for summary in summaries {
+                    if selection.summaries().contains(&summary.block)
+                        && selection.sees_summary(position, summary.block, options.causal)
+                    {
+                        let weight = ln64(summary.block.len() as f64);
+                        read.push(Read {
+                            logit: logit(query, &summary.key, options) + weight,
+                            value: &summary.value,
+                            column: None,
+                        });
+                    }
+                }
+                let sink = sinks.map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[head]));
+                result.add(row * queries.group + head, &read, sink, value_dim);
+            }
+        }
+        Ok(result)
     }
-    Ok(result)
 }
 
 /// A key that a query reads.
@@ -115,7 +154,7 @@ struct Read<'a> {
 
 impl ReferenceOutput {
     /// What query `at` reads, with the logit of a sink.
-    fn add(&mut self, at: usize, read: &[Read], sink: f64, head_dim: usize) {
+    fn add(&mut self, at: usize, read: &[Read], sink: f64, value_dim: usize) {
         let top = read.iter().fold(f64::NEG_INFINITY, |m, r| m.max(r.logit));
         let total: f64 = read.iter().map(|r| exp64(r.logit - top)).sum();
         if read.is_empty() {
@@ -123,10 +162,12 @@ impl ReferenceOutput {
         }
         self.log_sum_exp[at] = top + ln64(total);
         let shift = top.max(sink);
-        let denominator = total * exp64(top - shift) + exp64(sink - shift);
+        // An infinite sink has no difference to itself.
+        let of_sink = if sink == shift { 1.0 } else { exp64(sink - shift) };
+        let denominator = total * exp64(top - shift) + of_sink;
         for Read { logit, value, column } in read {
             let weight = exp64(logit - shift) / denominator;
-            for (o, v) in self.output[at * head_dim..][..head_dim].iter_mut().zip(*value) {
+            for (o, v) in self.output[at * value_dim..][..value_dim].iter_mut().zip(*value) {
                 *o += weight * f64::from(*v);
             }
             if let Some(column) = column {

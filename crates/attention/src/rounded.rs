@@ -107,7 +107,8 @@ impl<V: Visible> Call<'_, V> {
 
     /// Rounds the keys and values of some slots.
     fn round_block(&self, workspace: &mut Workspace, block: &Block, slots: &[Slot]) {
-        let (head_dim, len) = (self.kv.head_dim, KEY_BLOCK * self.kv.head_dim);
+        let (key_dim, value_dim) = self.widths();
+        let (key_len, value_len) = (KEY_BLOCK * key_dim, KEY_BLOCK * value_dim);
         if is_quantised(block.keys) {
             // The block's first key is taken off the others, whether it is read or not.
             let beginning = Slot {
@@ -118,8 +119,8 @@ impl<V: Visible> Call<'_, V> {
                 self.level.run(WidenKeys {
                     keys: block.keys,
                     slots,
-                    head_dim,
-                    out: aligned(&mut workspace.keys, len),
+                    head_dim: key_dim,
+                    out: aligned(&mut workspace.keys, key_len),
                 });
             }
         }
@@ -127,8 +128,8 @@ impl<V: Visible> Call<'_, V> {
             self.level.run(WidenValues {
                 values: block.values,
                 slots,
-                head_dim,
-                out: aligned(&mut workspace.values, len),
+                head_dim: value_dim,
+                out: aligned(&mut workspace.values, value_len),
             });
         }
         let Workspace {
@@ -137,19 +138,20 @@ impl<V: Visible> Call<'_, V> {
         let task = Rounding {
             level: self.level,
             slots,
-            head_dim,
+            key_dim,
+            value_dim,
         };
         match block.keys {
             Plane::F32(data) => task.keys::<F32>(data, &mut rounded.keys),
             Plane::F16(data) => task.keys::<F16>(data, &mut rounded.keys),
             Plane::Bf16(data) => task.keys::<Bf16>(data, &mut rounded.keys),
-            Plane::Q8_0(_) | Plane::Q4_0(_) => task.keys::<F32>(aligned(keys, len), &mut rounded.keys),
+            Plane::Q8_0(_) | Plane::Q4_0(_) => task.keys::<F32>(aligned(keys, key_len), &mut rounded.keys),
         }
         match block.values {
             Plane::F32(data) => task.values::<F32>(data, &mut rounded.values),
             Plane::F16(data) => task.values::<F16>(data, &mut rounded.values),
             Plane::Bf16(data) => task.values::<Bf16>(data, &mut rounded.values),
-            Plane::Q8_0(_) | Plane::Q4_0(_) => task.values::<F32>(aligned(values, len), &mut rounded.values),
+            Plane::Q8_0(_) | Plane::Q4_0(_) => task.values::<F32>(aligned(values, value_len), &mut rounded.values),
         }
     }
 
@@ -193,7 +195,7 @@ impl<V: Visible> Call<'_, V> {
         work: &TileWork,
         sums: &mut Sums,
     ) {
-        let (level, head_dim, slots) = (self.level, self.kv.head_dim, work.slots);
+        let (level, slots, (key_dim, value_dim)) = (self.level, work.slots, self.widths());
         let mut masks = [[0; STRIPES]; R];
         let masks = work.bits.map(|all| {
             work.fill_masks(all, &workspace.bits, &mut masks);
@@ -208,7 +210,7 @@ impl<V: Visible> Call<'_, V> {
         } = &mut workspace.rounded;
         let rows = self.rows_of(queries, &work.tile);
         level.run(ScorePairs {
-            queries: PairTile::<R>::of(integers, work.queries, head_dim),
+            queries: PairTile::<R>::of(integers, work.queries, key_dim),
             rows: &rows[..work.tile.rows],
             scale: self.options.scale,
             keys,
@@ -238,8 +240,8 @@ impl<V: Visible> Call<'_, V> {
             ahead: work.ahead.1,
             keep: &keep,
             unit: &unit,
-            o: &mut sums.o[range.start * head_dim..range.end * head_dim],
-            head_dim,
+            o: &mut sums.o[range.start * value_dim..range.end * value_dim],
+            head_dim: value_dim,
         });
     }
 }
@@ -254,7 +256,8 @@ fn keep(bits: &mut [u128], kept: impl Fn(u128) -> bool) -> u128 {
 struct Rounding<'a> {
     level: crate::simd::Level,
     slots: &'a [Slot],
-    head_dim: usize,
+    key_dim: usize,
+    value_dim: usize,
 }
 
 impl Rounding<'_> {
@@ -262,7 +265,7 @@ impl Rounding<'_> {
         self.level.run(RoundPairKeys::<E> {
             keys,
             slots: self.slots,
-            head_dim: self.head_dim,
+            head_dim: self.key_dim,
             out,
         });
     }
@@ -271,7 +274,7 @@ impl Rounding<'_> {
         self.level.run(RoundPairValues::<E> {
             values,
             slots: self.slots,
-            head_dim: self.head_dim,
+            head_dim: self.value_dim,
             out,
         });
     }

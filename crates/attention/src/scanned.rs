@@ -20,9 +20,9 @@ pub fn attend_scanned(
     kv: &KvView,
     partial: &mut Partial,
 ) -> Result<(), AttendError> {
-    kv.check()?;
+    kv.check(partial.head_dim())?;
     let (rows, group) = scan.shape();
-    partial.check_shape(rows, group, kv.head_dim)?;
+    partial.check_shape(rows, group)?;
     let queries = scan.queries();
     let mut first = 0;
     while first < queries {
@@ -31,6 +31,7 @@ pub fn attend_scanned(
             scan,
             selection,
             kv,
+            value_dim: partial.head_dim(),
             first,
             count,
         };
@@ -50,6 +51,8 @@ struct Part<'a> {
     scan: &'a Scan,
     selection: &'a Selection,
     kv: &'a KvView<'a>,
+    /// Elements of one value.
+    value_dim: usize,
     first: usize,
     count: usize,
 }
@@ -69,7 +72,7 @@ struct Place {
 
 impl Part<'_> {
     fn run<const R: usize>(&self, partial: &mut Partial) {
-        let head_dim = self.kv.head_dim;
+        let value_dim = self.value_dim;
         let queries = self.first..self.first + self.count;
         // Sums stand relative to the scan's largest logits; what the partial holds already is brought there.
         for query in queries.clone() {
@@ -81,7 +84,7 @@ impl Part<'_> {
             };
             if m < top {
                 partial.l[query] *= keep;
-                partial.o[query * head_dim..(query + 1) * head_dim]
+                partial.o[query * value_dim..(query + 1) * value_dim]
                     .iter_mut()
                     .for_each(|o| *o *= keep);
                 partial.m[query] = top;
@@ -99,7 +102,7 @@ impl Part<'_> {
             core::array::from_fn(|r| self.scan.weights(self.first + r.min(self.count.saturating_sub(1))));
         let (l, o) = (
             &mut partial.l[queries.clone()],
-            &mut partial.o[queries.start * head_dim..queries.end * head_dim],
+            &mut partial.o[queries.start * value_dim..queries.end * value_dim],
         );
         let list = || Listed::<R> {
             page: 0,
@@ -165,13 +168,13 @@ impl Part<'_> {
     }
 
     fn fetch<const R: usize>(&self, list: &Listed<R>) {
-        let head_dim = self.kv.head_dim;
-        let quantised = |per_column: usize| Some((32 * head_dim.div_ceil(QUANT_BLOCK), per_column));
+        let value_dim = self.value_dim;
+        let quantised = |per_column: usize| Some((32 * value_dim.div_ceil(QUANT_BLOCK), per_column));
         match self.kv.pages[list.page].values {
-            Plane::F32(values) => fetch(values, &list.tokens, head_dim, None),
-            Plane::F16(values) | Plane::Bf16(values) => fetch(values, &list.tokens, head_dim, None),
-            Plane::Q8_0(values) => fetch(values, &list.tokens, head_dim, quantised(16)),
-            Plane::Q4_0(values) => fetch(values, &list.tokens, head_dim, quantised(8)),
+            Plane::F32(values) => fetch(values, &list.tokens, value_dim, None),
+            Plane::F16(values) | Plane::Bf16(values) => fetch(values, &list.tokens, value_dim, None),
+            Plane::Q8_0(values) => fetch(values, &list.tokens, value_dim, quantised(16)),
+            Plane::Q4_0(values) => fetch(values, &list.tokens, value_dim, quantised(8)),
         }
     }
 
@@ -182,7 +185,7 @@ impl Part<'_> {
             tokens: &list.tokens,
             weights: &list.weights,
             o,
-            head_dim: self.kv.head_dim,
+            head_dim: self.value_dim,
         };
         match values {
             Plane::F32(values) => gather::<F32, R>(level, list, values),

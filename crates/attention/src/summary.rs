@@ -1,4 +1,4 @@
-use crate::attend::{check_shapes, with_workspace};
+use crate::attend::{check, with_workspace};
 use crate::call::{Call, Output};
 use crate::format::check_head_dim;
 use crate::simd::Level;
@@ -8,7 +8,7 @@ use crate::{AttendError, AttendOptions, KvView, PageView, Partial, Plane, QueryT
 /// Block means of one KV head: slot `n` of the planes is the mean of the tokens of `blocks[n]`.
 #[derive(Debug, Clone, Copy)]
 pub struct SummaryView<'a> {
-    /// Elements of one mean.
+    /// Key width: elements of one mean key. A mean value has the value width, as in [`KvView`].
     pub head_dim: usize,
     /// The tokens each mean stands for, sorted by start. Disjoint blocks are fastest.
     pub blocks: &'a [Span],
@@ -45,8 +45,7 @@ pub fn attend_summaries(
         head_dim: summaries.head_dim,
         pages: &page,
     };
-    check_shapes(queries, &kv, options)?;
-    partial.check_shape(queries.rows, queries.group, queries.head_dim)?;
+    check(queries, &kv, options, partial)?;
     let blocks = summaries.blocks;
     if let Some(pair) = blocks.windows(2).find(|pair| pair[1].start < pair[0].start) {
         return Err(AttendError::PageOrder { start: pair[1].start });
@@ -76,6 +75,7 @@ pub fn attend_summaries(
             level: Level::best(),
             queries: *queries,
             kv,
+            value_dim: partial.head_dim(),
             quantised: kv.is_quantised(),
             visible: &visible,
             options,

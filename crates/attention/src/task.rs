@@ -39,6 +39,8 @@ pub(crate) fn run(tasks: Vec<Task>, options: &AttendOptions) {
 struct Piece<'a, 'j> {
     job: &'a AttendJob<'j>,
     queries: QueryTile<'j>,
+    /// Elements of one value.
+    value_dim: usize,
     output: Output<'a>,
     /// All parts of the cache where there is none.
     only_part: Option<usize>,
@@ -54,6 +56,7 @@ impl Piece<'_, '_> {
             level: Level::best(),
             queries: self.queries,
             kv: self.job.kv,
+            value_dim: self.value_dim,
             quantised: self.job.kv.is_quantised(),
             visible: &visible,
             options,
@@ -71,17 +74,18 @@ fn pieces<'a, 'j>(
     parts: &'a mut [PartUnderWay],
 ) -> impl Iterator<Item = Piece<'a, 'j>> {
     let (queries, step) = (job.queries, block_rows(job.queries.group));
+    let value_dim = partial.head_dim();
     let (mut rest, mut parts) = (Some(partial.sums()), parts.iter_mut());
     (0..queries.rows).step_by(step).filter_map(move |first| {
         let rows = step.min(queries.rows - first);
-        let (here, later) = rest.take()?.split_off(rows * queries.group, queries.head_dim);
+        let (here, later) = rest.take()?.split_off(rows * queries.group, value_dim);
         rest = Some(later);
         let output = match parts.next() {
             None => Output::Partial(here),
             Some(now) => Output::Parts(Parts {
                 whole: here,
                 now,
-                shape: (rows, queries.group, queries.head_dim),
+                shape: (rows, queries.group, value_dim),
             }),
         };
         Some(Piece {
@@ -92,6 +96,7 @@ fn pieces<'a, 'j>(
                 start: queries.start + first,
                 ..queries
             },
+            value_dim,
             output,
             only_part: None,
         })
@@ -131,7 +136,8 @@ mod parallel {
                 .filter(|_| task.parts.len() == 1)
                 .unwrap_or(0..0);
             first.push(numbers.next());
-            let fresh = |number| (number, Partial::new(queries.rows, queries.group, queries.head_dim));
+            let value_dim = task.partial.head_dim();
+            let fresh = |number| (number, Partial::new(queries.rows, queries.group, value_dim));
             later.push(numbers.map(fresh).collect());
         }
         let mut all = Vec::new();
@@ -143,6 +149,7 @@ mod parallel {
             all.extend(later.iter_mut().map(|(number, partial)| Piece {
                 job: &task.job,
                 queries: task.job.queries,
+                value_dim: partial.head_dim(),
                 output: Output::Partial(partial.sums()),
                 only_part: Some(*number),
             }));

@@ -51,6 +51,7 @@ impl Page {
 
 pub(crate) struct Problem {
     pub(crate) head_dim: usize,
+    pub(crate) value_dim: usize,
     pub(crate) group: usize,
     pub(crate) rows: usize,
     pub(crate) start: usize,
@@ -92,34 +93,39 @@ impl Problem {
     }
 
     pub(crate) fn partial(&self) -> Partial {
-        Partial::new(self.rows, self.group, self.head_dim)
+        Partial::new(self.rows, self.group, self.value_dim)
     }
 
-    /// All formats, every tile width, whole and broken blocks, masks, windows, extras and soft caps.
+    /// All formats, every tile width, whole and broken blocks, masks, windows, extras, soft caps, and values narrower and wider
+    /// than keys.
     pub(crate) fn assorted() -> Vec<Self> {
         let mut problems = Vec::new();
         let sizes = [
-            (16, 1, 1),
-            (32, 2, 1),
-            (64, 3, 1),
-            (80, 1, 7),
-            (96, 4, 2),
-            (128, 2, 13),
-            (48, 5, 9),
-            (256, 6, 1),
+            (16, 16, 1, 1),
+            (32, 32, 2, 1),
+            (64, 64, 3, 1),
+            (80, 80, 1, 7),
+            (96, 96, 4, 2),
+            (128, 128, 2, 13),
+            (48, 48, 5, 9),
+            (256, 256, 6, 1),
+            (16, 48, 2, 3),
+            (64, 32, 3, 7),
+            (192, 128, 4, 1),
+            (576, 512, 1, 2),
         ];
-        for (case, (head_dim, group, rows)) in sizes.into_iter().enumerate() {
+        for (case, (head_dim, value_dim, group, rows)) in sizes.into_iter().enumerate() {
             for (index, format) in Format::ALL.into_iter().enumerate() {
                 let seed = (case * 10 + index) as u64;
                 let value_format = Format::ALL[(index + case) % 5];
                 let mut pages = Vec::new();
                 for (start, tokens) in [(0, 256), (256, 256), (768, 37)] {
                     let mut keys = buffers(format, format.plane_len(256, head_dim));
-                    let mut values = buffers(value_format, value_format.plane_len(256, head_dim));
+                    let mut values = buffers(value_format, value_format.plane_len(256, value_dim));
                     let source = noise(seed + start as u64, tokens * head_dim);
                     write_keys(&mut plane_mut(&mut keys), head_dim, 0, tokens, &source, head_dim).unwrap();
-                    let source = noise(seed + start as u64 + 1, tokens * head_dim);
-                    write_values(&mut plane_mut(&mut values), head_dim, 0, tokens, &source, head_dim).unwrap();
+                    let source = noise(seed + start as u64 + 1, tokens * value_dim);
+                    write_values(&mut plane_mut(&mut values), value_dim, 0, tokens, &source, value_dim).unwrap();
                     pages.push(Page {
                         start,
                         tokens,
@@ -137,6 +143,7 @@ impl Problem {
                 for selection in selections {
                     problems.push(Self {
                         head_dim,
+                        value_dim,
                         group,
                         rows,
                         start: 800 - rows,

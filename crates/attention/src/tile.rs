@@ -88,17 +88,17 @@ impl<V: Visible> Call<'_, V> {
     /// [`tiles`](Self::tiles) over the tokens that are seen, gathered side by side.
     fn gathered_tiles(&self, workspace: &mut Workspace, block: &Block, part: Part, output: &mut Output) {
         let mut gathered = core::mem::take(&mut workspace.gathered);
-        let len = KEY_BLOCK * self.kv.head_dim;
+        let (key_len, value_len) = (KEY_BLOCK * self.kv.head_dim, KEY_BLOCK * self.value_dim);
         let keys = match block.keys {
             Plane::F32(data) => data,
-            _ => &*aligned(&mut workspace.keys, len),
+            _ => &*aligned(&mut workspace.keys, key_len),
         };
         let values = match block.values {
             _ if matches!(output, Output::Mass { .. }) => None,
             Plane::F32(data) => Some(data),
-            _ => Some(&*aligned(&mut workspace.values, len)),
+            _ => Some(&*aligned(&mut workspace.values, value_len)),
         };
-        let (places, keys, values) = gathered.take(part.union, keys, values, self.kv.head_dim);
+        let (places, keys, values) = gathered.take(part.union, keys, values, self.widths());
         let part = Part {
             union: low_bits(places.len()),
             places: Some(places),
@@ -165,10 +165,9 @@ impl<V: Visible> Call<'_, V> {
 
     /// Widens what `total` rows do not read as it lies, or all planes but f32 where no number is given.
     fn widen(&self, workspace: &mut Workspace, block: &Block, slots: &[Slot], total: Option<usize>, keys_only: bool) {
-        let len = KEY_BLOCK * self.kv.head_dim;
         let (keys, values) = (block.keys.format(), block.values.format());
         if !total.map_or(keys == Format::F32, |total| self.reads_keys_in_place(keys, total)) {
-            let out = aligned(&mut workspace.keys, len);
+            let out = aligned(&mut workspace.keys, KEY_BLOCK * self.kv.head_dim);
             self.level.run(WidenKeys {
                 keys: block.keys,
                 slots,
@@ -177,11 +176,11 @@ impl<V: Visible> Call<'_, V> {
             });
         }
         if !keys_only && !total.map_or(values == Format::F32, |total| self.reads_values_in_place(values, total)) {
-            let out = aligned(&mut workspace.values, len);
+            let out = aligned(&mut workspace.values, KEY_BLOCK * self.value_dim);
             self.level.run(WidenValues {
                 values: block.values,
                 slots,
-                head_dim: self.kv.head_dim,
+                head_dim: self.value_dim,
                 out,
             });
         }
@@ -203,7 +202,7 @@ impl<V: Visible> Call<'_, V> {
             return Default::default();
         };
         let tokens = (end.stripe - begin.stripe) * LANES + end.tokens;
-        let read = |plane| stripes_of(plane, begin.stripe * LANES, tokens, self.kv.head_dim);
+        let read = |plane, width| stripes_of(plane, begin.stripe * LANES, tokens, width);
         let lead = |plane: Plane<'b>, in_place: bool| {
             if in_place {
                 with_lead(self.level, plane)
@@ -217,7 +216,10 @@ impl<V: Visible> Call<'_, V> {
         let values_in_place = self.reads_values_in_place(block.values.format(), total);
         let next_keys = block.next.map(|(keys, _)| keys_lead(keys));
         let next_values = block.next.map(|(_, values)| values_lead(values)).filter(|_| !keys_only);
-        let (keys, values) = (keys_lead(read(block.keys)), values_lead(read(block.values)));
+        let (keys, values) = (
+            keys_lead(read(block.keys, self.kv.head_dim)),
+            values_lead(read(block.values, self.value_dim)),
+        );
         let own_keys = Some(keys).filter(|_| keys_in_place);
         let first = |ahead: Ahead<'b>| if tile.first == 0 { ahead } else { Ahead::default() };
         if keys_only {
@@ -321,7 +323,7 @@ impl<V: Visible> Call<'_, V> {
         masks: Option<&[[u16; STRIPES]; R]>,
         Sums { m, l, o }: Sums,
     ) {
-        let (level, head_dim, range) = (self.level, self.kv.head_dim, work.rows());
+        let (level, head_dim, range) = (self.level, self.value_dim, work.rows());
         let weights = scores_of::<R>(&mut workspace.scores);
         let mut keep = [1.0; R];
         level.run(Softmax {

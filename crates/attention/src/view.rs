@@ -1,3 +1,5 @@
+#[cfg(doc)]
+use crate::Partial;
 use crate::format::check_head_dim;
 use crate::{AttendError, Plane};
 
@@ -8,16 +10,38 @@ pub struct PageView<'a> {
     pub start: usize,
     /// Valid tokens; what lies behind them in the planes is never used.
     pub tokens: usize,
-    /// Keys, `[tokens / 16, head_dim, 16]`.
+    /// Keys, `[tokens / 16, key width, 16]`.
     pub keys: Plane<'a>,
-    /// Values, `[tokens, head_dim]`.
+    /// Values, `[tokens, value width]`.
     pub values: Plane<'a>,
 }
 
 /// The K and V of one KV head: pages sorted by start, gaps allowed.
+///
+/// Keys have the *key width*, which is `head_dim`. Values have the *value width*, which is [`Partial::head_dim`] of the partial
+/// that a call adds to. Both are multiples of 16, and most models have one width for both.
+///
+/// ```
+/// use riffle_attention::*;
+///
+/// // 16 tokens whose keys have 32 elements and whose values have 16.
+/// let (mut keys, mut values) = (vec![0.0; 16 * 32], vec![0.0; 16 * 16]);
+/// write_keys(&mut PlaneMut::F32(&mut keys), 32, 0, 16, &[0.5; 16 * 32], 32)?;
+/// write_values(&mut PlaneMut::F32(&mut values), 16, 0, 16, &[2.0; 16 * 16], 16)?;
+/// let pages = [PageView { start: 0, tokens: 16, keys: Plane::F32(&keys), values: Plane::F32(&values) }];
+/// let kv = KvView { head_dim: 32, pages: &pages };
+/// let queries = QueryTile { data: &[1.0; 32], rows: 1, row_stride: 32, group: 1, head_dim: 32, start: 15 };
+///
+/// let mut partial = Partial::new(1, 1, 16);
+/// attend(&queries, &kv, &Selection::full(16), &AttendOptions::for_head_dim(32), &mut partial)?;
+/// let mut out = [0.0; 16];
+/// partial.finish_into(&mut out, 16, None)?;
+/// assert_eq!(out, [2.0; 16]);
+/// # Ok::<(), AttendError>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct KvView<'a> {
-    /// Elements of one key or value.
+    /// Key width: elements of one key.
     pub head_dim: usize,
     /// Pages sorted by their absolute start.
     pub pages: &'a [PageView<'a>],
@@ -36,7 +60,7 @@ pub struct QueryTile<'a> {
     pub row_stride: usize,
     /// Query heads per KV head.
     pub group: usize,
-    /// Elements of one query.
+    /// Key width: elements of one query.
     pub head_dim: usize,
     /// Absolute position of row 0.
     pub start: usize,
@@ -87,8 +111,10 @@ impl KvView<'_> {
             .any(|page| quantised(&page.keys) || quantised(&page.values))
     }
 
-    pub(crate) fn check(&self) -> Result<(), AttendError> {
+    /// Checks keys of `head_dim` elements and values of `value_dim`.
+    pub(crate) fn check(&self, value_dim: usize) -> Result<(), AttendError> {
         self.check_keys()?;
+        check_head_dim(value_dim)?;
         for page in self.pages {
             if page.tokens > page.values.len() {
                 return Err(AttendError::Short {
@@ -97,7 +123,7 @@ impl KvView<'_> {
                     found: page.values.len(),
                 });
             }
-            page.values.check("values of a page", page.tokens, self.head_dim)?;
+            page.values.check("values of a page", page.tokens, value_dim)?;
         }
         Ok(())
     }

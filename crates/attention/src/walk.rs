@@ -125,7 +125,7 @@ impl<V: Visible> Call<'_, V> {
                     self.pack(workspace, *queries);
                     *packed = true;
                 }
-                let mut current = block_of(page, block, self.kv.head_dim);
+                let mut current = block_of(page, block, self.widths());
                 if self.looks_ahead(queries.positions * self.queries.group) || self.rounds(&current, output) {
                     current.next = self.next_block(part.page, block + 1, end);
                 }
@@ -138,14 +138,14 @@ impl<V: Visible> Call<'_, V> {
     fn next_block(&self, index: usize, block: usize, need_end: usize) -> Option<(Plane<'_>, Plane<'_>)> {
         let page = self.kv.pages.get(index)?;
         if block * KEY_BLOCK < page.tokens {
-            let block = block_of(page, block, self.kv.head_dim);
+            let block = block_of(page, block, self.widths());
             return (block.span.start < need_end).then_some((block.keys, block.values));
         }
         let next = self.kv.pages.get(index + 1)?;
         if next.tokens == 0 || next.start >= need_end {
             return None;
         }
-        let block = block_of(next, 0, self.kv.head_dim);
+        let block = block_of(next, 0, self.widths());
         Some((block.keys, block.values))
     }
 }

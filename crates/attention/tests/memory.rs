@@ -34,7 +34,7 @@ static COUNTING: Counting = Counting;
 #[test]
 fn nothing_is_allocated_once_warm() {
     let mut noise = Noise::new(2);
-    let pages = testing::pages(&mut noise, 64, 64, &[64; 8], (Format::F16, Format::Q8_0));
+    let pages = testing::pages(&mut noise, (64, 48), 64, &[64; 8], (Format::F16, Format::Q8_0));
     let views: Vec<_> = pages.iter().map(testing::Page::view).collect();
     let kv = KvView {
         head_dim: 64,
@@ -54,10 +54,10 @@ fn nothing_is_allocated_once_warm() {
             head_dim: 64,
             start: 490,
         };
-        partial.reset(rows, 4, 64);
+        partial.reset(rows, 4, 48);
         attend(&tile, &kv, &selection, &options, partial).unwrap();
     };
-    let mut partial = Partial::new(20, 4, 64);
+    let mut partial = Partial::new(20, 4, 48);
     run(20, &mut partial);
     run(1, &mut partial);
     let before = CALLS.get();

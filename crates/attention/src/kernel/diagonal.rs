@@ -6,9 +6,9 @@ use crate::simd::{Kernel, Simd};
 ///
 /// A row whose lane is masked keeps its bits, so that a row's result does not depend on its neighbours.
 pub(crate) struct Diagonal<'a> {
-    /// Scaled, `[head_dim, 16]`.
+    /// Scaled, `[key_dim, 16]`.
     pub(crate) queries: &'a [f32],
-    /// `[head_dim, 16]`.
+    /// `[key_dim, 16]`.
     pub(crate) keys: &'a [f32],
     pub(crate) mask: u16,
     pub(crate) soft_cap: Option<f32>,
@@ -16,7 +16,7 @@ pub(crate) struct Diagonal<'a> {
 }
 
 pub(crate) enum DiagonalOutput<'a> {
-    /// Accumulates the keys' values, `[16, head_dim]`, into the rows; lane `i` is row `first + i·stride`.
+    /// Accumulates the keys' values, `[16, value_dim]`, into the rows; lane `i` is row `first + i·stride`.
     Partial {
         values: &'a [f32],
         m: &'a mut [f32],
@@ -73,11 +73,11 @@ impl Kernel for Diagonal<'_> {
                 simd.store(keep, &mut keeps);
                 simd.store(weight, &mut weights);
                 simd.store(simd.fma(simd.load(&sum), keep, weight), &mut sum);
-                let head_dim = self.keys.len() / 16;
+                let value_dim = values.len() / 16;
                 for lane in lanes() {
                     (m[row(lane)], l[row(lane)]) = (tops[lane], sum[lane]);
-                    let o = &mut o[row(lane) * head_dim..][..head_dim];
-                    let values = &values[lane * head_dim..][..head_dim];
+                    let o = &mut o[row(lane) * value_dim..][..value_dim];
+                    let values = &values[lane * value_dim..][..value_dim];
                     let (keep, weight) = (simd.splat(keeps[lane]), simd.splat(weights[lane]));
                     for (o, value) in o.as_chunks_mut::<16>().0.iter_mut().zip(values.as_chunks::<16>().0) {
                         simd.store(simd.fma(weight, simd.load(value), simd.mul(simd.load(o), keep)), o);

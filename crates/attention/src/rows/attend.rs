@@ -88,9 +88,10 @@ pub fn attend_rows_batch(
             _ => pieces.extend(parts.into_iter().map(|part| (index, Some(part)))),
         }
     }
+    let value_dims: Vec<usize> = partials.iter().map(Partial::head_dim).collect();
     let run = |(index, part): &(usize, Option<usize>)| {
         let job = &jobs[*index];
-        let mut partial = Partial::new(job.queries.rows, job.queries.group, job.queries.head_dim);
+        let mut partial = Partial::new(job.queries.rows, job.queries.group, value_dims[*index]);
         attend_at(Level::best(), job, options, *part, &mut partial);
         partial
     };
@@ -110,7 +111,7 @@ pub fn attend_rows_batch(
 fn check(queries: &QueryTile, kv: &RowView, options: &AttendOptions, partial: &Partial) -> Result<(), AttendError> {
     options.check()?;
     queries.check()?;
-    kv.check()?;
+    kv.check(partial.head_dim())?;
     if queries.head_dim != kv.head_dim {
         return Err(AttendError::Mismatch {
             what: "head_dim of queries and of K/V",
@@ -118,7 +119,7 @@ fn check(queries: &QueryTile, kv: &RowView, options: &AttendOptions, partial: &P
             found: queries.head_dim,
         });
     }
-    partial.check_shape(queries.rows, queries.group, queries.head_dim)
+    partial.check_shape(queries.rows, queries.group)
 }
 
 /// The parts of 4096 positions that hold any block of the cache, ascending.
@@ -137,15 +138,16 @@ fn attend_at(level: Level, job: &RowJob, options: &AttendOptions, part: Option<u
     if job.queries.rows == 0 || job.queries.group == 0 {
         return;
     }
+    let widths = (job.kv.head_dim, partial.head_dim());
     with_workspace(|workspace| match options.arithmetic {
-        Arithmetic::Fused => InPlace::new(level, job, options).run(part, partial.sums()),
+        Arithmetic::Fused => InPlace::new(level, job, options, widths.1).run(part, partial.sums()),
         Arithmetic::Expanded | Arithmetic::Rounded => {
             // Scratch of its own beside that of the calls, which is refilled for each block.
             let (mut keys, mut values) = (Vec::new(), Vec::new());
             for (run, block) in blocks(job, options.causal, part) {
-                let len = KEY_BLOCK * job.kv.head_dim;
-                let (keys, values) = (aligned(&mut keys, len), aligned(&mut values, len));
-                lay_out(level, &run, block, job.kv.head_dim, (keys, values));
+                let keys = aligned(&mut keys, KEY_BLOCK * widths.0);
+                let values = aligned(&mut values, KEY_BLOCK * widths.1);
+                lay_out(level, &run, block, widths, (keys, values));
                 let page = PageView {
                     start: block.start,
                     tokens: block.len(),
@@ -176,6 +178,7 @@ fn attend_to_page(
             head_dim: job.kv.head_dim,
             pages: core::slice::from_ref(page),
         },
+        value_dim: partial.head_dim(),
         quantised: false,
         visible: &visible,
         options,
@@ -185,46 +188,58 @@ fn attend_to_page(
     call.run(workspace, Output::Partial(partial.sums()));
 }
 
-/// Fills keys `[stripes, head_dim, 16]` and values `[tokens, head_dim]` of a block.
-fn lay_out(level: Level, run: &Run, block: Span, head_dim: usize, (keys, values): (&mut [f32], &mut [f32])) {
+/// Fills keys `[stripes, key_dim, 16]` and values `[tokens, value_dim]` of a block.
+fn lay_out(
+    level: Level,
+    run: &Run,
+    block: Span,
+    (key_dim, value_dim): (usize, usize),
+    (keys, values): (&mut [f32], &mut [f32]),
+) {
     let len = block.len();
     let mut floats: [&[f32]; KEY_BLOCK] = [&[]; KEY_BLOCK];
     let mut halves: [&[u16]; KEY_BLOCK] = [&[]; KEY_BLOCK];
     macro_rules! lay {
-        ($kernel:ident, $field:ident, $out:ident) => {
+        ($kernel:ident, $field:ident, $stride:ident, $head_dim:ident) => {
             match run.pages[0].$field {
                 Rows::F32(_) => {
-                    run.rows(block, head_dim, &mut floats, |page| page.$field.floats());
+                    run.rows(block, $head_dim, &mut floats, |page| {
+                        (page.$field.floats(), page.$stride)
+                    });
                     let rows = &floats[..len];
                     level.run($kernel::<F32> {
                         rows,
-                        head_dim,
-                        out: $out,
+                        head_dim: $head_dim,
+                        out: $field,
                     });
                 }
                 Rows::F16(_) => {
-                    run.rows(block, head_dim, &mut halves, |page| page.$field.halves());
+                    run.rows(block, $head_dim, &mut halves, |page| {
+                        (page.$field.halves(), page.$stride)
+                    });
                     let rows = &halves[..len];
                     level.run($kernel::<F16> {
                         rows,
-                        head_dim,
-                        out: $out,
+                        head_dim: $head_dim,
+                        out: $field,
                     });
                 }
                 Rows::Bf16(_) => {
-                    run.rows(block, head_dim, &mut halves, |page| page.$field.halves());
+                    run.rows(block, $head_dim, &mut halves, |page| {
+                        (page.$field.halves(), page.$stride)
+                    });
                     let rows = &halves[..len];
                     level.run($kernel::<Bf16> {
                         rows,
-                        head_dim,
-                        out: $out,
+                        head_dim: $head_dim,
+                        out: $field,
                     });
                 }
             }
         };
     }
-    lay!(StripeRows, keys, keys);
-    lay!(WidenRows, values, values);
+    lay!(StripeRows, keys, stride, key_dim);
+    lay!(WidenRows, values, value_stride, value_dim);
 }
 
 /// The blocks of 128 keys, cut from the start of each run, that hold any token some row may read.
@@ -310,6 +325,7 @@ mod tests {
                 keys: self.rows(&self.keys, keys_bf16, start),
                 values: self.rows(&self.values, values_bf16, start),
                 stride: STRIDE,
+                value_stride: STRIDE,
             };
             PAGES.into_iter().map(page).collect()
         }

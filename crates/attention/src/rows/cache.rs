@@ -38,6 +38,14 @@ pub struct BlockCache<'a> {
     values: Rows<'a>,
     block_tokens: usize,
     kv_heads: usize,
+    heads_first: bool,
+    key_tensor: Tensor,
+    value_tensor: Tensor,
+}
+
+/// Elements of a row, and from one block, token or head to the next.
+#[derive(Debug, Clone, Copy)]
+struct Tensor {
     head_dim: usize,
     block_stride: usize,
     token_stride: usize,
@@ -53,16 +61,15 @@ impl<'a> BlockCache<'a> {
         kv_heads: usize,
         head_dim: usize,
     ) -> Self {
-        let token_stride = kv_heads.saturating_mul(head_dim);
+        let tensor = Tensor::tokens_first(block_tokens, kv_heads, head_dim);
         Self {
             keys,
             values,
             block_tokens,
             kv_heads,
-            head_dim,
-            block_stride: block_tokens.saturating_mul(token_stride),
-            token_stride,
-            head_stride: head_dim,
+            heads_first: false,
+            key_tensor: tensor,
+            value_tensor: tensor,
         }
     }
 
@@ -74,16 +81,31 @@ impl<'a> BlockCache<'a> {
         kv_heads: usize,
         head_dim: usize,
     ) -> Self {
+        let tensor = Tensor::heads_first(block_tokens, kv_heads, head_dim);
         Self {
-            token_stride: head_dim,
-            head_stride: block_tokens.saturating_mul(head_dim),
+            heads_first: true,
+            key_tensor: tensor,
+            value_tensor: tensor,
             ..Self::tokens_first(keys, values, block_tokens, kv_heads, head_dim)
         }
     }
 
-    /// With this many elements from one block to the next, where keys and values of a block lie side by side in one tensor.
+    /// With values of `value_dim` elements, in a tensor of their own of the same order.
+    pub fn with_value_dim(mut self, value_dim: usize) -> Self {
+        let tensor = if self.heads_first {
+            Tensor::heads_first
+        } else {
+            Tensor::tokens_first
+        };
+        self.value_tensor = tensor(self.block_tokens, self.kv_heads, value_dim);
+        self
+    }
+
+    /// With this many elements from one block to the next, where keys and values of a block lie side by side in one tensor. Call it
+    /// after [`with_value_dim`](Self::with_value_dim).
     pub fn with_block_stride(mut self, elements: usize) -> Self {
-        self.block_stride = elements;
+        self.key_tensor.block_stride = elements;
+        self.value_tensor.block_stride = elements;
         self
     }
 
@@ -112,29 +134,57 @@ impl<'a> BlockCache<'a> {
                     needed: tokens.div_ceil(self.block_tokens),
                     found: held,
                 })?;
-                let too_large = AttendError::TooLarge { what: "block cache" };
-                let first = block.checked_mul(self.block_stride).ok_or(too_large.clone())?;
-                let first = first.checked_add(kv_head * self.head_stride).ok_or(too_large.clone())?;
                 let tokens = self.block_tokens.min(tokens - start);
-                let len = (tokens - 1) * self.token_stride + self.head_dim;
-                let needed = first.checked_add(len).ok_or(too_large)?;
-                for (what, rows) in [
-                    ("keys of a block cache", self.keys),
-                    ("values of a block cache", self.values),
-                ] {
-                    let found = rows.len();
-                    if found < needed {
-                        return Err(AttendError::Short { what, needed, found });
-                    }
-                }
+                let (keys, values) = (&self.key_tensor, &self.value_tensor);
                 Ok(RowPage {
                     start,
                     tokens,
-                    keys: self.keys.skip(first),
-                    values: self.values.skip(first),
-                    stride: self.token_stride,
+                    keys: keys.rows("keys of a block cache", self.keys, (block, kv_head), tokens)?,
+                    values: values.rows("values of a block cache", self.values, (block, kv_head), tokens)?,
+                    stride: keys.token_stride,
+                    value_stride: values.token_stride,
                 })
             })
             .collect()
+    }
+}
+
+impl Tensor {
+    fn tokens_first(block_tokens: usize, kv_heads: usize, head_dim: usize) -> Self {
+        let token_stride = kv_heads.saturating_mul(head_dim);
+        Self {
+            head_dim,
+            block_stride: block_tokens.saturating_mul(token_stride),
+            token_stride,
+            head_stride: head_dim,
+        }
+    }
+
+    fn heads_first(block_tokens: usize, kv_heads: usize, head_dim: usize) -> Self {
+        Self {
+            token_stride: head_dim,
+            head_stride: block_tokens.saturating_mul(head_dim),
+            ..Self::tokens_first(block_tokens, kv_heads, head_dim)
+        }
+    }
+
+    /// The rows of one KV head in one block, from the first of `tokens` on.
+    fn rows<'a>(
+        &self,
+        what: &'static str,
+        data: Rows<'a>,
+        (block, kv_head): (usize, usize),
+        tokens: usize,
+    ) -> Result<Rows<'a>, AttendError> {
+        let too_large = AttendError::TooLarge { what: "block cache" };
+        let first = block.checked_mul(self.block_stride).ok_or(too_large.clone())?;
+        let first = first.checked_add(kv_head * self.head_stride).ok_or(too_large.clone())?;
+        let len = (tokens - 1) * self.token_stride + self.head_dim;
+        let needed = first.checked_add(len).ok_or(too_large)?;
+        let found = data.len();
+        if found < needed {
+            return Err(AttendError::Short { what, needed, found });
+        }
+        Ok(data.skip(first))
     }
 }

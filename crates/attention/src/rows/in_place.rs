@@ -18,6 +18,8 @@ pub(super) struct InPlace<'a> {
     level: Level,
     job: &'a RowJob<'a>,
     options: &'a AttendOptions<'a>,
+    /// Elements of one value.
+    value_dim: usize,
     visible: Tokens<'a>,
 }
 
@@ -36,7 +38,7 @@ struct Listed<'a, T> {
 }
 
 impl<'a> InPlace<'a> {
-    pub(super) fn new(level: Level, job: &'a RowJob<'a>, options: &'a AttendOptions<'a>) -> Self {
+    pub(super) fn new(level: Level, job: &'a RowJob<'a>, options: &'a AttendOptions<'a>, value_dim: usize) -> Self {
         let visible = Tokens {
             selection: job.selection,
             causal: options.causal,
@@ -45,6 +47,7 @@ impl<'a> InPlace<'a> {
             level,
             job,
             options,
+            value_dim,
             visible,
         }
     }
@@ -56,11 +59,11 @@ impl<'a> InPlace<'a> {
         let total = self.job.queries.rows * self.job.queries.group;
         for first in (0..total).step_by(LONE_ROWS) {
             let rows = (total - first).min(LONE_ROWS);
-            let (head_dim, tile) = (self.job.kv.head_dim, first..first + rows);
+            let (value_dim, tile) = (self.value_dim, first..first + rows);
             let sums = Sums {
                 m: &mut sums.m[tile.clone()],
                 l: &mut sums.l[tile.clone()],
-                o: &mut sums.o[tile.start * head_dim..tile.end * head_dim],
+                o: &mut sums.o[tile.start * value_dim..tile.end * value_dim],
             };
             match (page.keys, page.values) {
                 (Rows::F32(_), Rows::F32(_)) => self.tile::<F32, F32>(&blocks, first, sums),
@@ -92,7 +95,7 @@ impl<'a> InPlace<'a> {
         first: usize,
         sums: Sums,
     ) {
-        let (head_dim, rows) = (self.job.kv.head_dim, sums.m.len());
+        let (head_dim, value_dim, rows) = (self.job.kv.head_dim, self.value_dim, sums.m.len());
         let queries = self.scaled::<R>(first, rows);
         let mut scores = [[0.0; KEY_BLOCK]; R];
         let mut next = [core::ptr::null(); KEY_BLOCK];
@@ -102,7 +105,7 @@ impl<'a> InPlace<'a> {
                 continue;
             }
             let keys = Listed::new(run, *block, seen.union, head_dim, K::of_keys);
-            let values = Listed::new(run, *block, seen.union, head_dim, V::of_values);
+            let values = Listed::new(run, *block, seen.union, value_dim, V::of_values);
             let mut ahead = [core::ptr::null(); KEY_BLOCK];
             let ahead = values.addresses(&mut ahead);
             self.level.run(ScoreRows::<K, R> {
@@ -111,7 +114,7 @@ impl<'a> InPlace<'a> {
                 keys: keys.rows(),
                 ahead: AheadRows {
                     rows: ahead,
-                    row_bytes: head_dim * size_of::<V::Raw>(),
+                    row_bytes: value_dim * size_of::<V::Raw>(),
                 },
                 scores: &mut scores,
             });
@@ -139,7 +142,7 @@ impl<'a> InPlace<'a> {
                 weights: &scores,
                 keep: &keep,
                 o: &mut *sums.o,
-                head_dim,
+                head_dim: value_dim,
                 ahead: AheadRows {
                     rows: later.as_ref().map_or(&[][..], |later| later.addresses(&mut next)),
                     row_bytes: head_dim * size_of::<K::Raw>(),
@@ -230,9 +233,16 @@ fn places_of(bits: u128, places: &mut [usize; KEY_BLOCK]) -> &[usize] {
 }
 
 impl<'a, T> Listed<'a, T> {
-    fn new(run: &Run<'a>, block: Span, bits: u128, head_dim: usize, data: impl Fn(&RowPage<'a>) -> &'a [T]) -> Self {
+    /// Rows of `width` elements; `data` takes a page's, and their stride.
+    fn new(
+        run: &Run<'a>,
+        block: Span,
+        bits: u128,
+        width: usize,
+        data: impl Fn(&RowPage<'a>) -> (&'a [T], usize),
+    ) -> Self {
         let mut rows: [&[T]; KEY_BLOCK] = [&[]; KEY_BLOCK];
-        run.rows(block, head_dim, &mut rows, data);
+        run.rows(block, width, &mut rows, data);
         let mut len = block.len();
         if bits != low_bits(len) {
             len = 0;
@@ -257,35 +267,35 @@ impl<'a, T> Listed<'a, T> {
     }
 }
 
-/// An element type of a row-major cache.
+/// An element type of a row-major cache: where a page's rows begin, and the elements from one to the next.
 trait RowElement: Element {
-    fn of_keys<'a>(page: &RowPage<'a>) -> &'a [Self::Raw];
-    fn of_values<'a>(page: &RowPage<'a>) -> &'a [Self::Raw];
+    fn of_keys<'a>(page: &RowPage<'a>) -> (&'a [Self::Raw], usize);
+    fn of_values<'a>(page: &RowPage<'a>) -> (&'a [Self::Raw], usize);
 }
 
 impl RowElement for F32 {
-    fn of_keys<'a>(page: &RowPage<'a>) -> &'a [f32] {
-        page.keys.floats()
+    fn of_keys<'a>(page: &RowPage<'a>) -> (&'a [f32], usize) {
+        (page.keys.floats(), page.stride)
     }
-    fn of_values<'a>(page: &RowPage<'a>) -> &'a [f32] {
-        page.values.floats()
+    fn of_values<'a>(page: &RowPage<'a>) -> (&'a [f32], usize) {
+        (page.values.floats(), page.value_stride)
     }
 }
 
 impl RowElement for F16 {
-    fn of_keys<'a>(page: &RowPage<'a>) -> &'a [u16] {
-        page.keys.halves()
+    fn of_keys<'a>(page: &RowPage<'a>) -> (&'a [u16], usize) {
+        (page.keys.halves(), page.stride)
     }
-    fn of_values<'a>(page: &RowPage<'a>) -> &'a [u16] {
-        page.values.halves()
+    fn of_values<'a>(page: &RowPage<'a>) -> (&'a [u16], usize) {
+        (page.values.halves(), page.value_stride)
     }
 }
 
 impl RowElement for Bf16 {
-    fn of_keys<'a>(page: &RowPage<'a>) -> &'a [u16] {
-        page.keys.halves()
+    fn of_keys<'a>(page: &RowPage<'a>) -> (&'a [u16], usize) {
+        (page.keys.halves(), page.stride)
     }
-    fn of_values<'a>(page: &RowPage<'a>) -> &'a [u16] {
-        page.values.halves()
+    fn of_values<'a>(page: &RowPage<'a>) -> (&'a [u16], usize) {
+        (page.values.halves(), page.value_stride)
     }
 }

@@ -1,9 +1,12 @@
+#[cfg(doc)]
+use crate::KvView;
 use crate::format::check_head_dim;
 use crate::{AttendError, Rows, Span};
 
 /// Consecutive tokens of one KV head in another engine's cache: keys and values lie row by row.
 ///
-/// Key `t` is `keys[t * stride..][..head_dim]`, and value `t` likewise.
+/// Key `t` is `keys[t * stride..]`, and value `t` is `values[t * value_stride..]`. A value may lie in its key, as where a latent
+/// of 512 elements is the beginning of a key of 576: then `values` are the slice of the keys.
 #[derive(Debug, Clone, Copy)]
 pub struct RowPage<'a> {
     /// Absolute position of the first token.
@@ -14,14 +17,16 @@ pub struct RowPage<'a> {
     pub keys: Rows<'a>,
     /// Values, likewise.
     pub values: Rows<'a>,
-    /// Elements from one token to the next, in both.
+    /// Elements from one key to the next.
     pub stride: usize,
+    /// Elements from one value to the next.
+    pub value_stride: usize,
 }
 
 /// The K and V of one KV head, row by row: pages sorted by start, gaps allowed, all keys in one format and all values in one.
 #[derive(Debug, Clone, Copy)]
 pub struct RowView<'a> {
-    /// Elements of one key or value, a multiple of 16.
+    /// Key width: elements of one key, a multiple of 16. Values have the value width, as in [`KvView`].
     pub head_dim: usize,
     /// Pages sorted by their absolute start. [`BlockCache::pages`](crate::BlockCache::pages) makes them from a block table.
     pub pages: &'a [RowPage<'a>],
@@ -59,33 +64,24 @@ impl<'a> RowView<'a> {
         })
     }
 
-    pub(super) fn check(&self) -> Result<(), AttendError> {
+    /// Checks keys of `head_dim` elements and values of `value_dim`.
+    pub(super) fn check(&self, value_dim: usize) -> Result<(), AttendError> {
         check_head_dim(self.head_dim)?;
+        check_head_dim(value_dim)?;
         let mut end = 0;
         for page in self.pages {
             if page.start < end {
                 return Err(AttendError::PageOrder { start: page.start });
             }
             let too_large = AttendError::TooLarge { what: "page" };
-            end = page.start.checked_add(page.tokens).ok_or(too_large.clone())?;
-            if page.tokens == 0 {
-                continue;
-            }
-            if page.stride < self.head_dim && page.tokens > 1 {
-                return Err(AttendError::Mismatch {
-                    what: "row stride and head_dim",
-                    expected: self.head_dim,
-                    found: page.stride,
-                });
-            }
-            let needed = (page.tokens - 1).checked_mul(page.stride);
-            let needed = needed.and_then(|n| n.checked_add(self.head_dim)).ok_or(too_large)?;
-            for (what, rows) in [("keys of a page", page.keys), ("values of a page", page.values)] {
-                let found = rows.len();
-                if found < needed {
-                    return Err(AttendError::Short { what, needed, found });
-                }
-            }
+            end = page.start.checked_add(page.tokens).ok_or(too_large)?;
+            check_rows("keys of a page", page.keys, page.tokens, (self.head_dim, page.stride))?;
+            check_rows(
+                "values of a page",
+                page.values,
+                page.tokens,
+                (value_dim, page.value_stride),
+            )?;
         }
         let mixed = self.pages.windows(2).any(|pair| {
             pair[0].keys.format() != pair[1].keys.format() || pair[0].values.format() != pair[1].values.format()
@@ -99,14 +95,40 @@ impl<'a> RowView<'a> {
     }
 }
 
+/// Checks that `tokens` rows lie in the slice, each of a width and a stride.
+fn check_rows(
+    what: &'static str,
+    rows: Rows,
+    tokens: usize,
+    (width, stride): (usize, usize),
+) -> Result<(), AttendError> {
+    if tokens == 0 {
+        return Ok(());
+    }
+    if stride < width && tokens > 1 {
+        return Err(AttendError::Mismatch {
+            what: "stride and width of rows",
+            expected: width,
+            found: stride,
+        });
+    }
+    let needed = (tokens - 1).checked_mul(stride).and_then(|n| n.checked_add(width));
+    let needed = needed.ok_or(AttendError::TooLarge { what: "page" })?;
+    let found = rows.len();
+    if found < needed {
+        return Err(AttendError::Short { what, needed, found });
+    }
+    Ok(())
+}
+
 impl<'a> Run<'a> {
-    /// Keys or values of the positions in `span`, which lie in the run, `[head_dim]` each; `data` takes a page's.
+    /// Keys or values of the positions in `span`, which lie in the run, `[width]` each; `data` takes a page's, and their stride.
     pub(super) fn rows<T>(
         &self,
         span: Span,
-        head_dim: usize,
+        width: usize,
         rows: &mut [&'a [T]],
-        data: impl Fn(&RowPage<'a>) -> &'a [T],
+        data: impl Fn(&RowPage<'a>) -> (&'a [T], usize),
     ) {
         let first = self
             .pages
@@ -114,9 +136,9 @@ impl<'a> Run<'a> {
         let mut at = 0;
         for page in self.pages[first..].iter().take_while(|page| page.start < span.end) {
             let here = Span::new(page.start, page.start + page.tokens).intersect(&span);
-            let data = data(page);
+            let (data, stride) = data(page);
             for position in here.range() {
-                rows[at] = &data[(position - page.start) * page.stride..][..head_dim];
+                rows[at] = &data[(position - page.start) * stride..][..width];
                 at += 1;
             }
         }

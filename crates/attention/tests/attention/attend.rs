@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use riffle_attention::*;
 
 /// Single precision; where quantised planes meet small tiles, queries and weights carry 15 bits instead of 24.
-fn tolerance(shape: &Shape) -> f64 {
+pub(crate) fn tolerance(shape: &Shape) -> f64 {
     let quantised = |format| matches!(format, Format::Q8_0 | Format::Q4_0);
     if quantised(shape.formats.0) || quantised(shape.formats.1) {
         2e-4
@@ -32,7 +32,6 @@ proptest! {
     fn partials_merge_the_same_in_any_order(shape in shape(), order in any::<u64>()) {
         let (pages, queries) = (shape.pages(), shape.queries());
         let views: Vec<_> = pages.iter().map(Page::view).collect();
-        let kv = shape.kv(&views);
         let mut parts = vec![shape.partial()];
         for page in &views {
             let kv = shape.kv(core::slice::from_ref(page));
@@ -47,9 +46,7 @@ proptest! {
             let part = parts.swap_remove((state >> 33) as usize % parts.len());
             merged.merge(&part).unwrap();
         }
-        let exact =
-            reference::attend(&shape.tile(&queries), &kv, &shape.selection, &shape.options(), None).unwrap();
-        assert_matches(&merged, &exact, tolerance(&shape));
+        assert_matches(&merged, &shape.exact(&views), tolerance(&shape));
     }
 
     #[test]
@@ -66,8 +63,7 @@ proptest! {
         let job = AttendJob { queries: shape.tile(&queries), kv, selection: &shape.selection };
         let mut partials = [shape.partial(), shape.partial(), shape.partial()];
         attend_batch(&[job; 3], &shape.options(), &mut partials).unwrap();
-        let exact =
-            reference::attend(&shape.tile(&queries), &kv, &shape.selection, &shape.options(), None).unwrap();
+        let exact = shape.exact(&views);
         for partial in &partials {
             assert_matches(partial, &exact, tolerance(&shape));
         }
@@ -222,14 +218,14 @@ fn a_long_tail_beside_one_heavy_key_keeps_its_mass() {
 #[test]
 fn sinks_match_the_reference() {
     let mut noise = Noise::new(5);
-    let pages = pages(&mut noise, 32, 16, &[16, 3], (Format::F32, Format::F32));
+    let pages = pages(&mut noise, (32, 48), 16, &[16, 3], (Format::F32, Format::F32));
     let views: Vec<_> = pages.iter().map(Page::view).collect();
     let kv = KvView {
         head_dim: 32,
         pages: &views,
     };
     let data = noise.values(3 * 64);
-    let tile = QueryTile {
+    let queries = QueryTile {
         data: &data,
         rows: 3,
         row_stride: 64,
@@ -237,24 +233,47 @@ fn sinks_match_the_reference() {
         head_dim: 32,
         start: 16,
     };
-    let (options, selection, sinks) = (AttendOptions::new(0.5), Selection::full(19), [0.7, -2.0]);
-    let mut partial = Partial::new(3, 2, 32);
-    attend(&tile, &kv, &selection, &options, &mut partial).unwrap();
-    let mut out = vec![0.0; 3 * 64];
-    partial.finish_into(&mut out, 64, Some(&sinks)).unwrap();
-    let exact = reference::attend(&tile, &kv, &selection, &options, Some(&sinks)).unwrap();
-    for (a, b) in out.iter().zip(&exact.output) {
-        assert!((f64::from(*a) - b).abs() < 1e-6);
+    let options = AttendOptions::new(0.5);
+    // The last selection leaves the first two rows without a key.
+    let late = Selection::none().with_row_extras(16, [vec![], vec![], vec![2, 18]]);
+    let infinite = [f32::NEG_INFINITY, f32::INFINITY];
+    for selection in &[Selection::full(19), Selection::none(), late] {
+        let mut partial = Partial::new(3, 2, 48);
+        attend(&queries, &kv, selection, &options, &mut partial).unwrap();
+        for sinks in [[0.7, -2.0], [90.0, -90.0], [f32::MAX, f32::MIN], infinite] {
+            let mut out = vec![0.0; 3 * 96];
+            partial.finish_into(&mut out, 96, Some(&sinks)).unwrap();
+            let job = AttendJob { queries, kv, selection };
+            let exact = reference::ReferenceJob {
+                job,
+                value_dim: 48,
+                summaries: &[],
+                sinks: Some(&sinks),
+            };
+            let exact = exact.attend(&options).unwrap();
+            for (a, b) in out.iter().zip(&exact.output) {
+                assert!((f64::from(*a) - b).abs() < 1e-6, "{a} for {b} with sinks {sinks:?}");
+            }
+        }
+        // No sink, and one of −∞.
+        let (mut without, mut with) = (vec![0.0; 3 * 96], vec![0.0; 3 * 96]);
+        partial.finish_into(&mut without, 96, None).unwrap();
+        partial
+            .finish_into(&mut with, 96, Some(&[f32::NEG_INFINITY; 2]))
+            .unwrap();
+        assert_eq!(with, without);
     }
 }
 
 /// Block means of 16 tokens each over the first `blocks` blocks of a cache in pages of f32.
-fn means(pages: &[Page], head_dim: usize, blocks: usize) -> Vec<reference::ReferenceSummary> {
+fn means(pages: &[Page], (key_dim, value_dim): (usize, usize), blocks: usize) -> Vec<reference::ReferenceSummary> {
+    let width = |keys: bool| if keys { key_dim } else { value_dim };
     let row = |position: usize, keys: bool| {
         let page = pages
             .iter()
             .find(|page| (page.start..page.start + page.tokens).contains(&position))
             .unwrap();
+        let head_dim = width(keys);
         let mut row = vec![0.0; head_dim];
         let slot = position - page.start;
         if keys {
@@ -265,7 +284,7 @@ fn means(pages: &[Page], head_dim: usize, blocks: usize) -> Vec<reference::Refer
         row
     };
     let mean = |block: Span, keys: bool| {
-        let mut sum = vec![0.0; head_dim];
+        let mut sum = vec![0.0; width(keys)];
         for position in block.range() {
             for (sum, x) in sum.iter_mut().zip(row(position, keys)) {
                 *sum += x / block.len() as f32;
@@ -294,45 +313,47 @@ proptest! {
         causal in any::<bool>(),
         selection in selection(256, 100, 20),
         named in proptest::collection::vec(any::<bool>(), 16),
+        value_dim in value_dim(32),
     ) {
         let mut noise = Noise::new(seed);
-        let pages = pages(&mut noise, 32, 64, &[64; 4], (Format::F32, Format::F32));
+        let pages = pages(&mut noise, (32, value_dim), 64, &[64; 4], (Format::F32, Format::F32));
         let views: Vec<_> = pages.iter().map(Page::view).collect();
         let kv = KvView { head_dim: 32, pages: &views };
-        let summaries = means(&pages, 32, 16);
+        let summaries = means(&pages, (32, value_dim), 16);
         let blocks: Vec<Span> = summaries.iter().map(|summary| summary.block).collect();
         let chosen = blocks.iter().zip(&named).filter(|(_, named)| **named).map(|(block, _)| *block);
         let selection = selection.with_summaries(chosen);
-        let (mut keys, mut values) = (vec![0.0; 512], vec![0.0; 512]);
+        let (mut keys, mut values) = (vec![0.0; 512], vec![0.0; 16 * value_dim]);
         for (slot, summary) in summaries.iter().enumerate() {
             write_keys(&mut PlaneMut::F32(&mut keys), 32, slot, 1, &summary.key, 32).unwrap();
-            write_values(&mut PlaneMut::F32(&mut values), 32, slot, 1, &summary.value, 32).unwrap();
+            write_values(&mut PlaneMut::F32(&mut values), value_dim, slot, 1, &summary.value, value_dim).unwrap();
         }
         let view =
             SummaryView { head_dim: 32, blocks: &blocks, keys: Plane::F32(&keys), values: Plane::F32(&values) };
         let data = noise.values(rows * 64);
         let tile = QueryTile { data: &data, rows, row_stride: 64, group: 2, head_dim: 32, start };
         let options = AttendOptions::new(0.5).with_causal(causal);
-        let mut partial = Partial::new(rows, 2, 32);
+        let mut partial = Partial::new(rows, 2, value_dim);
         attend(&tile, &kv, &selection, &options, &mut partial).unwrap();
         attend_summaries(&tile, &view, &selection, &options, &mut partial).unwrap();
-        let exact =
-            reference::attend_with_summaries(&tile, &kv, &selection, &summaries, &options, None).unwrap();
+        let (job, summaries) = (AttendJob { queries: tile, kv, selection: &selection }, &summaries[..]);
+        let exact = reference::ReferenceJob { job, value_dim, summaries, sinks: None };
+        let exact = exact.attend(&options).unwrap();
         assert_matches(&partial, &exact, 3e-5);
         if causal {
             // Summaries that end after a row's position may hold anything.
             let seen = blocks.partition_point(|block| block.end <= start);
             let mut changed = (keys.clone(), values.clone());
             for (number, summary) in summaries.iter().enumerate().skip(seen) {
-                let other: Vec<f32> = summary.key.iter().map(|x| 3.0 - x).collect();
-                write_keys(&mut PlaneMut::F32(&mut changed.0), 32, number, 1, &other, 32).unwrap();
-                write_values(&mut PlaneMut::F32(&mut changed.1), 32, number, 1, &other, 32).unwrap();
+                let [key, value] = [&summary.key, &summary.value].map(|of| of.iter().map(|x| 3.0 - x).collect::<Vec<_>>());
+                write_keys(&mut PlaneMut::F32(&mut changed.0), 32, number, 1, &key, 32).unwrap();
+                write_values(&mut PlaneMut::F32(&mut changed.1), value_dim, number, 1, &value, value_dim).unwrap();
             }
             let view = SummaryView { keys: Plane::F32(&changed.0), values: Plane::F32(&changed.1), ..view };
-            let mut again = Partial::new(rows, 2, 32);
+            let mut again = Partial::new(rows, 2, value_dim);
             attend(&tile, &kv, &selection, &options, &mut again).unwrap();
             attend_summaries(&tile, &view, &selection, &options, &mut again).unwrap();
-            prop_assert_eq!(&again.o[..64], &partial.o[..64]);
+            prop_assert_eq!(&again.o[..2 * value_dim], &partial.o[..2 * value_dim]);
         }
     }
 
@@ -347,7 +368,7 @@ proptest! {
         let total: Vec<f32> = (0..shape.rows * shape.group)
             .map(|at| partial.log_sum_exp(at / shape.group, at % shape.group))
             .collect();
-        let exact = reference::attend(&tile, &kv, &shape.selection, &options, None).unwrap();
+        let exact = shape.exact(&views);
         let mut expected = exact.column_mass.iter();
         for page in &views {
             let kv = shape.kv(core::slice::from_ref(page));

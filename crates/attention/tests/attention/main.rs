@@ -7,3 +7,4 @@ mod rows;
 mod shared_pages;
 #[path = "../testing/mod.rs"]
 mod testing;
+mod widths;

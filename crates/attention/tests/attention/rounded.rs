@@ -14,7 +14,7 @@ fn rounded(shape: &Shape) -> AttendOptions<'static> {
 /// There, elements of queries lie in −3..3, of keys in −2..2, less the block's first key in −4..4, and of values in −1..1.
 /// The error of an element is even between its bounds, so that of a logit has a deviation of √6/L. An output is off most
 /// where two keys share the weight and have opposite values: then by √3/L. The bounds of values and weights are below 1/1000.
-fn six_deviations(head_dim: usize) -> f64 {
+pub(crate) fn six_deviations(head_dim: usize) -> f64 {
     let levels = (2f64.powi(31) / head_dim as f64).sqrt();
     6.0 * 3f64.sqrt() / levels + 1e-3
 }
@@ -47,12 +47,12 @@ proptest! {
                 start: shape.start + first,
                 ..shape.tile(&queries)
             };
-            let mut part = Partial::new(rows, shape.group, shape.head_dim);
+            let mut part = Partial::new(rows, shape.group, shape.value_dim);
             attend(&tile, &kv, &shape.selection, &rounded(&shape), &mut part).unwrap();
             let heads = first * shape.group..(first + rows) * shape.group;
             prop_assert_eq!(&part.m, &whole.m[heads.clone()]);
             prop_assert_eq!(&part.l, &whole.l[heads.clone()]);
-            prop_assert_eq!(&part.o, &whole.o[heads.start * shape.head_dim..heads.end * shape.head_dim]);
+            prop_assert_eq!(&part.o, &whole.o[heads.start * shape.value_dim..heads.end * shape.value_dim]);
         }
     }
 

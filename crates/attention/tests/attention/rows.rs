@@ -38,7 +38,13 @@ fn until<'a>(views: &[PageView<'a>], tokens: usize) -> Vec<PageView<'a>> {
 }
 
 /// One call of every entry point: `attend`, `attend_batch`, and a stream of two pages at a time.
-fn every_way(tile: QueryTile, views: &[PageView], selection: &Selection, options: &AttendOptions) -> [Partial; 3] {
+fn every_way(
+    tile: QueryTile,
+    value_dim: usize,
+    views: &[PageView],
+    selection: &Selection,
+    options: &AttendOptions,
+) -> [Partial; 3] {
     let kv = |pages| KvView {
         head_dim: tile.head_dim,
         pages,
@@ -48,7 +54,7 @@ fn every_way(tile: QueryTile, views: &[PageView], selection: &Selection, options
         kv: kv(pages),
         selection,
     };
-    let empty = || Partial::new(tile.rows, tile.group, tile.head_dim);
+    let empty = || Partial::new(tile.rows, tile.group, value_dim);
     let (mut one, mut batch, mut streamed) = (empty(), [empty()], [empty()]);
     attend(&tile, &kv(views), selection, options, &mut one).unwrap();
     attend_batch(&[job(views)], options, &mut batch).unwrap();
@@ -63,7 +69,7 @@ fn every_way(tile: QueryTile, views: &[PageView], selection: &Selection, options
 }
 
 /// Runs on as many threads as there may be, each number in turn.
-fn on_threads(work: impl Fn() + Sync) {
+pub(crate) fn on_threads(work: impl Fn() + Sync) {
     #[cfg(feature = "parallel")]
     for threads in [1, 2] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
@@ -88,7 +94,8 @@ fn rows_at_the_end(
         (format(), format()),
     );
     (sizes, pages, 0..64usize)
-        .prop_flat_map(|(sizes, pages, short)| {
+        .prop_flat_map(|(sizes, pages, short)| (Just(sizes), value_dim(sizes.1), Just(pages), Just(short)))
+        .prop_flat_map(|(sizes, value_dim, pages, short)| {
             let page_tokens = sizes.4;
             let mut lengths = vec![page_tokens; pages];
             *lengths.last_mut().unwrap() = page_tokens - short % page_tokens;
@@ -97,24 +104,27 @@ fn rows_at_the_end(
             let soft_cap = prop_oneof![3 => Just(None), 1 => (0.5f32..20.0).prop_map(Some)];
             let start = tokens - rows;
             (
-                Just((sizes, lengths, rows, start)),
+                Just((sizes, value_dim, lengths, rows, start)),
                 selection(tokens, start, rows),
                 soft_cap,
             )
         })
-        .prop_map(|((sizes, lengths, rows, start), selection, soft_cap)| Shape {
-            seed: sizes.0,
-            head_dim: sizes.1,
-            group: sizes.2,
-            rows,
-            start,
-            page_tokens: sizes.4,
-            lengths,
-            formats: sizes.5,
-            selection,
-            soft_cap,
-            causal: true,
-        })
+        .prop_map(
+            |((sizes, value_dim, lengths, rows, start), selection, soft_cap)| Shape {
+                seed: sizes.0,
+                head_dim: sizes.1,
+                value_dim,
+                group: sizes.2,
+                rows,
+                start,
+                page_tokens: sizes.4,
+                lengths,
+                formats: sizes.5,
+                selection,
+                soft_cap,
+                causal: true,
+            },
+        )
 }
 
 fn rows_together_equal_rows_alone(shape: &Shape) {
@@ -124,11 +134,17 @@ fn rows_together_equal_rows_alone(shape: &Shape) {
     for arithmetic in ARITHMETICS {
         let options = shape.options().with_arithmetic(arithmetic);
         on_threads(|| {
-            let together = every_way(tile, &views, &shape.selection, &options);
+            let together = every_way(tile, shape.value_dim, &views, &shape.selection, &options);
             for row in 0..shape.rows {
                 // A decode step finds only the tokens up to its own in the cache.
                 let held = until(&views, shape.start + row + 1);
-                let alone = every_way(rows_of(&tile, row, 1), &held, &shape.selection, &options);
+                let alone = every_way(
+                    rows_of(&tile, row, 1),
+                    shape.value_dim,
+                    &held,
+                    &shape.selection,
+                    &options,
+                );
                 for (together, alone) in together.iter().zip(&alone) {
                     assert_eq!(bits(together, row, 1), bits(alone, 0, 1), "row {row}, {arithmetic:?}");
                 }
@@ -143,6 +159,7 @@ fn long_shape(format: Format, rows: usize, group: usize, selection: Selection) -
     Shape {
         seed: 11,
         head_dim: 64,
+        value_dim: 64,
         group,
         rows,
         start: 12 * page_tokens - rows - 3,
@@ -174,12 +191,13 @@ proptest! {
         let views: Vec<_> = pages.iter().map(Page::view).collect();
         let tile = shape.tile(&queries);
         let options = shape.options();
-        let whole = every_way(tile, &views, &shape.selection, &options);
+        let whole = every_way(tile, shape.value_dim, &views, &shape.selection, &options);
         let (mut first, mut cuts) = (0, cuts.iter().cycle());
         while first < shape.rows {
             let rows = (*cuts.next().unwrap()).min(shape.rows - first);
             let held = until(&views, shape.start + first + rows);
-            let part = every_way(rows_of(&tile, first, rows), &held, &shape.selection, &options);
+            let rows_here = rows_of(&tile, first, rows);
+            let part = every_way(rows_here, shape.value_dim, &held, &shape.selection, &options);
             for (whole, part) in whole.iter().zip(&part) {
                 prop_assert_eq!(bits(whole, first, rows), bits(part, 0, rows), "rows {} to {}", first, first + rows);
             }
@@ -197,7 +215,7 @@ proptest! {
         for arithmetic in ARITHMETICS {
             let options = shape.options().with_arithmetic(arithmetic);
             let run = |tile: QueryTile, views: &[PageView]| {
-                let mut partials = [Partial::new(tile.rows, tile.group, tile.head_dim)];
+                let mut partials = [Partial::new(tile.rows, tile.group, shape.value_dim)];
                 let cut = cut.min(views.len());
                 for pages in [&views[cut..], &views[..cut]] {
                     let kv = KvView { head_dim: tile.head_dim, pages };
@@ -264,7 +282,7 @@ proptest! {
                 let kv = KvView { head_dim: tile.head_dim, pages: &held };
                 let mut scan = Scan::default();
                 scan.run(&tile, &kv, tile.start + tile.rows, &options).unwrap();
-                let mut partial = Partial::new(tile.rows, tile.group, tile.head_dim);
+                let mut partial = Partial::new(tile.rows, tile.group, shape.value_dim);
                 attend_scanned(&scan, &shape.selection, &kv, &mut partial).unwrap();
                 (scan, partial)
             };
@@ -309,12 +327,7 @@ fn a_cache_that_is_read_as_parts_equals_the_reference() {
         let (pages, queries) = (shape.pages(), shape.queries());
         let views: Vec<_> = pages.iter().map(Page::view).collect();
         let (tile, options) = (shape.tile(&queries), shape.options().with_arithmetic(Arithmetic::Fused));
-        let [_, parts, _] = every_way(tile, &views, &shape.selection, &options);
-        let kv = KvView {
-            head_dim: shape.head_dim,
-            pages: &views,
-        };
-        let exact = reference::attend(&tile, &kv, &shape.selection, &options, None).unwrap();
-        assert_matches(&parts, &exact, 2e-4);
+        let [_, parts, _] = every_way(tile, shape.value_dim, &views, &shape.selection, &options);
+        assert_matches(&parts, &shape.exact(&views), 2e-4);
     }
 }

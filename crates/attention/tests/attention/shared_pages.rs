@@ -9,6 +9,7 @@ use riffle_attention::*;
 struct Sequences {
     seed: u64,
     head_dim: usize,
+    value_dim: usize,
     group: usize,
     page_tokens: usize,
     formats: (Format, Format),
@@ -43,7 +44,7 @@ impl Sequences {
     fn pages(&self, seed: u64, first: usize, lengths: &[usize]) -> Vec<Page> {
         let mut pages = pages(
             &mut Noise::new(self.seed ^ seed),
-            self.head_dim,
+            (self.head_dim, self.value_dim),
             self.page_tokens,
             lengths,
             self.formats,
@@ -55,7 +56,7 @@ impl Sequences {
     }
 
     fn partial(&self, sequence: &Sequence) -> Partial {
-        let mut partial = Partial::new(sequence.rows, self.group, self.head_dim);
+        let mut partial = Partial::new(sequence.rows, self.group, self.value_dim);
         if sequence.begun {
             partial.m.fill(0.25);
             partial.l.fill(3.0);
@@ -216,11 +217,13 @@ fn sequences() -> impl Strategy<Value = Sequences> {
             let own = proptest::collection::vec(short, 0..3);
             let begun = prop_oneof![3 => Just(false), 1 => any::<bool>()];
             let each = proptest::collection::vec((shared, own, 1..=4usize, begun), count);
-            (Just(sizes), document, each, selections(11 * page_tokens, count))
+            let selections = selections(11 * page_tokens, count);
+            (Just(sizes), value_dim(sizes.1), document, each, selections)
         })
-        .prop_map(|(sizes, document, each, selections)| Sequences {
+        .prop_map(|(sizes, value_dim, document, each, selections)| Sequences {
             seed: sizes.0,
             head_dim: sizes.1,
+            value_dim,
             group: sizes.2,
             page_tokens: sizes.3,
             formats: sizes.4,
@@ -264,6 +267,7 @@ fn questions_about_one_long_document_have_the_bits_they_have_alone() {
         let sequences = Sequences {
             seed: 5,
             head_dim: 64,
+            value_dim: 64,
             group: 4,
             page_tokens: 1024,
             formats: (format, format),

@@ -84,11 +84,11 @@ impl Page {
     }
 }
 
-/// A cache of one KV head in pages of `page_tokens`; `lengths` are the valid tokens of each page, and
+/// A cache of one KV head in pages of `page_tokens`, of keys and values of these widths; `lengths` are the valid tokens of each page, and
 /// a length of zero leaves a gap of one page.
 pub fn pages(
     noise: &mut Noise,
-    head_dim: usize,
+    (key_dim, value_dim): (usize, usize),
     page_tokens: usize,
     lengths: &[usize],
     formats: (Format, Format),
@@ -101,13 +101,13 @@ pub fn pages(
         let mut page = Page {
             start: index * page_tokens,
             tokens,
-            keys: Buffer::new(formats.0, page_tokens, head_dim),
-            values: Buffer::new(formats.1, page_tokens, head_dim),
+            keys: Buffer::new(formats.0, page_tokens, key_dim),
+            values: Buffer::new(formats.1, page_tokens, value_dim),
         };
-        let keys: Vec<f32> = noise.values(tokens * head_dim).iter().map(|v| v * 2.0).collect();
-        let values = noise.values(tokens * head_dim);
-        write_keys(&mut page.keys.plane_mut(), head_dim, 0, tokens, &keys, head_dim).unwrap();
-        write_values(&mut page.values.plane_mut(), head_dim, 0, tokens, &values, head_dim).unwrap();
+        let keys: Vec<f32> = noise.values(tokens * key_dim).iter().map(|v| v * 2.0).collect();
+        let values = noise.values(tokens * value_dim);
+        write_keys(&mut page.keys.plane_mut(), key_dim, 0, tokens, &keys, key_dim).unwrap();
+        write_values(&mut page.values.plane_mut(), value_dim, 0, tokens, &values, value_dim).unwrap();
         pages.push(page);
     }
     pages
@@ -118,6 +118,7 @@ pub fn pages(
 pub struct Shape {
     pub seed: u64,
     pub head_dim: usize,
+    pub value_dim: usize,
     pub group: usize,
     pub rows: usize,
     pub start: usize,
@@ -139,7 +140,7 @@ impl Shape {
     pub fn pages(&self) -> Vec<Page> {
         pages(
             &mut Noise::new(self.seed),
-            self.head_dim,
+            (self.head_dim, self.value_dim),
             self.page_tokens,
             &self.lengths,
             self.formats,
@@ -178,8 +179,31 @@ impl Shape {
     }
 
     pub fn partial(&self) -> Partial {
-        Partial::new(self.rows, self.group, self.head_dim)
+        Partial::new(self.rows, self.group, self.value_dim)
     }
+
+    /// The exact answer over these pages.
+    pub fn exact(&self, pages: &[PageView]) -> reference::ReferenceOutput {
+        let queries = self.queries();
+        let job = AttendJob {
+            queries: self.tile(&queries),
+            kv: self.kv(pages),
+            selection: &self.selection,
+        };
+        let (value_dim, summaries, sinks) = (self.value_dim, &[][..], None);
+        let job = reference::ReferenceJob {
+            job,
+            value_dim,
+            summaries,
+            sinks,
+        };
+        job.attend(&self.options()).unwrap()
+    }
+}
+
+/// Widths of values beside keys of `head_dim`: mostly the same, now and then narrower or wider.
+pub fn value_dim(head_dim: usize) -> impl Strategy<Value = usize> {
+    prop_oneof![3 => Just(head_dim), 1 => Just(16usize), 1 => Just(48), 1 => Just(128)]
 }
 
 pub fn format() -> impl Strategy<Value = Format> {
@@ -244,7 +268,9 @@ pub fn shape() -> impl Strategy<Value = Shape> {
             let lengths = proptest::collection::vec(0..=page_tokens, 0..5);
             let full = proptest::collection::vec(Just(page_tokens), 0..5);
             let lengths = prop_oneof![lengths, full];
-            (Just((seed, head_dim, group, rows, page_tokens, formats)), lengths)
+            let sizes = value_dim(head_dim)
+                .prop_map(move |value_dim| (seed, (head_dim, value_dim), group, rows, page_tokens, formats));
+            (sizes, lengths)
         })
         .prop_flat_map(|(sizes, lengths)| {
             let tokens = sizes.4 * lengths.len();
@@ -264,7 +290,8 @@ pub fn shape() -> impl Strategy<Value = Shape> {
         })
         .prop_map(|((sizes, lengths, start), selection, soft_cap, causal)| Shape {
             seed: sizes.0,
-            head_dim: sizes.1,
+            head_dim: sizes.1.0,
+            value_dim: sizes.1.1,
             group: sizes.2,
             rows: sizes.3,
             start,
