@@ -17,6 +17,7 @@ mod hybrid;
 mod joined;
 mod layer_attention;
 mod long_rotation;
+mod mixed;
 mod plan;
 mod policies;
 mod precision;

@@ -3,9 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use riffle_model::family::{Checkpoint, Fields, RotarySettings, feed_forward};
 use riffle_model::{
-    Activation, Attention, AttentionShape, Checkpoint, Decoder, Family, Fields, KeyValue, Layer, Mlp, ModelConfig,
-    ModelError, Norm, Projection, Rotary, RotarySettings, Rows, Step, feed_forward,
+    Activation, Attention, AttentionShape, Decoder, Family, KeyValue, Layer, Mlp, ModelConfig, ModelError, Norm,
+    Projection, Rotary, Rows, Step,
 };
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
@@ -147,7 +148,11 @@ fn weights(name: &str, shape: &[usize]) -> Vec<f32> {
     let mut state = name.bytes().fold(0x9E37_79B9u64, |state, byte| {
         (state ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3)
     });
-    let spread = if shape.len() == 1 { 0.5 } else { 2.0 / (shape[1] as f32).sqrt() };
+    let spread = if shape.len() == 1 {
+        0.5
+    } else {
+        2.0 / (shape[1] as f32).sqrt()
+    };
     let count = shape.iter().product();
     let noise = (0..count).map(|_| {
         state ^= state << 13;
@@ -176,7 +181,10 @@ pub fn write(folder: &Path) {
     });
     std::fs::write(folder.join("config.json"), config.to_string()).expect("a file");
     let tensors = tensors().into_iter().map(|(name, shape)| {
-        let bytes = weights(&name, &shape).iter().flat_map(|weight| weight.to_le_bytes()).collect();
+        let bytes = weights(&name, &shape)
+            .iter()
+            .flat_map(|weight| weight.to_le_bytes())
+            .collect();
         (name, shape, bytes)
     });
     let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = tensors.collect();
@@ -201,7 +209,10 @@ fn normed(name: &str, rows: &[Vec<f64>]) -> Vec<Vec<f64>> {
     let of_row = |row: &Vec<f64>| {
         let mean = row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64;
         let factor = (mean + f64::from(EPSILON)).sqrt().recip();
-        row.iter().zip(&weights).map(|(x, weight)| x * factor * f64::from(*weight)).collect()
+        row.iter()
+            .zip(&weights)
+            .map(|(x, weight)| x * factor * f64::from(*weight))
+            .collect()
     };
     rows.iter().map(of_row).collect()
 }
@@ -230,7 +241,12 @@ fn add(rows: &mut [Vec<f64>], more: &[Vec<f64>]) {
 /// The logits of every token, `[tokens][vocabulary]`, in f64.
 pub fn logits(tokens: &[u32]) -> Vec<Vec<f64>> {
     let embedding = weights("model.embed_tokens.weight", &[VOCABULARY, HIDDEN]);
-    let row = |token: &u32| embedding[*token as usize * HIDDEN..][..HIDDEN].iter().map(|x| f64::from(*x)).collect();
+    let row = |token: &u32| {
+        embedding[*token as usize * HIDDEN..][..HIDDEN]
+            .iter()
+            .map(|x| f64::from(*x))
+            .collect()
+    };
     let mut hidden: Vec<Vec<f64>> = tokens.iter().map(row).collect();
     let mut cached: Vec<(Vec<Vec<f64>>, Vec<Vec<f64>>)> = Vec::new();
     for (layer, shape) in LAYERS.iter().enumerate() {
@@ -283,7 +299,9 @@ fn attend(
         let out = &mut attended[head * shape.value_width..][..shape.value_width];
         for (token, weight) in (first..=row).zip(weights) {
             let value = &values[token][kv_head * shape.value_width..][..shape.value_width];
-            out.iter_mut().zip(value).for_each(|(out, value)| *out += weight / total * value);
+            out.iter_mut()
+                .zip(value)
+                .for_each(|(out, value)| *out += weight / total * value);
         }
     }
     attended

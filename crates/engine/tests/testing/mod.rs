@@ -3,6 +3,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 pub mod device;
+pub mod made;
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
