@@ -21,7 +21,7 @@ pub fn copy_keys(
         from_slot,
         tokens,
     };
-    copy(to, from, moved, head_dim, Kind::Keys)
+    copy(to, from, moved, head_dim, CopiedPlane::Keys)
 }
 
 /// Copies values as [`copy_keys`] copies keys.
@@ -41,7 +41,7 @@ pub fn copy_values(
         from_slot,
         tokens,
     };
-    copy(to, from, moved, head_dim, Kind::Values)
+    copy(to, from, moved, head_dim, CopiedPlane::Values)
 }
 
 /// Neighbouring tokens and where they begin in either plane.
@@ -54,12 +54,12 @@ struct Moved {
 
 /// Whose layout two planes have.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum CopiedPlane {
     Keys,
     Values,
 }
 
-fn copy(to: &mut PlaneMut, from: &Plane, moved: Moved, head_dim: usize, kind: Kind) -> Result<(), AttendError> {
+fn copy(to: &mut PlaneMut, from: &Plane, moved: Moved, head_dim: usize, kind: CopiedPlane) -> Result<(), AttendError> {
     let Moved {
         slot,
         from_slot,
@@ -142,8 +142,8 @@ fn runs(moved: Moved, mut each: impl FnMut(usize, usize, Lanes)) {
     }
 }
 
-fn floats<T: Copy>(to: &mut [T], from: &[T], moved: Moved, head_dim: usize, kind: Kind) {
-    if kind == Kind::Values {
+fn floats<T: Copy>(to: &mut [T], from: &[T], moved: Moved, head_dim: usize, kind: CopiedPlane) {
+    if kind == CopiedPlane::Values {
         let values = moved.tokens * head_dim;
         to[moved.slot * head_dim..][..values].copy_from_slice(&from[moved.from_slot * head_dim..][..values]);
         return;
@@ -164,11 +164,11 @@ fn floats<T: Copy>(to: &mut [T], from: &[T], moved: Moved, head_dim: usize, kind
 }
 
 /// One token of a quantised stripe; where its bytes lie says `layout.rs`.
-fn quantised_lane(to: &mut [u8], from: &[u8], format: Format, head_dim: usize, lane: usize, kind: Kind) {
+fn quantised_lane(to: &mut [u8], from: &[u8], format: Format, head_dim: usize, lane: usize, kind: CopiedPlane) {
     let is_8_bit = format == Format::Q8_0;
     let blocks = head_dim.div_ceil(QUANT_BLOCK);
     let mut take = |at: usize, bytes: usize| to[at..at + bytes].copy_from_slice(&from[at..at + bytes]);
-    if kind == Kind::Keys {
+    if kind == CopiedPlane::Keys {
         let mut at = 0;
         for block in 0..blocks {
             let width = (head_dim - block * QUANT_BLOCK).min(QUANT_BLOCK);

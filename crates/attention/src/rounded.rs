@@ -13,7 +13,7 @@ use crate::kernel::{
     PairWeights, RoundPairKeys, RoundPairValues, STRIPES, ScorePairs, Slot, WeighPairs, WidenKeys, WidenValues,
 };
 use crate::partial::Sums;
-use crate::tile::{Part, TileWork, scores_of};
+use crate::tile::{TilePart, TileWork, scores_of};
 use crate::visible::Visible;
 use crate::workspace::Workspace;
 use crate::{Arithmetic, LANES, Plane};
@@ -95,7 +95,7 @@ impl<V: Visible> Call<'_, V> {
         let mut slots = [Slot::default(); STRIPES];
         let slots_len = active(union, block.span.len(), &mut slots);
         self.round_block(workspace, block, &slots[..slots_len]);
-        let part = Part {
+        let part = TilePart {
             queries,
             biased: false,
             uniform,
@@ -155,7 +155,7 @@ impl<V: Visible> Call<'_, V> {
         }
     }
 
-    fn rounded_tiles(&self, workspace: &mut Workspace, block: &Block, part: &Part, sums: &mut Sums) {
+    fn rounded_tiles(&self, workspace: &mut Workspace, block: &Block, part: &TilePart, sums: &mut Sums) {
         let group = self.queries.group;
         let total = part.queries.positions * group;
         let mut slots = [Slot::default(); STRIPES];

@@ -27,7 +27,7 @@ pub fn attend_scanned(
     let mut first = 0;
     while first < queries {
         let count = (queries - first).min(8);
-        let part = Part {
+        let part = ScannedPart {
             scan,
             selection,
             kv,
@@ -47,7 +47,7 @@ pub fn attend_scanned(
 }
 
 /// Up to eight queries.
-struct Part<'a> {
+struct ScannedPart<'a> {
     scan: &'a Scan,
     selection: &'a Selection,
     kv: &'a KvView<'a>,
@@ -65,12 +65,12 @@ struct Listed<const R: usize> {
 }
 
 /// Where listing stands.
-struct Place {
+struct ScannedPlace {
     page: usize,
     span: usize,
 }
 
-impl Part<'_> {
+impl ScannedPart<'_> {
     fn run<const R: usize>(&self, partial: &mut Partial) {
         let value_dim = self.value_dim;
         let queries = self.first..self.first + self.count;
@@ -111,7 +111,7 @@ impl Part<'_> {
         };
         let (mut now, mut next) = (list(), list());
         let first = self.kv.pages.first().map_or(0, |page| page.start);
-        let mut place = Place {
+        let mut place = ScannedPlace {
             page: 0,
             span: self.selection.spans().partition_point(|span| span.end <= first),
         };
@@ -126,7 +126,7 @@ impl Part<'_> {
     }
 
     /// Lists what is read of the first page from `place` on of which anything is.
-    fn list<const R: usize>(&self, place: &mut Place, rows: &[&[f32]; R], out: &mut Listed<R>) {
+    fn list<const R: usize>(&self, place: &mut ScannedPlace, rows: &[&[f32]; R], out: &mut Listed<R>) {
         out.tokens.clear();
         let spans = self.selection.spans();
         while let Some(page) = self.kv.pages.get(place.page) {

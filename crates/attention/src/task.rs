@@ -36,7 +36,7 @@ pub(crate) fn run(tasks: Vec<Task>, options: &AttendOptions) {
 }
 
 /// Some rows of a job, and where their results go.
-struct Piece<'a, 'j> {
+struct TaskPiece<'a, 'j> {
     job: &'a AttendJob<'j>,
     queries: QueryTile<'j>,
     /// Elements of one value.
@@ -46,7 +46,7 @@ struct Piece<'a, 'j> {
     only_part: Option<usize>,
 }
 
-impl Piece<'_, '_> {
+impl TaskPiece<'_, '_> {
     fn run(self, options: &AttendOptions) {
         let visible = Tokens {
             selection: self.job.selection,
@@ -72,7 +72,7 @@ fn pieces<'a, 'j>(
     job: &'a AttendJob<'j>,
     partial: &'a mut Partial,
     parts: &'a mut [PartUnderWay],
-) -> impl Iterator<Item = Piece<'a, 'j>> {
+) -> impl Iterator<Item = TaskPiece<'a, 'j>> {
     let (queries, step) = (job.queries, block_rows(job.queries.group));
     let value_dim = partial.head_dim();
     let (mut rest, mut parts) = (Some(partial.sums()), parts.iter_mut());
@@ -88,7 +88,7 @@ fn pieces<'a, 'j>(
                 shape: (rows, queries.group, value_dim),
             }),
         };
-        Some(Piece {
+        Some(TaskPiece {
             job,
             queries: QueryTile {
                 data: &queries.data[first * queries.row_stride..],
@@ -109,7 +109,7 @@ mod parallel {
 
     use rayon::prelude::*;
 
-    use super::{Piece, Task, pieces};
+    use super::{Task, TaskPiece, pieces};
     use crate::call::Output;
     use crate::parts::{PART_TOKENS, PartUnderWay, parts_of_page};
     use crate::visible::{Tokens, Visible};
@@ -142,11 +142,11 @@ mod parallel {
         }
         let mut all = Vec::new();
         for ((task, later), first) in tasks.iter_mut().zip(&mut later).zip(first) {
-            all.extend(pieces(&task.job, task.partial, task.parts).map(|piece| Piece {
+            all.extend(pieces(&task.job, task.partial, task.parts).map(|piece| TaskPiece {
                 only_part: first,
                 ..piece
             }));
-            all.extend(later.iter_mut().map(|(number, partial)| Piece {
+            all.extend(later.iter_mut().map(|(number, partial)| TaskPiece {
                 job: &task.job,
                 queries: task.job.queries,
                 value_dim: partial.head_dim(),

@@ -50,7 +50,7 @@ impl<V: Visible> Call<'_, V> {
             (!gathered).then_some(total),
             keys_only,
         );
-        let part = Part {
+        let part = TilePart {
             queries,
             biased,
             uniform,
@@ -86,7 +86,7 @@ impl<V: Visible> Call<'_, V> {
     }
 
     /// [`tiles`](Self::tiles) over the tokens that are seen, gathered side by side.
-    fn gathered_tiles(&self, workspace: &mut Workspace, block: &Block, part: Part, output: &mut Output) {
+    fn gathered_tiles(&self, workspace: &mut Workspace, block: &Block, part: TilePart, output: &mut Output) {
         let mut gathered = core::mem::take(&mut workspace.gathered);
         let (key_len, value_len) = (KEY_BLOCK * self.kv.head_dim, KEY_BLOCK * self.value_dim);
         let keys = match block.keys {
@@ -99,7 +99,7 @@ impl<V: Visible> Call<'_, V> {
             _ => Some(&*aligned(&mut workspace.values, value_len)),
         };
         let (places, keys, values) = gathered.take(part.union, keys, values, self.widths());
-        let part = Part {
+        let part = TilePart {
             union: low_bits(places.len()),
             places: Some(places),
             ..part
@@ -115,7 +115,7 @@ impl<V: Visible> Call<'_, V> {
     }
 
     /// The tiles of a query block over a block whose keys and values are widened as far as they have to be.
-    fn tiles(&self, workspace: &mut Workspace, block: &Block, part: &Part, output: &mut Output) {
+    fn tiles(&self, workspace: &mut Workspace, block: &Block, part: &TilePart, output: &mut Output) {
         let group = self.queries.group;
         let total = part.queries.positions * group;
         let keys_only = matches!(output, Output::Mass { .. });
@@ -407,7 +407,7 @@ impl<V: Visible> Call<'_, V> {
 }
 
 /// A query block's part of a block.
-pub(crate) struct Part<'a> {
+pub(crate) struct TilePart<'a> {
     pub(crate) queries: QueryBlock,
     pub(crate) biased: bool,
     /// True if all rows see the same.
@@ -418,7 +418,7 @@ pub(crate) struct Part<'a> {
     pub(crate) places: Option<&'a [usize]>,
 }
 
-impl Part<'_> {
+impl TilePart<'_> {
     /// What any row of the tile sees, where `bits` says what each position of the query block sees unless all see the same.
     pub(crate) fn bits_of(&self, tile: &Tile, group: usize, bits: &[u128]) -> u128 {
         if self.uniform {

@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 #[cfg(feature = "pull")]
 use riffle_engine::human_bytes;
 use riffle_engine::{PrefillProgress, TimeLeft};
-use riffle_eval::Step;
+use riffle_eval::CellStep;
 
 use crate::console;
 
@@ -81,7 +81,7 @@ impl StepDisplay {
         }
     }
 
-    pub(crate) fn update(&mut self, step: &Step<'_>) {
+    pub(crate) fn update(&mut self, step: &CellStep<'_>) {
         let elapsed_s = self.start.elapsed().as_secs_f64();
         let measured = step.done - step.found;
         let left = if measured > 0.0 {

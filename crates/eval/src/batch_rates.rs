@@ -360,7 +360,7 @@ struct Answers<'a> {
 }
 
 /// What a step of the scheduler did.
-struct Step {
+struct TimedStep {
     /// True if it read a piece of the prompt.
     has_read: bool,
     /// True if the prompt was read to its end.
@@ -408,7 +408,7 @@ impl<'a> Answers<'a> {
     }
 
     /// A step beside the prompt of `long`.
-    fn step(&mut self, long: RequestId) -> Result<Step, EvalError> {
+    fn step(&mut self, long: RequestId) -> Result<TimedStep, EvalError> {
         let (mut has_read, mut has_ended_prompt, mut ended) = (false, false, Vec::new());
         let (requests, latest) = (&self.requests, &mut self.latest);
         let (gaps_ms, written) = (&mut self.gaps_ms, &mut self.written);
@@ -435,7 +435,7 @@ impl<'a> Answers<'a> {
                 self.latest[place] = None;
             }
         }
-        Ok(Step {
+        Ok(TimedStep {
             has_read,
             has_ended_prompt,
             is_last: !more,

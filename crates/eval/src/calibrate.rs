@@ -42,7 +42,7 @@ pub struct Calibration {
 }
 
 /// (layer, KV head)
-type Place = (usize, usize);
+type HeadPlace = (usize, usize);
 
 /// What a policy is to one KV head.
 #[derive(Debug, Clone)]
@@ -129,8 +129,8 @@ fn offers(
     calibration: &CalibrateOptions,
     run: &dyn Fn(PolicyRules) -> Result<Audited, EvalError>,
     show: &mut dyn FnMut(&str),
-) -> Result<BTreeMap<Place, Vec<Offer>>, EvalError> {
-    let mut offers: BTreeMap<Place, Vec<Offer>> = BTreeMap::new();
+) -> Result<BTreeMap<HeadPlace, Vec<Offer>>, EvalError> {
+    let mut offers: BTreeMap<HeadPlace, Vec<Offer>> = BTreeMap::new();
     for candidate in &calibration.candidates {
         let (audit, shapes, tokens) = run(candidate.clone().into())?;
         show(&format!("{candidate}: {}", kept(&audit)));
@@ -170,7 +170,7 @@ fn kept(audit: &AuditReport) -> String {
 }
 
 /// The cheapest sparse policy of each KV head with which every query head keeps the first percentile, where there is one.
-fn cheapest_each(offers: &BTreeMap<Place, Vec<Offer>>, first_percentile: f64) -> BTreeMap<Place, PolicySpec> {
+fn cheapest_each(offers: &BTreeMap<HeadPlace, Vec<Offer>>, first_percentile: f64) -> BTreeMap<HeadPlace, PolicySpec> {
     let cheapest = |offers: &[Offer]| {
         let keep = offers
             .iter()
@@ -186,12 +186,12 @@ fn cheapest_each(offers: &BTreeMap<Place, Vec<Offer>>, first_percentile: f64) ->
 
 /// Policies that keep `mean` of the mass on average: from the cheapest of each KV head, the step that gains most mass for
 /// its cost is taken first, which is the best choice up to its last step.
-fn cheapest_on_average(offers: &BTreeMap<Place, Vec<Offer>>, mean: f64) -> BTreeMap<Place, PolicySpec> {
+fn cheapest_on_average(offers: &BTreeMap<HeadPlace, Vec<Offer>>, mean: f64) -> BTreeMap<HeadPlace, PolicySpec> {
     let cheapest = |offers: &'_ [Offer]| {
         let numbers = (0..offers.len()).min_by(|a, b| offers[*a].cost.total_cmp(&offers[*b].cost));
         numbers.expect("full attention is among them")
     };
-    let mut now: BTreeMap<Place, usize> = offers
+    let mut now: BTreeMap<HeadPlace, usize> = offers
         .iter()
         .map(|(place, offers)| (*place, cheapest(offers)))
         .collect();

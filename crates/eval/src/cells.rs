@@ -11,7 +11,7 @@ use crate::{EvalError, Journal};
 
 /// How far a measurement has come.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Step<'a> {
+pub struct CellStep<'a> {
     /// Work done, of `total`; work is tokens, with deep ones counted more.
     pub done: f64,
     /// All work.
@@ -27,7 +27,7 @@ pub struct Step<'a> {
 }
 
 /// Told of each step; may ask to stop.
-pub type StepWatch<'a> = dyn FnMut(&Step<'_>) -> ControlFlow<()> + Send + 'a;
+pub type StepWatch<'a> = dyn FnMut(&CellStep<'_>) -> ControlFlow<()> + Send + 'a;
 
 /// A part of a measurement.
 pub struct Cell<C> {
@@ -61,7 +61,7 @@ pub fn run_cells<C, T: Serialize + DeserializeOwned>(
             }
             None => {
                 let mut part = |share: f64| {
-                    watch(&Step {
+                    watch(&CellStep {
                         done: before + share * work(cell),
                         total,
                         found: known,
@@ -115,7 +115,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("journal");
         let about = json!({ "seed": 1 });
-        let mut stop = |step: &Step<'_>| match step.cells_done {
+        let mut stop = |step: &CellStep<'_>| match step.cells_done {
             2 => ControlFlow::Break(()),
             _ => ControlFlow::Continue(()),
         };

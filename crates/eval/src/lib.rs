@@ -87,7 +87,7 @@ pub use audit::{AttentionMap, AuditOptions, AuditTable, AuditedHead, AuditedRows
 pub use baselines::{baselines, parse_policy};
 pub use batch_rates::{BatchRateOptions, BatchRow, BatchTable, Waiting, measure_batch};
 pub use calibrate::{CalibrateOptions, Calibration, Keep, calibrate};
-pub use cells::{Step, StepWatch};
+pub use cells::{CellStep, StepWatch};
 pub use choice::PolicyChoice;
 pub use compare::{CompareOptions, CompareTask, compare};
 pub use context_rates::{ContextRateOptions, ContextRow, ContextTable, measure_context};

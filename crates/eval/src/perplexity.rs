@@ -10,7 +10,7 @@ use riffle_policy::Phase;
 use serde::{Deserialize, Serialize};
 
 use crate::EvalError;
-use crate::cells::{Cell, Step, StepWatch, run_cells};
+use crate::cells::{Cell, CellStep, StepWatch, run_cells};
 use crate::choice::PolicyChoice;
 use crate::compare::{Fitted, check_budget};
 use crate::journal::Journal;
@@ -140,7 +140,7 @@ fn choices(
     let mut fitted = Fitted::new(engine, &options.tokens, options.budget, 0);
     let mut choices = vec![PolicyChoice::full()];
     for policy in options.policies.iter().filter(|policy| !policy.is_full()) {
-        let step = Step {
+        let step = CellStep {
             done: 0.0,
             total: 1.0,
             found: 0.0,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::paths::file_name;
 use crate::quantisation::{self, PREFERENCE};
-use crate::{HubError, ModelName, Part};
+use crate::{HubError, ModelName, ModelPart};
 
 /// A GGUF model: one file, or shards.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,7 +96,7 @@ pub(crate) fn choose(name: &ModelName, paths: &[&str]) -> Result<Chosen, HubErro
         choices: choices(&models, paths),
     };
     match &name.part {
-        Part::File(file) => {
+        ModelPart::File(file) => {
             if let [model] = matching(&|model| model.files.contains(file))[..] {
                 return Ok(Chosen::Gguf(model.clone()));
             }
@@ -107,7 +107,7 @@ pub(crate) fn choose(name: &ModelName, paths: &[&str]) -> Result<Chosen, HubErro
                 Err(missing(file))
             }
         }
-        Part::Quantisation(wanted) => {
+        ModelPart::Quantisation(wanted) => {
             let found = matching(&|model| model.quantisation.as_deref() == Some(wanted));
             if found.is_empty() {
                 Err(missing(wanted))
@@ -115,8 +115,8 @@ pub(crate) fn choose(name: &ModelName, paths: &[&str]) -> Result<Chosen, HubErro
                 one(name, &found)
             }
         }
-        Part::Preferred if models.is_empty() => folder(name, paths),
-        Part::Preferred => {
+        ModelPart::Preferred if models.is_empty() => folder(name, paths),
+        ModelPart::Preferred => {
             let of = |wanted: &str| matching(&|model| model.quantisation.as_deref() == Some(wanted));
             let preferred = PREFERENCE
                 .iter()

@@ -53,7 +53,7 @@ mod stored;
 #[cfg(feature = "download")]
 pub use download::{Pulled, pull};
 pub use error::HubError;
-pub use name::{ModelName, Part};
+pub use name::{ModelName, ModelPart};
 #[cfg(feature = "download")]
 pub use progress::{Activity, Progress};
 pub use quantisation::PREFERENCE;

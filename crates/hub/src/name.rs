@@ -13,12 +13,12 @@ pub struct ModelName {
     owner: String,
     repository: String,
     /// What of the repository.
-    pub part: Part,
+    pub part: ModelPart,
 }
 
 /// Which of a repository's models is meant.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Part {
+pub enum ModelPart {
     /// The one that [`PREFERENCE`](crate::PREFERENCE) chooses.
     Preferred,
     /// The GGUF file, or files, of this quantisation, such as `Q4_K_M`, in capitals.
@@ -52,7 +52,7 @@ impl ModelName {
     /// The name of the repository whose folder in a cache is called `folder`.
     pub fn of_folder(folder: &str) -> Option<Self> {
         let (owner, repository) = folder.strip_prefix("models--")?.split_once("--")?;
-        Self::checked(owner, repository, Part::Preferred)
+        Self::checked(owner, repository, ModelPart::Preferred)
     }
 
     /// The name of the model that lies at `path` in a cache: in `models--owner--name/snapshots/COMMIT`. `None` for a path
@@ -63,19 +63,19 @@ impl ModelName {
         let name = Self::of_folder(folders.get(at.checked_sub(1)?)?)?;
         let file = folders.get(at + 2..).unwrap_or_default().join("/");
         let part = if file.is_empty() {
-            Part::Preferred
+            ModelPart::Preferred
         } else {
-            Part::File(file)
+            ModelPart::File(file)
         };
         Some(Self { part, ..name })
     }
 
     /// The same repository, and another part of it.
-    pub fn with_part(&self, part: Part) -> Self {
+    pub fn with_part(&self, part: ModelPart) -> Self {
         Self { part, ..self.clone() }
     }
 
-    fn checked(owner: &str, repository: &str, part: Part) -> Option<Self> {
+    fn checked(owner: &str, repository: &str, part: ModelPart) -> Option<Self> {
         let is_name = |text: &str| {
             let end = |c: char| c == '-' || c == '.';
             (1..=LONGEST_PART).contains(&text.len())
@@ -112,7 +112,7 @@ impl FromStr for ModelName {
                 if !is_plain_path(file) || !(ends(".gguf") || ends(".safetensors")) {
                     return Err(refused());
                 }
-                (repository, Part::File(file.to_owned()))
+                (repository, ModelPart::File(file.to_owned()))
             }
             (None, Some((repository, quantisation))) => {
                 let is_quantisation =
@@ -120,9 +120,9 @@ impl FromStr for ModelName {
                 if !is_quantisation {
                     return Err(refused());
                 }
-                (repository, Part::Quantisation(quantisation.to_ascii_uppercase()))
+                (repository, ModelPart::Quantisation(quantisation.to_ascii_uppercase()))
             }
-            (None, None) => (rest, Part::Preferred),
+            (None, None) => (rest, ModelPart::Preferred),
         };
         Self::checked(owner, repository, part).ok_or_else(refused)
     }
@@ -132,9 +132,9 @@ impl Display for ModelName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.owner, self.repository)?;
         match &self.part {
-            Part::Preferred => Ok(()),
-            Part::Quantisation(quantisation) => write!(f, ":{quantisation}"),
-            Part::File(file) => write!(f, "/{file}"),
+            ModelPart::Preferred => Ok(()),
+            ModelPart::Quantisation(quantisation) => write!(f, ":{quantisation}"),
+            ModelPart::File(file) => write!(f, "/{file}"),
         }
     }
 }
@@ -146,13 +146,16 @@ mod tests {
     #[test]
     fn names_are_read_as_people_write_them() {
         for (text, part) in [
-            ("Qwen/Qwen2.5-0.5B", Part::Preferred),
-            ("https://huggingface.co/Qwen/Qwen2.5-0.5B/", Part::Preferred),
-            ("hf.co/Qwen/Qwen2.5-0.5B:q4_k_m", Part::Quantisation("Q4_K_M".into())),
-            ("Qwen/Qwen2.5-0.5B/a/b.gguf", Part::File("a/b.gguf".into())),
+            ("Qwen/Qwen2.5-0.5B", ModelPart::Preferred),
+            ("https://huggingface.co/Qwen/Qwen2.5-0.5B/", ModelPart::Preferred),
+            (
+                "hf.co/Qwen/Qwen2.5-0.5B:q4_k_m",
+                ModelPart::Quantisation("Q4_K_M".into()),
+            ),
+            ("Qwen/Qwen2.5-0.5B/a/b.gguf", ModelPart::File("a/b.gguf".into())),
             (
                 "https://huggingface.co/Qwen/Qwen2.5-0.5B/blob/main/b.gguf",
-                Part::File("b.gguf".into()),
+                ModelPart::File("b.gguf".into()),
             ),
         ] {
             let name: ModelName = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));

@@ -8,7 +8,7 @@ use crate::cache::{Lock, Repository, entries};
 use crate::choice::gguf_models;
 use crate::shared_blobs;
 use crate::stored::files_of;
-use crate::{HubError, ModelName, Part};
+use crate::{HubError, ModelName, ModelPart};
 
 /// What was removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub fn remove(cache: &Path, name: &ModelName) -> Result<Removed, HubError> {
     let _locks = locks(&repository, name)?;
     let links = links(&repository)?;
     let unwanted: Vec<&Link> = match &name.part {
-        Part::Preferred => links.iter().collect(),
+        ModelPart::Preferred => links.iter().collect(),
         part => {
             let unwanted = links.iter().filter(|link| link.model_is(part)).collect::<Vec<_>>();
             if unwanted.is_empty() {
@@ -72,11 +72,11 @@ struct Link {
 }
 
 impl Link {
-    fn model_is(&self, part: &Part) -> bool {
+    fn model_is(&self, part: &ModelPart) -> bool {
         match part {
-            Part::Preferred => true,
-            Part::Quantisation(wanted) => self.quantisation.as_ref() == Some(wanted),
-            Part::File(wanted) => self.file == *wanted || self.shards.contains(wanted),
+            ModelPart::Preferred => true,
+            ModelPart::Quantisation(wanted) => self.quantisation.as_ref() == Some(wanted),
+            ModelPart::File(wanted) => self.file == *wanted || self.shards.contains(wanted),
         }
     }
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::cache::{Repository, entries};
 use crate::choice::{self, CONFIG, Chosen, Gguf, INDEX, SINGLE};
 use crate::paths::is_plain_path;
-use crate::{HubError, ModelName, Part};
+use crate::{HubError, ModelName, ModelPart};
 
 /// A model in the cache.
 #[derive(Debug, Clone)]
@@ -156,8 +156,8 @@ fn of_snapshot(name: &ModelName, snapshot: &Path, files: &[StoredFile]) -> Vec<S
     };
     let ggufs = models.iter().map(|model| {
         let part = match &model.quantisation {
-            Some(quantisation) if is_alone(model) => Part::Quantisation(quantisation.clone()),
-            _ => Part::File(model.first().to_owned()),
+            Some(quantisation) if is_alone(model) => ModelPart::Quantisation(quantisation.clone()),
+            _ => ModelPart::File(model.first().to_owned()),
         };
         (
             name.with_part(part),

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use riffle_attention::{PageView, PlaneMut, Span, write_keys, write_values};
 
 use crate::offload::{self, LayerRead, stream_together};
-use crate::pool::{Kind, PageId, PageStore, PageVersion, Pool};
+use crate::pool::{PageId, PageStore, PageVersion, PlaneKind, Pool};
 use crate::reader::{SequencePages, plane_id};
 use crate::table::PageTable;
 use crate::{CacheShape, KvError, KvTiers, LayerShape, PagePool};
@@ -129,10 +129,10 @@ impl KvCache {
                 let slot = (held + token) % page_tokens;
                 let count = (page_tokens - slot).min(added - token);
                 let page = self.tables[table].pages()[(held + token) / page_tokens];
-                let plane = &mut store.plane_mut(page, Kind::Keys);
+                let plane = &mut store.plane_mut(page, PlaneKind::Keys);
                 let rows = &keys[token * strides[0] + kv_head * key_width..];
                 write_keys(plane, key_width, slot, count, rows, strides[0]).expect("lengths are checked");
-                let plane = &mut store.plane_mut(page, Kind::Values);
+                let plane = &mut store.plane_mut(page, PlaneKind::Values);
                 let rows = &values[token * strides[1] + kv_head * value_width..];
                 write_values(plane, value_width, slot, count, rows, strides[1]).expect("lengths are checked");
                 token += count;
@@ -295,8 +295,8 @@ impl KvCache {
             self.make_room_for_copies(store, table, 1)?;
             self.make_writable(store, table, number)?;
         }
-        let id = plane_id(&pool.shape, Kind::Keys, table, number);
-        store.change(self.tables[table].pages()[number], Kind::Keys, id, change)
+        let id = plane_id(&pool.shape, PlaneKind::Keys, table, number);
+        store.change(self.tables[table].pages()[number], PlaneKind::Keys, id, change)
     }
 
     /// The sequence's page tables in its pool, which is locked.

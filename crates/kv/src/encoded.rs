@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use riffle_attention::{AttendError, LANES, PageView, copy_keys, copy_values};
 
-use crate::pool::{Kind, PageStore, PageVersion};
+use crate::pool::{PageStore, PageVersion, PlaneKind};
 use crate::{KvCache, KvError, LayerShape};
 
 /// A KV head that tokens are about to be appended to.
@@ -89,7 +89,7 @@ impl KvCache {
             let page = self.tables[table].pages()[token / page_tokens];
             let count = (page_tokens - slot).min(end - token);
             copy_keys(
-                &mut store.plane_mut(page, Kind::Keys),
+                &mut store.plane_mut(page, PlaneKind::Keys),
                 slot,
                 &view.keys,
                 from,
@@ -97,7 +97,7 @@ impl KvCache {
                 shape.key_width,
             )?;
             copy_values(
-                &mut store.plane_mut(page, Kind::Values),
+                &mut store.plane_mut(page, PlaneKind::Values),
                 slot,
                 &view.values,
                 from,

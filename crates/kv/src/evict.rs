@@ -5,7 +5,7 @@ use std::sync::Arc;
 use riffle_attention::{Plane, read_keys, read_values, write_keys, write_values};
 
 use crate::arena::as_plane;
-use crate::pool::{Kind, PageStore};
+use crate::pool::{PageStore, PlaneKind};
 use crate::reader::plane_id;
 use crate::{KvCache, KvError};
 
@@ -64,19 +64,19 @@ impl KvCache {
         let page_tokens = self.shape().page_tokens;
         for (number, kept) in kept.chunks(page_tokens).enumerate().skip(first) {
             let rows = [
-                self.read_rows(store, table, Kind::Keys, kept)?,
-                self.read_rows(store, table, Kind::Values, kept)?,
+                self.read_rows(store, table, PlaneKind::Keys, kept)?,
+                self.read_rows(store, table, PlaneKind::Values, kept)?,
             ];
             if store.is_shared(self.tables[table].pages()[number]) {
                 self.make_writable(store, table, number)?;
             }
             let page = self.tables[table].pages()[number];
-            for (kind, rows) in Kind::BOTH.into_iter().zip(rows) {
+            for (kind, rows) in PlaneKind::BOTH.into_iter().zip(rows) {
                 let (id, width) = (plane_id(self.shape(), kind, table, number), self.width(table, kind));
                 store.change(page, kind, id, |plane| {
                     let written = match kind {
-                        Kind::Keys => write_keys(plane, width, 0, kept.len(), &rows, width),
-                        Kind::Values => write_values(plane, width, 0, kept.len(), &rows, width),
+                        PlaneKind::Keys => write_keys(plane, width, 0, kept.len(), &rows, width),
+                        PlaneKind::Values => write_values(plane, width, 0, kept.len(), &rows, width),
                     };
                     written.expect("lengths are checked");
                 })?;
@@ -86,11 +86,17 @@ impl KvCache {
     }
 
     /// Keys or values of tokens of a page table at ascending places, `[tokens, width]`.
-    fn read_rows(&self, store: &PageStore, table: usize, kind: Kind, places: &[usize]) -> Result<Vec<f32>, KvError> {
+    fn read_rows(
+        &self,
+        store: &PageStore,
+        table: usize,
+        kind: PlaneKind,
+        places: &[usize],
+    ) -> Result<Vec<f32>, KvError> {
         let (page_tokens, width) = (self.shape().page_tokens, self.width(table, kind));
         let read: Read = match kind {
-            Kind::Keys => read_keys,
-            Kind::Values => read_values,
+            PlaneKind::Keys => read_keys,
+            PlaneKind::Values => read_values,
         };
         let format = self.shape().format(kind);
         let mut rows = vec![0.0; places.len() * width];
@@ -109,7 +115,7 @@ impl KvCache {
     }
 
     /// Elements of a key, or of a value, of a page table.
-    fn width(&self, table: usize, kind: Kind) -> usize {
+    fn width(&self, table: usize, kind: PlaneKind) -> usize {
         let (layer, _) = self.shape().place_of(table);
         self.shape().width(self.shape().size_of(layer), kind)
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::disk::PlaneId;
-use crate::pool::{Kind, PageStore};
+use crate::pool::{PageStore, PlaneKind};
 use crate::reader::plane_id;
 use crate::table::PageTable;
 use crate::{KvCache, KvError, largest};
@@ -18,7 +18,7 @@ impl KvCache {
         self.take_pages(store, layer, page_tokens)?;
         for table in pool.shape.tables_of(layer) {
             let page = self.tables[table].pages()[number];
-            for kind in Kind::BOTH {
+            for kind in PlaneKind::BOTH {
                 fill(store.bytes_mut(page, kind));
             }
             self.set_tokens(store, table, (number + 1) * page_tokens);
@@ -31,7 +31,7 @@ impl KvCache {
         &mut self,
         table: usize,
         tokens: usize,
-        fill: impl FnMut(Kind, &mut [u8]) -> Result<(), E>,
+        fill: impl FnMut(PlaneKind, &mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         let pool = Arc::clone(&self.pool);
         let store = &mut *pool.write();
@@ -39,7 +39,7 @@ impl KvCache {
         self.push_pages(store, table, 1);
         let page = *self.tables[table].pages().last().expect("a page was added");
         let mut fill = fill;
-        for kind in Kind::BOTH {
+        for kind in PlaneKind::BOTH {
             fill(kind, store.bytes_mut(page, kind))?;
         }
         self.set_tokens(store, table, self.tokens[table] + tokens);
@@ -116,7 +116,7 @@ impl KvCache {
     /// Makes a page one that lies near and that nobody else holds; room for its planes has been made.
     pub(crate) fn make_writable(&mut self, store: &mut PageStore, table: usize, number: usize) -> Result<(), KvError> {
         let shape = self.pool.shape;
-        let id = |kind: Kind| -> PlaneId { plane_id(&shape, kind, table, number) };
+        let id = |kind: PlaneKind| -> PlaneId { plane_id(&shape, kind, table, number) };
         let page = self.tables[table].pages()[number];
         if store.is_shared(page) {
             let row = self.rows[self.tables[table].row(number)];

@@ -5,7 +5,7 @@ use std::sync::{Arc, RwLockReadGuard};
 use riffle_attention::{PageView, Plane, Span};
 
 use crate::disk::PlaneId;
-use crate::pool::{Kind, PageId, PageStore, PageVersion, PlaneBytes};
+use crate::pool::{PageId, PageStore, PageVersion, PlaneBytes, PlaneKind};
 use crate::table::PageTable;
 use crate::{CacheShape, KvCache, KvError};
 
@@ -103,8 +103,8 @@ impl<'a> SequencePages<'a> {
         let table = self.table_of(layer, kv_head)?;
         let id = *self.page_ids(table).get(page)?;
         let (keys, values) = (
-            self.store.near_plane(id, Kind::Keys)?,
-            self.store.near_plane(id, Kind::Values)?,
+            self.store.near_plane(id, PlaneKind::Keys)?,
+            self.store.near_plane(id, PlaneKind::Values)?,
         );
         Some(self.page_view(table, page, keys, values))
     }
@@ -171,7 +171,7 @@ impl<'a> SequencePages<'a> {
     }
 
     /// A plane's bytes, wherever it lies.
-    pub(crate) fn bytes(&self, table: usize, page: usize, kind: Kind) -> Result<PlaneBytes<'a>, KvError> {
+    pub(crate) fn bytes(&self, table: usize, page: usize, kind: PlaneKind) -> Result<PlaneBytes<'a>, KvError> {
         let id = plane_id(self.shape(), kind, table, page);
         self.store.bytes(self.page_ids(table)[page], kind, id)
     }
@@ -179,8 +179,8 @@ impl<'a> SequencePages<'a> {
     /// The planes of a page that exists, wherever they lie, and how many tokens it holds.
     pub(crate) fn planes(&self, table: usize, page: usize) -> Result<PagePlanes<'a>, KvError> {
         let (keys, values) = (
-            self.bytes(table, page, Kind::Keys)?,
-            self.bytes(table, page, Kind::Values)?,
+            self.bytes(table, page, PlaneKind::Keys)?,
+            self.bytes(table, page, PlaneKind::Values)?,
         );
         Ok((keys, values, self.tokens_in(table, page)))
     }
@@ -193,7 +193,7 @@ impl<'a> SequencePages<'a> {
 }
 
 /// What an error calls a plane.
-pub(crate) fn plane_id(shape: &CacheShape, kind: Kind, table: usize, page: usize) -> PlaneId {
+pub(crate) fn plane_id(shape: &CacheShape, kind: PlaneKind, table: usize, page: usize) -> PlaneId {
     let (layer, kv_head) = shape.place_of(table);
     PlaneId {
         what: kind.what(),

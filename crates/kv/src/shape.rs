@@ -3,7 +3,7 @@ use std::ops::{Range, RangeInclusive};
 use riffle_attention::{Format, LANES};
 
 use crate::KvError;
-use crate::pool::Kind;
+use crate::pool::PlaneKind;
 
 /// Tokens in a page unless the caller chooses.
 pub const DEFAULT_PAGE_TOKENS: usize = 256;
@@ -261,29 +261,29 @@ impl CacheShape {
     }
 
     /// Bytes of the keys, or of the values, of a page of a size.
-    pub(crate) fn plane_bytes(&self, size: usize, kind: Kind) -> u64 {
+    pub(crate) fn plane_bytes(&self, size: usize, kind: PlaneKind) -> u64 {
         self.format(kind).plane_bytes(self.page_tokens, self.width(size, kind)) as u64
     }
 
     /// Bytes of a page of a size.
     pub(crate) fn size_bytes(&self, size: usize) -> u64 {
-        Kind::BOTH.map(|kind| self.plane_bytes(size, kind)).iter().sum()
+        PlaneKind::BOTH.map(|kind| self.plane_bytes(size, kind)).iter().sum()
     }
 
     /// Elements of a key, or of a value, in pages of a size.
-    pub(crate) fn width(&self, size: usize, kind: Kind) -> usize {
+    pub(crate) fn width(&self, size: usize, kind: PlaneKind) -> usize {
         let kind_of_layer = self.layers.size_of.iter().position(|of| usize::from(*of) == size);
         let shape = self.layers.kinds[kind_of_layer.expect("a size is that of a kind of layers")];
         match kind {
-            Kind::Keys => shape.key_width,
-            Kind::Values => shape.value_width,
+            PlaneKind::Keys => shape.key_width,
+            PlaneKind::Values => shape.value_width,
         }
     }
 
-    pub(crate) fn format(&self, kind: Kind) -> Format {
+    pub(crate) fn format(&self, kind: PlaneKind) -> Format {
         match kind {
-            Kind::Keys => self.key_format,
-            Kind::Values => self.value_format,
+            PlaneKind::Keys => self.key_format,
+            PlaneKind::Values => self.value_format,
         }
     }
 

@@ -3,7 +3,7 @@
 use riffle_attention::{read_keys, write_keys};
 
 use crate::arena::as_plane;
-use crate::pool::Kind;
+use crate::pool::PlaneKind;
 use crate::{CacheShape, KvCache, KvError};
 
 impl KvCache {
@@ -42,7 +42,7 @@ impl KvCache {
                 let start = page * page_tokens;
                 let from = start.max(first);
                 let to = (start + page_tokens).min(first + tokens);
-                let plane = sequence.bytes(table, page, Kind::Keys)?;
+                let plane = sequence.bytes(table, page, PlaneKind::Keys)?;
                 let plane = as_plane(key_format, &plane);
                 let out = &mut keys[(from - first) * width + kv_head * key_width..];
                 read_keys(&plane, key_width, from - start, to - from, out, width).expect("lengths are checked");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use riffle_attention::LANES;
 
-use crate::pool::Kind;
+use crate::pool::PlaneKind;
 use crate::shape::MAX_LAYER_KINDS;
 use crate::{CacheShape, CpuDevice, Device, KvError};
 
@@ -143,11 +143,11 @@ impl KvTiers {
         let layout = Layout::new(self, shape);
         let of_size = |size: usize| {
             let (pages, slots) = (self.outlook.pages_of_all(shape, size, tokens), layout.slots[size]);
-            let far = |kind: Kind| {
+            let far = |kind: PlaneKind| {
                 let nearer = slots.near[kind as usize].saturating_add(slots.ram);
                 pages.saturating_sub(nearer) as u64 * shape.plane_bytes(size, kind)
             };
-            far(Kind::Keys) + far(Kind::Values)
+            far(PlaneKind::Keys) + far(PlaneKind::Values)
         };
         sizes(shape).map(of_size).sum()
     }
@@ -168,8 +168,8 @@ impl KvTiers {
         for size in sizes(shape) {
             let (pages, slots) = (self.outlook.pages_of_all(shape, size, tokens), layout.slots[size]);
             let [keys, values] = slots.near;
-            near += pages.min(keys) as u64 * shape.plane_bytes(size, Kind::Keys)
-                + pages.min(values) as u64 * shape.plane_bytes(size, Kind::Values);
+            near += pages.min(keys) as u64 * shape.plane_bytes(size, PlaneKind::Keys)
+                + pages.min(values) as u64 * shape.plane_bytes(size, PlaneKind::Values);
             ram += pages.saturating_sub(keys).min(slots.ram) as u64 * shape.size_bytes(size);
             is_far |= pages > keys.min(values);
         }
@@ -222,9 +222,9 @@ impl KvTiers {
         };
         let of_size = |size| {
             let planes = self.outlook.pages_of_all(shape, size, self.outlook.context_tokens) as u64;
-            let values = self.least_near_pages(shape, size) * shape.plane_bytes(size, Kind::Values);
+            let values = self.least_near_pages(shape, size) * shape.plane_bytes(size, PlaneKind::Values);
             planes
-                .saturating_mul(shape.plane_bytes(size, Kind::Keys))
+                .saturating_mul(shape.plane_bytes(size, PlaneKind::Keys))
                 .saturating_add(values)
         };
         let pages = sizes(shape).map(of_size).fold(0, u64::saturating_add);
@@ -304,7 +304,7 @@ fn near_slots(tiers: &KvTiers, shape: &CacheShape, size: usize, bytes: u64) -> [
     if !tiers.outlook.scans_keys || !tiers.has_farther() {
         return [pairs; 2];
     }
-    let [key_bytes, value_bytes] = Kind::BOTH.map(|kind| shape.plane_bytes(size, kind));
+    let [key_bytes, value_bytes] = PlaneKind::BOTH.map(|kind| shape.plane_bytes(size, kind));
     let values = tiers.least_near_pages(shape, size) * value_bytes;
     let keys = slots(bytes.saturating_sub(values), key_bytes)
         .min(tiers.outlook.pages_of_all(shape, size, tiers.outlook.context_tokens))
@@ -365,12 +365,12 @@ pub(crate) struct SlotLayout {
 
 impl SlotLayout {
     pub(crate) fn new(shape: &CacheShape) -> Self {
-        let plane = |kind: Kind| {
+        let plane = |kind: PlaneKind| {
             let bytes = sizes(shape).map(|size| shape.plane_bytes(size, kind)).max();
             (bytes.unwrap_or(0) as usize).next_multiple_of(4 * LANES)
         };
-        let values_at = plane(Kind::Keys);
-        let bytes = values_at + plane(Kind::Values);
+        let values_at = plane(PlaneKind::Keys);
+        let bytes = values_at + plane(PlaneKind::Values);
         Self {
             values_at,
             bytes: bytes.next_multiple_of(GRAIN_BYTES as usize),
@@ -380,5 +380,5 @@ impl SlotLayout {
 
 /// Bytes from one plane of keys to the next in the memory in which keys of a layer whose pages have a size are looked through.
 pub(crate) fn scan_stride(shape: &CacheShape, size: usize) -> usize {
-    (shape.plane_bytes(size, Kind::Keys) as usize).next_multiple_of(4 * LANES)
+    (shape.plane_bytes(size, PlaneKind::Keys) as usize).next_multiple_of(4 * LANES)
 }

@@ -1,5 +1,5 @@
 use crate::KvCache;
-use crate::pool::{Kind, Place};
+use crate::pool::{PlaneKind, PlanePlace};
 use crate::table::PageTable;
 
 /// What a cache holds.
@@ -43,12 +43,12 @@ impl KvCache {
         let store = self.pool.read();
         let (mut near, mut ram, mut disk, mut shared_bytes) = (0, 0, 0, 0);
         for page in self.tables.iter().flat_map(PageTable::pages) {
-            for kind in Kind::BOTH {
+            for kind in PlaneKind::BOTH {
                 let bytes = store.planes(*page, kind).plane_bytes as u64;
                 match store.place(*page, kind) {
-                    Place::Near(_) => near += bytes,
-                    Place::Ram(_) => ram += bytes,
-                    Place::Disk(_) => disk += bytes,
+                    PlanePlace::Near(_) => near += bytes,
+                    PlanePlace::Ram(_) => ram += bytes,
+                    PlanePlace::Disk(_) => disk += bytes,
                 }
                 shared_bytes += u64::from(store.is_shared(*page)) * bytes;
             }

@@ -20,7 +20,7 @@ pub(crate) struct Product<'a> {
 }
 
 /// Some tokens and outputs of a product.
-pub(crate) struct Piece<'a> {
+pub(crate) struct RowsPiece<'a> {
     pub(crate) packed: &'a [u8],
     /// Outputs of the whole product.
     pub(crate) outputs: usize,
@@ -35,7 +35,7 @@ pub(crate) fn for_pieces<'a>(
     products: Vec<Product<'a>>,
     inputs: usize,
     granule: usize,
-    work: impl Fn(Piece<'a>) + Sync,
+    work: impl Fn(RowsPiece<'a>) + Sync,
 ) {
     let outputs: usize = products.iter().map(|product| product.outputs).sum();
     let tokens = products.first().map_or(0, |first| first.output.len() / first.outputs);
@@ -61,7 +61,7 @@ pub(crate) fn for_pieces<'a>(
 }
 
 /// Pieces of at most `height` tokens and `width` outputs.
-fn cut<'a>(product: Product<'a>, height: usize, width: usize, pieces: &mut Vec<Piece<'a>>) {
+fn cut<'a>(product: Product<'a>, height: usize, width: usize, pieces: &mut Vec<RowsPiece<'a>>) {
     let Product {
         packed,
         outputs,
@@ -70,7 +70,7 @@ fn cut<'a>(product: Product<'a>, height: usize, width: usize, pieces: &mut Vec<P
     let tokens = output.len() / outputs;
     for (band, rows) in output.chunks_mut(height.min(tokens) * outputs).enumerate() {
         let first = pieces.len();
-        pieces.extend((0..outputs).step_by(width.min(outputs)).map(|first_output| Piece {
+        pieces.extend((0..outputs).step_by(width.min(outputs)).map(|first_output| RowsPiece {
             packed,
             outputs,
             first_token: band * height,

@@ -132,10 +132,10 @@ pub(crate) trait Kernel {
 
 /// An instruction set that this machine has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Level(Kind);
+pub(crate) struct Level(Instructions);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum Instructions {
     Scalar,
     #[cfg(all(feature = "simd", target_arch = "x86_64"))]
     Avx2,
@@ -157,7 +157,7 @@ pub fn instruction_set() -> &'static str {
 
 impl Level {
     /// Plain Rust, on every machine: the twin that the others are compared with.
-    pub(crate) const SCALAR: Self = Self(Kind::Scalar);
+    pub(crate) const SCALAR: Self = Self(Instructions::Scalar);
 
     /// The best level of this machine, or of those the environment variable `RIFFLE_INSTRUCTIONS` allows.
     #[inline]
@@ -182,15 +182,15 @@ impl Level {
     /// Every level of this machine, the plain one first and the best one last.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         let levels = [
-            Some(Kind::Scalar),
+            Some(Instructions::Scalar),
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-            avx2::available().then_some(Kind::Avx2),
+            avx2::available().then_some(Instructions::Avx2),
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-            avx512::available().then_some(Kind::Avx512),
+            avx512::available().then_some(Instructions::Avx512),
             #[cfg(all(feature = "simd", target_arch = "aarch64"))]
-            Some(Kind::Neon),
+            Some(Instructions::Neon),
             #[cfg(all(feature = "simd", target_arch = "aarch64"))]
-            neon::has_dotprod().then_some(Kind::NeonDotprod),
+            neon::has_dotprod().then_some(Instructions::NeonDotprod),
         ];
         levels.into_iter().flatten().map(Self)
     }
@@ -198,13 +198,13 @@ impl Level {
     #[cfg(any(test, feature = "std"))]
     pub(crate) fn name(self) -> &'static str {
         match self.0 {
-            Kind::Scalar => "scalar",
+            Instructions::Scalar => "scalar",
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-            Kind::Avx2 => "avx2",
+            Instructions::Avx2 => "avx2",
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-            Kind::Avx512 => "avx512",
+            Instructions::Avx512 => "avx512",
             #[cfg(all(feature = "simd", target_arch = "aarch64"))]
-            Kind::Neon | Kind::NeonDotprod => "neon",
+            Instructions::Neon | Instructions::NeonDotprod => "neon",
         }
     }
 
@@ -213,7 +213,7 @@ impl Level {
     pub(crate) fn tile_rows(self) -> usize {
         match self.0 {
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-            Kind::Avx512 => 12,
+            Instructions::Avx512 => 12,
             _ => 6,
         }
     }
@@ -235,11 +235,11 @@ impl Level {
     pub(crate) fn integer_rows(self) -> usize {
         match self.0 {
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-            Kind::Avx2 => 4,
+            Instructions::Avx2 => 4,
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-            Kind::Avx512 => crate::kernel::LONE_ROWS,
+            Instructions::Avx512 => crate::kernel::LONE_ROWS,
             #[cfg(all(feature = "simd", target_arch = "aarch64"))]
-            Kind::NeonDotprod => 4,
+            Instructions::NeonDotprod => 4,
             _ => self.tile_rows(),
         }
     }
@@ -250,7 +250,7 @@ impl Level {
     pub(crate) fn lead_bytes(self) -> usize {
         match self.0 {
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-            Kind::Avx2 => 8 << 10,
+            Instructions::Avx2 => 8 << 10,
             _ => usize::MAX,
         }
     }
@@ -260,9 +260,9 @@ impl Level {
     pub(crate) fn int8_dot(self) -> bool {
         match self.0 {
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-            Kind::Avx2 | Kind::Avx512 => true,
+            Instructions::Avx2 | Instructions::Avx512 => true,
             #[cfg(all(feature = "simd", target_arch = "aarch64"))]
-            Kind::NeonDotprod => true,
+            Instructions::NeonDotprod => true,
             _ => false,
         }
     }
@@ -270,19 +270,19 @@ impl Level {
     #[inline(always)]
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
         match self.0 {
-            Kind::Scalar => kernel.run(Scalar),
+            Instructions::Scalar => kernel.run(Scalar),
             // SAFETY: a level above scalar is only made after detecting its instructions.
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-            Kind::Avx2 => unsafe { avx2::run(kernel) },
+            Instructions::Avx2 => unsafe { avx2::run(kernel) },
             // SAFETY: as above.
             #[cfg(all(feature = "simd", target_arch = "x86_64"))]
-            Kind::Avx512 => unsafe { avx512::run(kernel) },
+            Instructions::Avx512 => unsafe { avx512::run(kernel) },
             // SAFETY: NEON is part of the aarch64 baseline.
             #[cfg(all(feature = "simd", target_arch = "aarch64"))]
-            Kind::Neon => unsafe { neon::run(kernel) },
+            Instructions::Neon => unsafe { neon::run(kernel) },
             // SAFETY: this level is only made after detecting the dot products.
             #[cfg(all(feature = "simd", target_arch = "aarch64"))]
-            Kind::NeonDotprod => unsafe { neon::run_dotprod(kernel) },
+            Instructions::NeonDotprod => unsafe { neon::run_dotprod(kernel) },
         }
     }
 }

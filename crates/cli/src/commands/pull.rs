@@ -8,7 +8,7 @@ pub(crate) fn pull(arguments: &PullArguments) -> Result<(), Failure> {
     use std::time::Instant;
 
     use riffle_engine::human_bytes;
-    use riffle_hub::{ModelName, Part, Settings};
+    use riffle_hub::{ModelName, ModelPart, Settings};
 
     use crate::console;
     use crate::interrupt::Interrupt;
@@ -26,7 +26,7 @@ pub(crate) fn pull(arguments: &PullArguments) -> Result<(), Failure> {
     display.finish();
     let pulled = pulled?;
     let taken = match (&name.part, &pulled.quantisation) {
-        (Part::Preferred, Some(quantisation)) => name.with_part(Part::Quantisation(quantisation.clone())),
+        (ModelPart::Preferred, Some(quantisation)) => name.with_part(ModelPart::Quantisation(quantisation.clone())),
         _ => name.clone(),
     };
     let came = match pulled.bytes_downloaded {
@@ -38,7 +38,7 @@ pub(crate) fn pull(arguments: &PullArguments) -> Result<(), Failure> {
         ),
     };
     console::note(format!("{taken}: {}, {came}", human_bytes(pulled.bytes)));
-    if name.part == Part::Preferred && !pulled.others.is_empty() {
+    if name.part == ModelPart::Preferred && !pulled.others.is_empty() {
         console::note(format!(
             "also there: {} (riffle pull {}:…)",
             pulled.others.join(", "),

@@ -16,7 +16,7 @@ use crate::choice::PolicyChoice;
 use crate::journal::Journal;
 use crate::record::{ComparisonRow, ComparisonTable, RunSettings};
 use crate::statistics::Interval;
-use crate::tasks::{Asked, Corpus, Cost, NeedleTest, Reader, RulerTest, Watch, check_lengths};
+use crate::tasks::{Corpus, Cost, NeedleTest, QuestionPlace, Reader, RulerTest, Watch, check_lengths};
 
 pub(crate) use fit::Fitted;
 pub use task::CompareTask;
@@ -214,8 +214,8 @@ impl Entry<'_> {
         watch: &mut Watch<'_>,
     ) -> Result<(), EvalError> {
         let asked = match self.choice.phase {
-            Phase::Prefill => Asked::WithDocument,
-            Phase::Decode => Asked::Late,
+            Phase::Prefill => QuestionPlace::WithDocument,
+            Phase::Decode => QuestionPlace::Late,
         };
         let cost = match self.task {
             CompareTask::Needle(kind, place) => {

@@ -122,15 +122,15 @@ pub enum KvRow {
 
 /// What is measured at a time.
 #[derive(Clone, Copy)]
-enum Part {
+enum CachePart {
     Bytes(&'static str, Format),
     Stream(streams::Path),
-    Decode(Place),
+    Decode(CachePlace),
 }
 
 /// Where the older pages of a decode step lie; the first is what the others are compared with.
 #[derive(Clone, Copy)]
-enum Place {
+enum CachePlace {
     Device,
     ReadFromRam,
     CopiedFromRam,
@@ -154,7 +154,7 @@ pub fn measure_kv(
     watch: &mut StepWatch<'_>,
 ) -> Result<KvRates, EvalError> {
     options.check()?;
-    let cells: Vec<Cell<Part>> = Part::all()
+    let cells: Vec<Cell<CachePart>> = CachePart::all()
         .into_iter()
         .map(|part| Cell {
             name: part.name(),
@@ -207,13 +207,18 @@ impl KvRateOptions {
     }
 }
 
-impl Part {
+impl CachePart {
     /// All that is measured, in order.
     fn all() -> Vec<Self> {
         let bytes = ["ram", "disk"]
             .into_iter()
             .flat_map(|tier| Format::ALL.map(|format| Self::Bytes(tier, format)));
-        let places = [Place::Device, Place::ReadFromRam, Place::CopiedFromRam, Place::Disk];
+        let places = [
+            CachePlace::Device,
+            CachePlace::ReadFromRam,
+            CachePlace::CopiedFromRam,
+            CachePlace::Disk,
+        ];
         bytes
             .chain(streams::PATHS.map(Self::Stream))
             .chain(places.map(Self::Decode))
@@ -230,11 +235,11 @@ impl Part {
     }
 }
 
-fn measure(options: &KvRateOptions, part: Part) -> Result<KvRow, EvalError> {
+fn measure(options: &KvRateOptions, part: CachePart) -> Result<KvRow, EvalError> {
     let place = match part {
-        Part::Bytes(tier, format) => return Ok(KvRow::Bytes(bytes(options, tier, format)?)),
-        Part::Stream(path) => return Ok(KvRow::Stream(streams::measure(options, path)?)),
-        Part::Decode(place) => place,
+        CachePart::Bytes(tier, format) => return Ok(KvRow::Bytes(bytes(options, tier, format)?)),
+        CachePart::Stream(path) => return Ok(KvRow::Stream(streams::measure(options, path)?)),
+        CachePart::Decode(place) => place,
     };
     let shape = shape(options, options.format);
     Ok(KvRow::Decode(DecodeRate {
@@ -244,7 +249,7 @@ fn measure(options: &KvRateOptions, part: Part) -> Result<KvRow, EvalError> {
     }))
 }
 
-impl Place {
+impl CachePlace {
     fn name(self) -> &'static str {
         match self {
             Self::Device => "device",

@@ -1,7 +1,7 @@
 use std::ops::ControlFlow;
 
 use super::*;
-use crate::Step;
+use crate::CellStep;
 
 #[test]
 fn sizes_that_cannot_be_are_refused_before_anything_is_allocated() {
@@ -39,7 +39,7 @@ fn sizes_that_cannot_be_are_refused_before_anything_is_allocated() {
             "fewer --tokens",
         ),
     ] {
-        let mut go_on = |_: &Step<'_>| ControlFlow::Continue(());
+        let mut go_on = |_: &CellStep<'_>| ControlFlow::Continue(());
         let full = [PolicySpec::full()];
         let refused = measure_policies(&full, Phase::Prefill, &wrong, &mut Journal::none(), &mut go_on);
         let message = refused.unwrap_err().to_string();
@@ -62,7 +62,7 @@ fn rates_say_what_is_read_and_refuse_what_one_chunk_cannot_show() {
     let mut rates = Vec::new();
     let mut measure = |names: &[&str], phase| {
         let specs: Vec<PolicySpec> = names.iter().map(|name| name.parse().unwrap()).collect();
-        let mut go_on = |_: &Step<'_>| ControlFlow::Continue(());
+        let mut go_on = |_: &CellStep<'_>| ControlFlow::Continue(());
         let measured = measure_policies(&specs, phase, &options, &mut Journal::none(), &mut go_on)?;
         rates.extend(measured.rates);
         Ok::<_, EvalError>(())

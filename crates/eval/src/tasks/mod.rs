@@ -16,7 +16,7 @@ pub use corpus::{Corpus, digest};
 pub use given::{GivenQuestion, read_questions};
 pub(crate) use needle::NeedleTest;
 pub use outside::{HiddenFact, OutsideTask, Task, TaskPrompt};
-pub(crate) use prompt::{Asked, Cost, Reader, Watch, go_on, interrupted, most_likely};
+pub(crate) use prompt::{Cost, QuestionPlace, Reader, Watch, go_on, interrupted, most_likely};
 pub use ruler::RulerTask;
 pub(crate) use ruler::RulerTest;
 pub(crate) use task::check_lengths;

@@ -9,7 +9,7 @@ use rand_chacha::ChaCha8Rng;
 use super::code::Module;
 use super::corpus::Corpus;
 use super::filler::{Fact, Filler, room};
-use super::prompt::{Asked, Cost, Prompt, Reader, Watch};
+use super::prompt::{Cost, Prompt, QuestionPlace, Reader, Watch};
 use super::score::{exact_values, is_name};
 use super::wording::{Ask, fill};
 use crate::EvalError;
@@ -93,8 +93,8 @@ impl NeedleTest {
                 let asked = self.asked(&haystack, number, &mut random);
                 let prompt = self.prompt(corpus, &haystack, &asked, watch)?;
                 let mode = match self.place {
-                    AskPlace::Late => Asked::Late,
-                    _ => Asked::WithDocument,
+                    AskPlace::Late => QuestionPlace::Late,
+                    _ => QuestionPlace::WithDocument,
                 };
                 let reply = reader.reply(&prompt, mode, watch)?;
                 cost.add(&reply.cost);

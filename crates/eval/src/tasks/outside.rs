@@ -7,7 +7,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::corpus::Corpus;
 use super::filler::{Fact, Filler, room};
-use super::prompt::{Asked, Cost, Prompt, Reader, Watch};
+use super::prompt::{Cost, Prompt, QuestionPlace, Reader, Watch};
 use super::score::match_all;
 use super::wording::Ask;
 use crate::EvalError;
@@ -166,7 +166,7 @@ impl OutsideTask {
         self,
         corpus: &Corpus,
         reader: &mut Reader,
-        (context_tokens, seed, asked): (usize, u64, Asked),
+        (context_tokens, seed, asked): (usize, u64, QuestionPlace),
         watch: &mut Watch<'_>,
     ) -> Result<(f64, Cost), EvalError> {
         let prompt = self.task.prompt(corpus, context_tokens, seed)?;

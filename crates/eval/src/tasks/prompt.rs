@@ -60,7 +60,7 @@ pub(crate) struct Cost {
 
 /// How a question is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum QuestionPlace {
     /// In one prompt with the document. Whole batches that the prompt before began with alike are not read again.
     WithDocument,
     /// Token by token, after the document.
@@ -134,14 +134,19 @@ impl Reader {
     }
 
     /// Reads a prompt and writes the answers.
-    pub(crate) fn reply(&mut self, prompt: &Prompt, asked: Asked, watch: &mut Watch<'_>) -> Result<Reply, EvalError> {
+    pub(crate) fn reply(
+        &mut self,
+        prompt: &Prompt,
+        asked: QuestionPlace,
+        watch: &mut Watch<'_>,
+    ) -> Result<Reply, EvalError> {
         let engine = Arc::clone(self.session.engine());
         engine.check_context("a document with its questions and answers", prompt.most_tokens())?;
         let mut reply = Reply::default();
         let mut fork;
         let mut session = &mut self.session;
         match asked {
-            Asked::WithDocument => {
+            QuestionPlace::WithDocument => {
                 let mut whole = prompt.document.clone();
                 whole.extend(&prompt.questions[0]);
                 let batch = session.engine().options().batch_tokens;
@@ -154,7 +159,7 @@ impl Reader {
                 session.truncate(kept)?;
                 read(session, &whole[kept..], kept == 0, &mut reply.cost, watch)?;
             }
-            Asked::Late => {
+            QuestionPlace::Late => {
                 let document = &prompt.document;
                 // What a session that learns holds behind the document cannot be forgotten, so it holds nothing there.
                 let keeps_nothing_behind = self.learns || self.compress.is_some();
@@ -190,9 +195,9 @@ impl Reader {
         }
         for (number, question) in prompt.questions.iter().enumerate() {
             match asked {
-                Asked::Late => step(session, question, &mut reply.cost, watch)?,
-                Asked::WithDocument if number == 0 => {}
-                Asked::WithDocument => read(session, question, false, &mut reply.cost, watch)?,
+                QuestionPlace::Late => step(session, question, &mut reply.cost, watch)?,
+                QuestionPlace::WithDocument if number == 0 => {}
+                QuestionPlace::WithDocument => read(session, question, false, &mut reply.cost, watch)?,
             }
             reply.answers.push(write(session, prompt, &mut reply.cost, watch)?);
         }

@@ -6,7 +6,7 @@ use riffle_engine::{CompressOptions, Engine};
 
 use super::corpus::Corpus;
 use super::needle::NeedleTest;
-use super::prompt::{Asked, Reader};
+use super::prompt::{QuestionPlace, Reader};
 use super::ruler::{RulerTask, RulerTest};
 use crate::EvalError;
 use crate::cells::{Cell, StepWatch, run_cells};
@@ -129,7 +129,11 @@ pub fn ruler(
         ));
     }
     check_lengths(engine, &options.lengths)?;
-    let asked = if options.late { Asked::Late } else { Asked::WithDocument };
+    let asked = if options.late {
+        QuestionPlace::Late
+    } else {
+        QuestionPlace::WithDocument
+    };
     let mut cells = Vec::new();
     for &context_tokens in &options.lengths {
         for &task in &options.tasks {

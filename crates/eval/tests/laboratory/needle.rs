@@ -54,7 +54,7 @@ fn samples_of(
 
 fn found(engine: &Arc<Engine>, options: &NeedleOptions) -> Vec<NeedleSample> {
     let corpus = Corpus::new(engine, &riffle_testing::book(), Wording::plain(), Vec::new()).unwrap();
-    let mut watch = |_: &riffle_eval::Step<'_>| ControlFlow::Continue(());
+    let mut watch = |_: &riffle_eval::CellStep<'_>| ControlFlow::Continue(());
     needle(engine, &corpus, options, &mut Journal::none(), &mut watch)
         .unwrap()
         .samples

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use riffle_engine::{Engine, EngineOptions};
 use riffle_eval::{
-    AskPlace, CompareOptions, ComparisonRow, Corpus, EvalError, GivenQuestion, Journal, NeedleKind, NeedleOptions,
-    PerplexityOptions, RulerOptions, RulerTable, RulerTask, Step, Wording, compare, needle, perplexity, ruler,
+    AskPlace, CellStep, CompareOptions, ComparisonRow, Corpus, EvalError, GivenQuestion, Journal, NeedleKind,
+    NeedleOptions, PerplexityOptions, RulerOptions, RulerTable, RulerTask, Wording, compare, needle, perplexity, ruler,
 };
 use riffle_testing::fixtures;
 
@@ -20,7 +20,7 @@ fn corpus(engine: &Arc<Engine>, wording: Wording, given: Vec<GivenQuestion>) -> 
     Corpus::new(engine, &text, wording, given).unwrap()
 }
 
-fn on(_: &Step<'_>) -> ControlFlow<()> {
+fn on(_: &CellStep<'_>) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 

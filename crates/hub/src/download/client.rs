@@ -8,7 +8,7 @@ use ureq::Agent;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
 use super::address::{Address, encoded};
-use super::exchange::{Exchange, Head, Piece, Request};
+use super::exchange::{BodyPiece, Exchange, Head, Request};
 use super::pace::Pace;
 use super::watch::{TICK, Watch};
 use crate::{HubError, ModelName, Settings, Token, Waits};
@@ -69,7 +69,7 @@ impl Answer {
     pub(crate) fn next(&self, watch: &mut Watch<'_>) -> Result<Option<Vec<u8>>, Trouble> {
         let start = Instant::now();
         match self.piece(watch)? {
-            Piece::Bytes(bytes) => {
+            BodyPiece::Bytes(bytes) => {
                 if self.pace.is_kept(start.elapsed(), bytes.len() as u64) {
                     Ok(Some(bytes))
                 } else {
@@ -80,8 +80,8 @@ impl Answer {
                     )))
                 }
             }
-            Piece::Head(_) | Piece::End => Ok(None),
-            Piece::Failed(error) => Err(self.trouble(said(&error))),
+            BodyPiece::Head(_) | BodyPiece::End => Ok(None),
+            BodyPiece::Failed(error) => Err(self.trouble(said(&error))),
         }
     }
 
@@ -111,7 +111,7 @@ impl Answer {
         passing(&self.address, problem)
     }
 
-    fn piece(&self, watch: &mut Watch<'_>) -> Result<Piece, Trouble> {
+    fn piece(&self, watch: &mut Watch<'_>) -> Result<BodyPiece, Trouble> {
         piece(&self.exchange, &self.address, self.silence, watch)
     }
 }
@@ -124,7 +124,12 @@ fn passing(address: &Address, problem: String) -> Trouble {
     }
 }
 
-fn piece(exchange: &Exchange, address: &Address, silence: Duration, watch: &mut Watch<'_>) -> Result<Piece, Trouble> {
+fn piece(
+    exchange: &Exchange,
+    address: &Address,
+    silence: Duration,
+    watch: &mut Watch<'_>,
+) -> Result<BodyPiece, Trouble> {
     let start = Instant::now();
     loop {
         if let Some(piece) = exchange.next(TICK) {
@@ -296,7 +301,7 @@ impl Client {
         let no_thread = |error: std::io::Error| passing(address, format!("no thread can be started: {error}"));
         let exchange = Exchange::begin(&self.agent, request).map_err(no_thread)?;
         match piece(&exchange, address, self.waits.silence, watch)? {
-            Piece::Head(head) => {
+            BodyPiece::Head(head) => {
                 self.answered.set(true);
                 Ok(Answer {
                     head,
@@ -306,13 +311,13 @@ impl Client {
                     pace: Pace::new(&self.waits),
                 })
             }
-            Piece::Failed(error) if is_lasting(&error) => Err(HubError::Unreachable {
+            BodyPiece::Failed(error) if is_lasting(&error) => Err(HubError::Unreachable {
                 host: address.host().to_owned(),
                 problem: self.without_token(&said(&error)),
             }
             .into()),
-            Piece::Failed(error) => Err(passing(address, self.without_token(&said(&error)))),
-            Piece::Bytes(_) | Piece::End => Err(passing(address, "the connection was cut".to_owned())),
+            BodyPiece::Failed(error) => Err(passing(address, self.without_token(&said(&error)))),
+            BodyPiece::Bytes(_) | BodyPiece::End => Err(passing(address, "the connection was cut".to_owned())),
         }
     }
 

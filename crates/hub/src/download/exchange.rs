@@ -26,7 +26,7 @@ pub(crate) struct Request {
 }
 
 /// What has come of an answer.
-pub(crate) enum Piece {
+pub(crate) enum BodyPiece {
     Head(Head),
     Bytes(Vec<u8>),
     End,
@@ -42,7 +42,7 @@ pub(crate) struct Head {
 
 /// An answer that comes in.
 pub(crate) struct Exchange {
-    pieces: Receiver<Piece>,
+    pieces: Receiver<BodyPiece>,
 }
 
 /// Bytes of a piece.
@@ -65,23 +65,23 @@ impl Exchange {
         thread::Builder::new().name(name).spawn(move || {
             if let Err(error) = exchange(&agent, &request, &sender) {
                 // A caller that has gone needs no reason.
-                let _ = sender.send(Piece::Failed(error));
+                let _ = sender.send(BodyPiece::Failed(error));
             }
         })?;
         Ok(Self { pieces })
     }
 
     /// The next piece; `None` if none came within this time.
-    pub(crate) fn next(&self, patience: Duration) -> Option<Piece> {
+    pub(crate) fn next(&self, patience: Duration) -> Option<BodyPiece> {
         match self.pieces.recv_timeout(patience) {
             Ok(piece) => Some(piece),
             Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => Some(Piece::End),
+            Err(RecvTimeoutError::Disconnected) => Some(BodyPiece::End),
         }
     }
 }
 
-fn exchange(agent: &Agent, request: &Request, sender: &SyncSender<Piece>) -> Result<(), ureq::Error> {
+fn exchange(agent: &Agent, request: &Request, sender: &SyncSender<BodyPiece>) -> Result<(), ureq::Error> {
     let mut call = agent
         .get(request.address.to_string())
         .header("accept-encoding", "identity");
@@ -96,7 +96,7 @@ fn exchange(agent: &Agent, request: &Request, sender: &SyncSender<Piece>) -> Res
         status: head.status.as_u16(),
         headers: head.headers,
     };
-    if sender.send(Piece::Head(head)).is_err() {
+    if sender.send(BodyPiece::Head(head)).is_err() {
         return Ok(());
     }
     let mut reader = body.into_reader();
@@ -104,7 +104,11 @@ fn exchange(agent: &Agent, request: &Request, sender: &SyncSender<Piece>) -> Res
         let mut bytes = vec![0; PIECE_BYTES];
         let length = reader.read(&mut bytes)?;
         bytes.truncate(length);
-        let piece = if length == 0 { Piece::End } else { Piece::Bytes(bytes) };
+        let piece = if length == 0 {
+            BodyPiece::End
+        } else {
+            BodyPiece::Bytes(bytes)
+        };
         if sender.send(piece).is_err() || length == 0 {
             return Ok(());
         }

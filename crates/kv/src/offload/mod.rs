@@ -16,7 +16,7 @@ use std::sync::Arc;
 use riffle_attention::{Format, PageView, Plane, Span};
 
 use crate::arena::as_plane;
-use crate::pool::{Kind, PageId, PageStore};
+use crate::pool::{PageId, PageStore, PlaneKind};
 use crate::reader::{SequencePages, plane_id};
 use crate::tiers::{Layout, SlotLayout, scan_stride};
 use crate::{CacheShape, Device, DeviceMemory, KvCache, KvError, KvTiers};
@@ -148,7 +148,7 @@ pub(crate) fn with_keys<T>(
     let size = shape.size_of(layer);
     let ids = pages.page_ids(table);
     let first = (from_token / shape.page_tokens).min(ids.len());
-    let is_far = |number: &usize| !pages.store.place(ids[*number], Kind::Keys).is_near();
+    let is_far = |number: &usize| !pages.store.place(ids[*number], PlaneKind::Keys).is_near();
     let far: Vec<usize> = (first..ids.len()).filter(is_far).collect();
     let mut offload = (!far.is_empty()).then(|| pages.store.offload());
     let scanned = match &mut offload {
@@ -158,9 +158,12 @@ pub(crate) fn with_keys<T>(
     let stride = scan_stride(shape, size);
     let mut loaded = scanned.chunks_exact(stride);
     let views = (first..ids.len()).map(|number| {
-        let keys = pages.store.near_plane(ids[number], Kind::Keys).unwrap_or_else(|| {
+        let keys = pages.store.near_plane(ids[number], PlaneKind::Keys).unwrap_or_else(|| {
             let bytes = loaded.next().expect("every far page has been read");
-            as_plane(shape.key_format, &bytes[..shape.plane_bytes(size, Kind::Keys) as usize])
+            as_plane(
+                shape.key_format,
+                &bytes[..shape.plane_bytes(size, PlaneKind::Keys) as usize],
+            )
         });
         pages.page_view(table, number, keys, no_values(shape.value_format))
     });
@@ -234,10 +237,10 @@ impl OffloadEngine {
         }
         let Some(memory) = &mut self.scan else { return Ok(&[]) };
         for (number, slot) in far.iter().zip(memory.bytes_mut().chunks_exact_mut(stride)) {
-            let id = plane_id(shape, Kind::Keys, table, *number);
-            if let Some(source) = pages.store.source(pages.page_ids(table)[*number], Kind::Keys) {
+            let id = plane_id(shape, PlaneKind::Keys, table, *number);
+            if let Some(source) = pages.store.source(pages.page_ids(table)[*number], PlaneKind::Keys) {
                 source.read(id, slot)?;
-                self.scanned_bytes += shape.plane_bytes(size, Kind::Keys);
+                self.scanned_bytes += shape.plane_bytes(size, PlaneKind::Keys);
             }
         }
         memory.loaded(0..bytes);

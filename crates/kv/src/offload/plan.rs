@@ -8,7 +8,7 @@ use riffle_attention::{PageView, Span};
 use super::loader::LoadPlane;
 use super::ring::{Planes, Ring};
 use crate::arena::as_plane;
-use crate::pool::{Kind, PageId};
+use crate::pool::{PageId, PlaneKind};
 use crate::reader::{SequencePages, plane_id};
 use crate::tiers::SlotLayout;
 
@@ -119,14 +119,14 @@ impl FarPage<'_> {
     /// Where its planes come from.
     pub(super) fn load(&self, slots: SlotLayout) -> [Option<LoadPlane>; 2] {
         let SequencePages { store, .. } = self.pages;
-        Kind::BOTH.map(|kind| {
+        PlaneKind::BOTH.map(|kind| {
             let planes = store.planes(self.turn.id, kind);
             Some(LoadPlane {
                 id: plane_id(self.pages.shape(), kind, self.table, self.number),
                 source: store.source(self.turn.id, kind)?,
                 at: match kind {
-                    Kind::Keys => 0,
-                    Kind::Values => slots.values_at,
+                    PlaneKind::Keys => 0,
+                    PlaneKind::Values => slots.values_at,
                 },
                 bytes: planes.plane_bytes,
             })
@@ -161,8 +161,8 @@ fn items(pages: SequencePages<'_>, layer: usize, wanted: Option<&[Vec<Span>]>) -
 fn far_planes(pages: SequencePages<'_>, page: PageId) -> Planes {
     let is_far = |kind| !pages.store.place(page, kind).is_near();
     Planes {
-        keys: is_far(Kind::Keys),
-        values: is_far(Kind::Values),
+        keys: is_far(PlaneKind::Keys),
+        values: is_far(PlaneKind::Values),
     }
 }
 
@@ -170,14 +170,14 @@ fn far_planes(pages: SequencePages<'_>, page: PageId) -> Planes {
 fn views<'r>(pages: SequencePages<'r>, layer: usize, items: &[Item], ring: Option<&'r Ring>) -> Vec<Vec<PageView<'r>>> {
     let shape = pages.shape();
     let (tables, size) = (shape.tables_of(layer), shape.size_of(layer));
-    let bytes = Kind::BOTH.map(|kind| shape.plane_bytes(size, kind) as usize);
+    let bytes = PlaneKind::BOTH.map(|kind| shape.plane_bytes(size, kind) as usize);
     let mut views: Vec<Vec<PageView<'r>>> = vec![Vec::new(); tables.len()];
     for item in items {
         let id = item.turn.id;
         let slot: &'r [u8] = ring.filter(|_| item.far.any()).map_or(&[], |ring| ring.bytes(id));
         let near = |kind| pages.store.near_plane(id, kind);
-        let keys = near(Kind::Keys).unwrap_or_else(|| as_plane(shape.key_format, &slot[..bytes[0]]));
-        let values = near(Kind::Values).unwrap_or_else(|| {
+        let keys = near(PlaneKind::Keys).unwrap_or_else(|| as_plane(shape.key_format, &slot[..bytes[0]]));
+        let values = near(PlaneKind::Values).unwrap_or_else(|| {
             let values = &slot[SlotLayout::new(shape).values_at..];
             as_plane(shape.value_format, &values[..bytes[1]])
         });

@@ -25,8 +25,8 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::ledger::Ledger;
 use crate::{CacheShape, KvCache, KvError, KvTiers};
-pub(crate) use page::{Kind, Place};
 pub use page::{PageId, PageVersion};
+pub(crate) use page::{PlaneKind, PlanePlace};
 use planes::Ledgers;
 pub(crate) use planes::{PlaneBytes, Source};
 pub use row_watch::{RowChange, RowTier};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::page::{Kind, PageId, Place};
+use super::page::{PageId, PlaneKind, PlanePlace};
 use crate::shape::MAX_LAYER_KINDS;
 
 /// Which planes may leave for a farther tier, oldest first. A page is as old as its row: the pages of all tables of a sequence
@@ -26,7 +26,7 @@ struct Age {
 }
 
 /// Keys or values of pages of a size.
-pub(crate) type SizedKind = (usize, Kind);
+pub(crate) type SizedKind = (usize, PlaneKind);
 
 /// (row, table, page)
 type Queued = (u64, u32, PageId);
@@ -54,7 +54,7 @@ impl LeaveOrder {
     }
 
     /// Puts a plane into the queue of the tier where it lies.
-    pub(crate) fn queue(&mut self, id: PageId, kind: SizedKind, place: Place) {
+    pub(crate) fn queue(&mut self, id: PageId, kind: SizedKind, place: PlanePlace) {
         let queued = self.queued(id);
         if let Some(queue) = self.queue_of(id, kind, place) {
             queue.insert(queued);
@@ -62,7 +62,7 @@ impl LeaveOrder {
     }
 
     /// Takes a plane out of the queue that it is in.
-    pub(crate) fn unqueue(&mut self, id: PageId, kind: SizedKind, place: Place) {
+    pub(crate) fn unqueue(&mut self, id: PageId, kind: SizedKind, place: PlanePlace) {
         let queued = self.queued(id);
         if let Some(queue) = self.queue_of(id, kind, place) {
             queue.remove(&queued);
@@ -90,12 +90,12 @@ impl LeaveOrder {
         (age.row, age.table, id)
     }
 
-    fn queue_of(&mut self, id: PageId, (size, kind): SizedKind, place: Place) -> Option<&mut BTreeSet<Queued>> {
+    fn queue_of(&mut self, id: PageId, (size, kind): SizedKind, place: PlanePlace) -> Option<&mut BTreeSet<Queued>> {
         match place {
-            Place::Near(_) if self.ages[id.index()].wishes > 0 => None,
-            Place::Near(_) => Some(&mut self.near[size][kind as usize]),
-            Place::Ram(_) => Some(&mut self.ram[size][kind as usize]),
-            Place::Disk(_) => None,
+            PlanePlace::Near(_) if self.ages[id.index()].wishes > 0 => None,
+            PlanePlace::Near(_) => Some(&mut self.near[size][kind as usize]),
+            PlanePlace::Ram(_) => Some(&mut self.ram[size][kind as usize]),
+            PlanePlace::Disk(_) => None,
         }
     }
 }

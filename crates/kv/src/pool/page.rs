@@ -37,12 +37,12 @@ impl PageVersion {
 
 /// The planes of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum PlaneKind {
     Keys,
     Values,
 }
 
-impl Kind {
+impl PlaneKind {
     pub(crate) const BOTH: [Self; 2] = [Self::Keys, Self::Values];
 
     /// `"keys"` or `"values"`.
@@ -59,7 +59,7 @@ pub(crate) type PageCounts = [usize; MAX_LAYER_KINDS];
 
 /// Where a plane lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum PlanePlace {
     /// In the nearest tier.
     Near(Slot),
     /// In a RAM tier apart from the nearest.
@@ -68,7 +68,7 @@ pub(crate) enum Place {
     Disk(u32),
 }
 
-impl Place {
+impl PlanePlace {
     pub(crate) fn is_near(self) -> bool {
         matches!(self, Self::Near(_))
     }
@@ -107,7 +107,7 @@ enum Tier {
 struct Tiers(u8);
 
 impl Tiers {
-    fn get(self, kind: Kind) -> Tier {
+    fn get(self, kind: PlaneKind) -> Tier {
         match self.0 >> (4 * kind as u8) & 0xF {
             0 => Tier::Near,
             1 => Tier::Ram,
@@ -115,7 +115,7 @@ impl Tiers {
         }
     }
 
-    fn set(&mut self, kind: Kind, tier: Tier) {
+    fn set(&mut self, kind: PlaneKind, tier: Tier) {
         let shift = 4 * kind as u8;
         self.0 = self.0 & !(0xF << shift) | (tier as u8) << shift;
     }
@@ -195,22 +195,22 @@ impl PageRecords {
         &mut self.records[id.index()].holders
     }
 
-    pub(crate) fn place(&self, id: PageId, kind: Kind) -> Place {
+    pub(crate) fn place(&self, id: PageId, kind: PlaneKind) -> PlanePlace {
         let record = &self.records[id.index()];
         let number = record.numbers[kind as usize];
         match record.tiers.get(kind) {
-            Tier::Near => Place::Near(Slot::of_number(number)),
-            Tier::Ram => Place::Ram(Slot::of_number(number)),
-            Tier::Disk => Place::Disk(number),
+            Tier::Near => PlanePlace::Near(Slot::of_number(number)),
+            Tier::Ram => PlanePlace::Ram(Slot::of_number(number)),
+            Tier::Disk => PlanePlace::Disk(number),
         }
     }
 
-    pub(crate) fn set_place(&mut self, id: PageId, kind: Kind, place: Place) {
+    pub(crate) fn set_place(&mut self, id: PageId, kind: PlaneKind, place: PlanePlace) {
         let record = &mut self.records[id.index()];
         let (tier, number) = match place {
-            Place::Near(slot) => (Tier::Near, slot.number()),
-            Place::Ram(slot) => (Tier::Ram, slot.number()),
-            Place::Disk(number) => (Tier::Disk, number),
+            PlanePlace::Near(slot) => (Tier::Near, slot.number()),
+            PlanePlace::Ram(slot) => (Tier::Ram, slot.number()),
+            PlanePlace::Disk(number) => (Tier::Disk, number),
         };
         record.tiers.set(kind, tier);
         record.numbers[kind as usize] = number;
@@ -240,11 +240,11 @@ mod tests {
         let mut records = PageRecords::default();
         let first = records.take(0, [slot(1), slot(2)]);
         let second = records.take(1, [slot(3), slot(4)]);
-        records.set_place(first, Kind::Values, Place::Disk(u32::MAX));
-        records.set_place(second, Kind::Keys, Place::Ram(slot(9)));
-        assert_eq!(records.place(first, Kind::Keys), Place::Near(slot(1)));
-        assert_eq!(records.place(first, Kind::Values), Place::Disk(u32::MAX));
-        assert_eq!(records.place(second, Kind::Keys), Place::Ram(slot(9)));
+        records.set_place(first, PlaneKind::Values, PlanePlace::Disk(u32::MAX));
+        records.set_place(second, PlaneKind::Keys, PlanePlace::Ram(slot(9)));
+        assert_eq!(records.place(first, PlaneKind::Keys), PlanePlace::Near(slot(1)));
+        assert_eq!(records.place(first, PlaneKind::Values), PlanePlace::Disk(u32::MAX));
+        assert_eq!(records.place(second, PlaneKind::Keys), PlanePlace::Ram(slot(9)));
         let version = records.version(first);
         records.free(first);
         assert_eq!((records.count(), records.ids().collect::<Vec<_>>()), (1, vec![second]));

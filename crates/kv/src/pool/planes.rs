@@ -5,7 +5,7 @@ use std::sync::{Arc, RwLock};
 use riffle_attention::{Format, Plane, PlaneMut};
 
 use super::order::SizedKind;
-use super::page::Place;
+use super::page::PlanePlace;
 use crate::arena::{Arena, Slot, as_plane, as_plane_mut};
 use crate::disk::{PlaneFile, PlaneFiles, PlaneId};
 use crate::ledger::Ledger;
@@ -116,23 +116,23 @@ impl PlaneStore {
     }
 
     /// A plane that lies near; `None` for others.
-    pub(crate) fn near_plane(&self, place: Place) -> Option<Plane<'_>> {
+    pub(crate) fn near_plane(&self, place: PlanePlace) -> Option<Plane<'_>> {
         match place {
-            Place::Near(slot) => Some(as_plane(self.format(), self.near.bytes(slot))),
+            PlanePlace::Near(slot) => Some(as_plane(self.format(), self.near.bytes(slot))),
             _ => None,
         }
     }
 
     /// Where a plane is loaded from; `None` for one that lies near.
-    pub(crate) fn source(&self, place: Place) -> Option<Source> {
+    pub(crate) fn source(&self, place: PlanePlace) -> Option<Source> {
         const THERE: &str = "planes lie in tiers that there are";
         match place {
-            Place::Near(_) => None,
-            Place::Ram(slot) => {
+            PlanePlace::Near(_) => None,
+            PlanePlace::Ram(slot) => {
                 let ram = self.ram.as_ref().expect(THERE);
                 Some(Source::Ram(Arc::clone(&ram.arena), slot))
             }
-            Place::Disk(number) => {
+            PlanePlace::Disk(number) => {
                 let (file, slot) = self.disk.as_ref().expect(THERE).at(number);
                 Some(Source::Disk(Arc::clone(file), slot))
             }
@@ -140,8 +140,8 @@ impl PlaneStore {
     }
 
     /// A plane's bytes, wherever it lies.
-    pub(crate) fn bytes(&self, place: Place, id: PlaneId) -> Result<PlaneBytes<'_>, KvError> {
-        if let Place::Near(slot) = place {
+    pub(crate) fn bytes(&self, place: PlanePlace, id: PlaneId) -> Result<PlaneBytes<'_>, KvError> {
+        if let PlanePlace::Near(slot) = place {
             return Ok(PlaneBytes::Near(self.near.bytes(slot)));
         }
         let mut floats = vec![0.0f32; self.plane_bytes.div_ceil(4)];
@@ -154,11 +154,11 @@ impl PlaneStore {
     /// Changes a plane where it lies.
     pub(crate) fn change(
         &mut self,
-        place: Place,
+        place: PlanePlace,
         id: PlaneId,
         change: impl FnOnce(&mut PlaneMut<'_>),
     ) -> Result<(), KvError> {
-        if let Place::Near(slot) = place {
+        if let PlanePlace::Near(slot) = place {
             change(&mut self.near.plane_mut(slot));
             return Ok(());
         }
@@ -180,13 +180,13 @@ impl PlaneStore {
     }
 
     /// Frees the room of planes, in every tier.
-    pub(crate) fn free(&mut self, places: &[Place]) {
+    pub(crate) fn free(&mut self, places: &[PlanePlace]) {
         let (mut near, mut ram, mut disk) = (Vec::new(), Vec::new(), Vec::new());
         for place in places {
             match *place {
-                Place::Near(slot) => near.push(slot),
-                Place::Ram(slot) => ram.push(slot),
-                Place::Disk(number) => disk.push(number),
+                PlanePlace::Near(slot) => near.push(slot),
+                PlanePlace::Ram(slot) => ram.push(slot),
+                PlanePlace::Disk(number) => disk.push(number),
             }
         }
         if !near.is_empty() {
@@ -205,10 +205,10 @@ impl PlaneStore {
     }
 
     /// Frees a slot that is about to be taken again: its memory stays mapped.
-    pub(crate) fn free_for_reuse(&mut self, place: Place) {
+    pub(crate) fn free_for_reuse(&mut self, place: PlanePlace) {
         match (place, &self.ram) {
-            (Place::Near(slot), _) => self.near.free_for_reuse(slot),
-            (Place::Ram(slot), Some(RamPlanes { arena, .. })) => {
+            (PlanePlace::Near(slot), _) => self.near.free_for_reuse(slot),
+            (PlanePlace::Ram(slot), Some(RamPlanes { arena, .. })) => {
                 let mut arena = arena.write().expect("no thread panics while it holds the planes");
                 arena.free_for_reuse(slot);
             }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::page::{PageId, Place};
+use super::page::{PageId, PlanePlace};
 use super::row_watch::{PlaneCounts, RowChange, RowWatch};
 use crate::TextBlock;
 
@@ -51,7 +51,7 @@ impl KnownRows {
     }
 
     /// Notes that a plane of a page lies elsewhere now.
-    pub(crate) fn note_move(&mut self, page: PageId, from: Place, to: Place) {
+    pub(crate) fn note_move(&mut self, page: PageId, from: PlanePlace, to: PlanePlace) {
         if let Some(watch) = &mut self.watch
             && let Some(key) = self.keys.get(&page)
         {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::order::SizedKind;
-use super::page::{Kind, PageCounts, PageId, Place};
+use super::page::{PageCounts, PageId, PlaneKind, PlanePlace};
 use super::planes::{PlaneStore, RamPlanes};
 use super::store::PageStore;
 use crate::KvError;
@@ -32,7 +32,7 @@ impl PageStore {
     /// Sees to it that this many more planes of keys and of values can be taken for pages of a size, or says why not; what has
     /// left by then lies farther.
     pub(crate) fn make_room(&mut self, size: usize, planes: [usize; 2]) -> Result<(), KvError> {
-        let room = Kind::BOTH
+        let room = PlaneKind::BOTH
             .into_iter()
             .try_for_each(|kind| self.make_room_for((size, kind), planes[kind as usize]));
         room.inspect_err(|_| self.planes.iter_mut().flatten().for_each(|planes| planes.near.trim()))
@@ -53,7 +53,7 @@ impl PageStore {
     }
 
     /// Moves a plane that lies near one tier away.
-    fn send_away(&mut self, kind: Kind, page: PageId) -> Result<(), KvError> {
+    fn send_away(&mut self, kind: PlaneKind, page: PageId) -> Result<(), KvError> {
         if self.planes(page, kind).ram.is_some() {
             self.send_to_ram(kind, page)
         } else {
@@ -62,10 +62,11 @@ impl PageStore {
     }
 
     /// Moves a plane that lies near to the RAM tier apart, from which the oldest leave for the disk where it is full.
-    fn send_to_ram(&mut self, kind: Kind, page: PageId) -> Result<(), KvError> {
+    fn send_to_ram(&mut self, kind: PlaneKind, page: PageId) -> Result<(), KvError> {
         loop {
             let (planes, sized) = (self.planes(page, kind), (self.size(page), kind));
-            let (Place::Near(slot), Some(RamPlanes { arena, slots })) = (self.place(page, kind), &planes.ram) else {
+            let (PlanePlace::Near(slot), Some(RamPlanes { arena, slots })) = (self.place(page, kind), &planes.ram)
+            else {
                 return Ok(());
             };
             let (arena, slots) = (Arc::clone(arena), *slots);
@@ -74,7 +75,7 @@ impl PageStore {
             if used < slots && arena.reserve(1, slots)? {
                 let target = arena.take();
                 arena.bytes_mut(target).copy_from_slice(planes.near.bytes(slot));
-                self.move_plane(page, kind, Place::Ram(target));
+                self.move_plane(page, kind, PlanePlace::Ram(target));
                 return Ok(());
             }
             drop(arena);
@@ -86,7 +87,7 @@ impl PageStore {
     }
 
     /// Moves a plane to the disk; one that lies there already stays.
-    pub(super) fn send_to_disk(&mut self, kind: Kind, page: PageId) -> Result<(), KvError> {
+    pub(super) fn send_to_disk(&mut self, kind: PlaneKind, page: PageId) -> Result<(), KvError> {
         let place = self.place(page, kind);
         let planes = self.planes(page, kind);
         let (Some(order), Some(disk)) = (&self.order, &planes.disk) else {
@@ -99,15 +100,15 @@ impl PageStore {
             .take_while(|of_size| *of_size < layer)
             .count();
         let number = match place {
-            Place::Near(slot) => disk.write(file, planes.near.bytes(slot))?,
-            Place::Ram(slot) => {
+            PlanePlace::Near(slot) => disk.write(file, planes.near.bytes(slot))?,
+            PlanePlace::Ram(slot) => {
                 let arena = &planes.ram.as_ref().expect("planes lie in tiers that there are").arena;
                 let arena = arena.read().expect("no thread panics while it holds the planes");
                 disk.write(file, arena.bytes(slot))?
             }
-            Place::Disk(_) => return Ok(()),
+            PlanePlace::Disk(_) => return Ok(()),
         };
-        self.move_plane(page, kind, Place::Disk(number));
+        self.move_plane(page, kind, PlanePlace::Disk(number));
         Ok(())
     }
 
@@ -117,7 +118,7 @@ impl PageStore {
     /// [`KvError::Disk`] and [`KvError::Memory`]; each plane lies where it lay or where it was sent.
     pub(crate) fn send_far(&mut self, page: PageId) -> Result<u64, KvError> {
         let mut bytes = 0;
-        for kind in Kind::BOTH {
+        for kind in PlaneKind::BOTH {
             let was_near = self.place(page, kind).is_near();
             let sent = match self.send_to_disk(kind, page) {
                 Err(KvError::DiskBudget { .. } | KvError::NearBudget { .. }) => self.send_to_free_ram(kind, page),
@@ -132,7 +133,7 @@ impl PageStore {
     }
 
     /// Moves a plane that lies near to the RAM tier apart if that has room.
-    fn send_to_free_ram(&mut self, kind: Kind, page: PageId) -> Result<(), KvError> {
+    fn send_to_free_ram(&mut self, kind: PlaneKind, page: PageId) -> Result<(), KvError> {
         let Some(RamPlanes { arena, slots }) = &self.planes(page, kind).ram else {
             return Ok(());
         };

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::page::Place;
+use super::page::PlanePlace;
 use crate::TextBlock;
 
 /// Where a row of pages lies: the farthest tier that one of its planes lies in.
@@ -64,7 +64,7 @@ struct WatchedRow {
 pub(crate) struct PlaneCounts([u32; 3]);
 
 impl PlaneCounts {
-    pub(crate) fn add(&mut self, place: Place) {
+    pub(crate) fn add(&mut self, place: PlanePlace) {
         self.0[tier_of(place) as usize] += 1;
     }
 
@@ -94,7 +94,7 @@ impl RowWatch {
         self.changes.push(RowChange::Known { block, tier });
     }
 
-    pub(super) fn move_plane(&mut self, row: u128, from: Place, to: Place) {
+    pub(super) fn move_plane(&mut self, row: u128, from: PlanePlace, to: PlanePlace) {
         let Some(row) = self.rows.get_mut(&row) else { return };
         let before = row.planes.tier();
         row.planes.0[tier_of(from) as usize] -= 1;
@@ -125,10 +125,10 @@ impl RowWatch {
     }
 }
 
-fn tier_of(place: Place) -> RowTier {
+fn tier_of(place: PlanePlace) -> RowTier {
     match place {
-        Place::Near(_) => RowTier::Near,
-        Place::Ram(_) => RowTier::Ram,
-        Place::Disk(_) => RowTier::Disk,
+        PlanePlace::Near(_) => RowTier::Near,
+        PlanePlace::Ram(_) => RowTier::Ram,
+        PlanePlace::Disk(_) => RowTier::Disk,
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use riffle_attention::{Plane, PlaneMut};
 
 use super::order::LeaveOrder;
-use super::page::{Kind, PageCounts, PageId, PageRecords, PageVersion, Place};
+use super::page::{PageCounts, PageId, PageRecords, PageVersion, PlaneKind, PlanePlace};
 use super::planes::{Ledgers, PlaneBytes, PlaneStore, Source};
 use super::prefixes::KnownRows;
 use super::row_watch::PlaneCounts;
@@ -41,7 +41,8 @@ impl PageStore {
     pub(crate) fn new(shape: &CacheShape, tiers: &KvTiers, ledgers: &Ledgers) -> Result<Self, KvError> {
         let layout = Layout::new(tiers, shape);
         let planes = |size, kind| PlaneStore::new((size, kind), shape, &layout, tiers, ledgers);
-        let sizes = (0..shape.sizes()).map(|size| Ok([planes(size, Kind::Keys)?, planes(size, Kind::Values)?]));
+        let sizes =
+            (0..shape.sizes()).map(|size| Ok([planes(size, PlaneKind::Keys)?, planes(size, PlaneKind::Values)?]));
         Ok(Self {
             shape: *shape,
             records: PageRecords::default(),
@@ -98,11 +99,11 @@ impl PageStore {
     }
 
     /// The planes of which a page has one.
-    pub(crate) fn planes(&self, page: PageId, kind: Kind) -> &PlaneStore {
+    pub(crate) fn planes(&self, page: PageId, kind: PlaneKind) -> &PlaneStore {
         &self.planes[self.records.size(page)][kind as usize]
     }
 
-    pub(super) fn planes_mut(&mut self, page: PageId, kind: Kind) -> &mut PlaneStore {
+    pub(super) fn planes_mut(&mut self, page: PageId, kind: PlaneKind) -> &mut PlaneStore {
         &mut self.planes[self.records.size(page)][kind as usize]
     }
 
@@ -111,7 +112,7 @@ impl PageStore {
         self.records.size(page)
     }
 
-    pub(crate) fn place(&self, page: PageId, kind: Kind) -> Place {
+    pub(crate) fn place(&self, page: PageId, kind: PlaneKind) -> PlanePlace {
         self.records.place(page, kind)
     }
 
@@ -125,7 +126,7 @@ impl PageStore {
     }
 
     pub(crate) fn is_near(&self, page: PageId) -> bool {
-        self.far_planes == 0 || Kind::BOTH.iter().all(|kind| self.place(page, *kind).is_near())
+        self.far_planes == 0 || PlaneKind::BOTH.iter().all(|kind| self.place(page, *kind).is_near())
     }
 
     /// True if all of these pages lie near.
@@ -137,7 +138,9 @@ impl PageStore {
     pub(crate) fn plane_counts(&self, pages: impl Iterator<Item = PageId>) -> PlaneCounts {
         let mut counts = PlaneCounts::default();
         for page in pages {
-            Kind::BOTH.iter().for_each(|kind| counts.add(self.place(page, *kind)));
+            PlaneKind::BOTH
+                .iter()
+                .for_each(|kind| counts.add(self.place(page, *kind)));
         }
         counts
     }
@@ -148,17 +151,17 @@ impl PageStore {
     }
 
     /// A plane that lies near; `None` for others.
-    pub(crate) fn near_plane(&self, page: PageId, kind: Kind) -> Option<Plane<'_>> {
+    pub(crate) fn near_plane(&self, page: PageId, kind: PlaneKind) -> Option<Plane<'_>> {
         self.planes(page, kind).near_plane(self.place(page, kind))
     }
 
     /// Where a plane is loaded from; `None` for one that lies near.
-    pub(crate) fn source(&self, page: PageId, kind: Kind) -> Option<Source> {
+    pub(crate) fn source(&self, page: PageId, kind: PlaneKind) -> Option<Source> {
         self.planes(page, kind).source(self.place(page, kind))
     }
 
     /// A plane's bytes, wherever it lies.
-    pub(crate) fn bytes(&self, page: PageId, kind: Kind, id: PlaneId) -> Result<PlaneBytes<'_>, KvError> {
+    pub(crate) fn bytes(&self, page: PageId, kind: PlaneKind, id: PlaneId) -> Result<PlaneBytes<'_>, KvError> {
         self.planes(page, kind).bytes(self.place(page, kind), id)
     }
 
@@ -178,8 +181,8 @@ impl PageStore {
         let page = self.records.take(size, slots);
         if let Some(order) = &mut self.order {
             order.begin(page, row, table);
-            for kind in Kind::BOTH {
-                order.queue(page, (size, kind), Place::Near(slots[kind as usize]));
+            for kind in PlaneKind::BOTH {
+                order.queue(page, (size, kind), PlanePlace::Near(slots[kind as usize]));
             }
         }
         page
@@ -204,15 +207,15 @@ impl PageStore {
             return;
         }
         self.offload_mut().forget(&freed);
-        for (size, kind) in (0..self.planes.len()).flat_map(|size| Kind::BOTH.map(|kind| (size, kind))) {
+        for (size, kind) in (0..self.planes.len()).flat_map(|size| PlaneKind::BOTH.map(|kind| (size, kind))) {
             let of_size = freed.iter().filter(|page| self.records.size(**page) == size);
-            let placed: Vec<(PageId, Place)> = of_size.map(|page| (*page, self.place(*page, kind))).collect();
+            let placed: Vec<(PageId, PlanePlace)> = of_size.map(|page| (*page, self.place(*page, kind))).collect();
             self.far_planes -= placed.iter().filter(|(_, place)| !place.is_near()).count();
             if let Some(order) = &mut self.order {
                 let queued = placed.iter();
                 queued.for_each(|(page, place)| order.unqueue(*page, (size, kind), *place));
             }
-            let places: Vec<Place> = placed.iter().map(|(_, place)| *place).collect();
+            let places: Vec<PlanePlace> = placed.iter().map(|(_, place)| *place).collect();
             self.planes[size][kind as usize].free(&places);
         }
         for page in freed {
@@ -236,20 +239,20 @@ impl PageStore {
 
     fn change_wishes(&mut self, page: PageId, change: impl Fn(u32) -> u32) {
         let Some(order) = &mut self.order else { return };
-        let places = Kind::BOTH.map(|kind| self.records.place(page, kind));
+        let places = PlaneKind::BOTH.map(|kind| self.records.place(page, kind));
         let size = self.records.size(page);
-        for kind in Kind::BOTH {
+        for kind in PlaneKind::BOTH {
             order.unqueue(page, (size, kind), places[kind as usize]);
         }
         let wishes = order.wishes_mut(page);
         *wishes = change(*wishes);
-        for kind in Kind::BOTH {
+        for kind in PlaneKind::BOTH {
             order.queue(page, (size, kind), places[kind as usize]);
         }
     }
 
     /// Notes where a plane lies now, and frees the slot it had. Its bytes are the same.
-    pub(super) fn move_plane(&mut self, page: PageId, kind: Kind, to: Place) {
+    pub(super) fn move_plane(&mut self, page: PageId, kind: PlaneKind, to: PlanePlace) {
         let from = self.place(page, kind);
         if let Some(order) = &mut self.order {
             let size = self.records.size(page);
@@ -270,24 +273,24 @@ impl PageStore {
     /// one that lies far is brought near.
     pub(crate) fn planes_to_write(&self, page: PageId) -> [usize; 2] {
         let is_shared = self.is_shared(page);
-        Kind::BOTH.map(|kind| usize::from(is_shared || !self.place(page, kind).is_near()))
+        PlaneKind::BOTH.map(|kind| usize::from(is_shared || !self.place(page, kind).is_near()))
     }
 
     /// Brings the planes of a page near, so that they can be written to; room for them has been made.
-    pub(crate) fn bring(&mut self, page: PageId, id: impl Fn(Kind) -> PlaneId) -> Result<(), KvError> {
-        let read = |kind: Kind| -> Result<Option<Vec<u8>>, KvError> {
+    pub(crate) fn bring(&mut self, page: PageId, id: impl Fn(PlaneKind) -> PlaneId) -> Result<(), KvError> {
+        let read = |kind: PlaneKind| -> Result<Option<Vec<u8>>, KvError> {
             let place = self.place(page, kind);
             let far = (!place.is_near()).then(|| self.planes(page, kind).bytes(place, id(kind)));
             Ok(far.transpose()?.map(|bytes| bytes.to_vec()))
         };
-        let far = [read(Kind::Keys)?, read(Kind::Values)?];
+        let far = [read(PlaneKind::Keys)?, read(PlaneKind::Values)?];
         self.offload_mut().forget(&[page]);
-        for (kind, bytes) in Kind::BOTH.into_iter().zip(far) {
+        for (kind, bytes) in PlaneKind::BOTH.into_iter().zip(far) {
             if let Some(bytes) = bytes {
                 let near = &mut self.planes_mut(page, kind).near;
                 let slot = near.take();
                 near.bytes_mut(slot).copy_from_slice(&bytes);
-                self.move_plane(page, kind, Place::Near(slot));
+                self.move_plane(page, kind, PlanePlace::Near(slot));
             }
         }
         Ok(())
@@ -298,33 +301,33 @@ impl PageStore {
         &mut self,
         page: PageId,
         (table, row): (usize, u64),
-        id: impl Fn(Kind) -> PlaneId,
+        id: impl Fn(PlaneKind) -> PlaneId,
     ) -> Result<PageId, KvError> {
-        let read = |kind: Kind| self.bytes(page, kind, id(kind)).map(|bytes| bytes.to_vec());
-        let planes = [read(Kind::Keys)?, read(Kind::Values)?];
+        let read = |kind: PlaneKind| self.bytes(page, kind, id(kind)).map(|bytes| bytes.to_vec());
+        let planes = [read(PlaneKind::Keys)?, read(PlaneKind::Values)?];
         let copy = self.take(table, row);
-        for (kind, bytes) in Kind::BOTH.into_iter().zip(planes) {
+        for (kind, bytes) in PlaneKind::BOTH.into_iter().zip(planes) {
             self.bytes_mut(copy, kind).copy_from_slice(&bytes);
         }
         Ok(copy)
     }
 
     /// The bytes of a plane that lies near, to be written by the only holder of the page.
-    pub(crate) fn bytes_mut(&mut self, page: PageId, kind: Kind) -> &mut [u8] {
+    pub(crate) fn bytes_mut(&mut self, page: PageId, kind: PlaneKind) -> &mut [u8] {
         let slot = self.writable(page, kind);
         self.planes_mut(page, kind).near.bytes_mut(slot)
     }
 
     /// A plane that lies near, to be written by the only holder of the page.
-    pub(crate) fn plane_mut(&mut self, page: PageId, kind: Kind) -> PlaneMut<'_> {
+    pub(crate) fn plane_mut(&mut self, page: PageId, kind: PlaneKind) -> PlaneMut<'_> {
         let slot = self.writable(page, kind);
         self.planes_mut(page, kind).near.plane_mut(slot)
     }
 
-    fn writable(&self, page: PageId, kind: Kind) -> Slot {
+    fn writable(&self, page: PageId, kind: PlaneKind) -> Slot {
         assert!(!self.is_shared(page), "a page is written while one sequence holds it");
         match self.place(page, kind) {
-            Place::Near(slot) => slot,
+            PlanePlace::Near(slot) => slot,
             _ => unreachable!("pages are brought near before they are written to"),
         }
     }
@@ -333,7 +336,7 @@ impl PageStore {
     pub(crate) fn change(
         &mut self,
         page: PageId,
-        kind: Kind,
+        kind: PlaneKind,
         id: PlaneId,
         change: impl FnOnce(&mut PlaneMut<'_>),
     ) -> Result<(), KvError> {
@@ -352,15 +355,16 @@ impl PageStore {
 
     /// Moves near planes together after many have gone, so that slabs run empty.
     pub(crate) fn defragment(&mut self) {
-        for (size, kind) in (0..self.planes.len()).flat_map(|size| Kind::BOTH.map(|kind| (size, kind))) {
+        for (size, kind) in (0..self.planes.len()).flat_map(|size| PlaneKind::BOTH.map(|kind| (size, kind))) {
             let near = &mut self.planes[size][kind as usize].near;
             while let Some(slab) = near.spare_slab() {
                 let records = &self.records;
                 let of_size: Vec<PageId> = records.ids().filter(|page| records.size(*page) == size).collect();
                 for page in of_size {
                     match self.records.place(page, kind) {
-                        Place::Near(slot) if slot.slab() == slab => {
-                            self.records.set_place(page, kind, Place::Near(near.move_down(slot)));
+                        PlanePlace::Near(slot) if slot.slab() == slab => {
+                            self.records
+                                .set_place(page, kind, PlanePlace::Near(near.move_down(slot)));
                         }
                         _ => {}
                     }

@@ -15,7 +15,7 @@ use twox_hash::XxHash3_128;
 
 use super::packing::{pack, unpack};
 use crate::CacheShape;
-use crate::pool::Kind;
+use crate::pool::PlaneKind;
 use crate::snapshot::BYTE_ORDER;
 
 const SLICE_MAGIC: &[u8; 8] = b"RIFFLESB";
@@ -81,7 +81,7 @@ fn planes_of(shape: &CacheShape, slice: usize) -> Vec<(Format, usize)> {
                 shape.plane_bytes(shape.size_of(layer), kind) as usize,
             )
         };
-        Kind::BOTH.map(plane).repeat(shape.layer(layer).kv_heads)
+        PlaneKind::BOTH.map(plane).repeat(shape.layer(layer).kv_heads)
     };
     layers_of(shape, slice).flat_map(of_layer).collect()
 }

@@ -36,7 +36,7 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
     type Bits: Pod + Send + Sync;
     /// The activations of a step.
     type Value: Pod + Send + Sync;
-    const KIND: Kind;
+    const KIND: FloatKind;
     /// Inputs of a step.
     const INPUTS: usize;
     /// Weight `index` of a step.
@@ -47,7 +47,7 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
 
 /// The element types, for choosing a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum FloatKind {
     F32,
     F16,
     Bf16,
@@ -67,7 +67,7 @@ pub(crate) struct RoundedBf16;
 impl Element for F32 {
     type Bits = f32;
     type Value = f32;
-    const KIND: Kind = Kind::F32;
+    const KIND: FloatKind = FloatKind::F32;
     const INPUTS: usize = 1;
 
     #[inline(always)]
@@ -84,7 +84,7 @@ impl Element for F32 {
 impl Element for F16 {
     type Bits = u16;
     type Value = f32;
-    const KIND: Kind = Kind::F16;
+    const KIND: FloatKind = FloatKind::F16;
     const INPUTS: usize = 1;
 
     #[inline(always)]
@@ -101,7 +101,7 @@ impl Element for F16 {
 impl Element for Bf16 {
     type Bits = [u16; 2];
     type Value = [f32; 2];
-    const KIND: Kind = Kind::Bf16;
+    const KIND: FloatKind = FloatKind::Bf16;
     const INPUTS: usize = 2;
 
     #[inline(always)]
@@ -120,7 +120,7 @@ impl Element for Bf16 {
 impl Element for RoundedBf16 {
     type Bits = [u16; 2];
     type Value = [u16; 2];
-    const KIND: Kind = Kind::RoundedBf16;
+    const KIND: FloatKind = FloatKind::RoundedBf16;
     const INPUTS: usize = 2;
 
     #[inline(always)]

@@ -6,10 +6,12 @@ use std::cell::RefCell;
 use rayon::prelude::*;
 
 use super::layout::{Group, group};
-use super::{BEST_TILE_TOKENS, Element, F32, GROUP, GROUP_BLOCKS, GroupSums, Kind, PANEL, RoundedBf16, TILE_TOKENS};
+use super::{
+    BEST_TILE_TOKENS, Element, F32, FloatKind, GROUP, GROUP_BLOCKS, GroupSums, PANEL, RoundedBf16, TILE_TOKENS,
+};
 use crate::LANES;
 use crate::machine::Isa;
-use crate::tasks::{Piece, Product, for_pieces};
+use crate::tasks::{Product, RowsPiece, for_pieces};
 
 /// Tokens whose sums are kept at hand while the weights of a group pass by.
 const CHUNK_TOKENS: usize = 96;
@@ -67,7 +69,7 @@ pub(crate) fn multiply_rounded(isa: Isa, products: Vec<Product<'_>>, inputs: usi
 pub(crate) fn multiply<E: Element>(isa: Isa, products: Vec<Product<'_>>, inputs: usize, input: &[E::Value]) {
     let steps = inputs.div_ceil(E::INPUTS);
     for_pieces(products, inputs, GROUP, |piece| {
-        let Piece {
+        let RowsPiece {
             packed,
             outputs,
             first_token,
@@ -77,7 +79,7 @@ pub(crate) fn multiply<E: Element>(isa: Isa, products: Vec<Product<'_>>, inputs:
         let width = rows[0].len();
         let mut sums = vec![GroupSums::default(); rows.len().min(CHUNK_TOKENS)];
         let mut widened = match E::KIND {
-            Kind::F16 if rows.len() > TILE_TOKENS => vec![[0.0; LANES]; PANEL * GROUP_BLOCKS],
+            FloatKind::F16 if rows.len() > TILE_TOKENS => vec![[0.0; LANES]; PANEL * GROUP_BLOCKS],
             _ => Vec::new(),
         };
         for first in (0..width).step_by(GROUP) {
@@ -116,7 +118,7 @@ fn panels<E: Element>(
     for start in (0..steps).step_by(PANEL) {
         let end = panel_end(start);
         let panel = &weights[start * blocks..end * blocks];
-        if E::KIND == Kind::F16 {
+        if E::KIND == FloatKind::F16 {
             isa.widen(bytemuck::cast_slice(panel), &mut widened[..panel.len()]);
         }
         // Tiles of nearly equal height, so that none is too low to keep the multipliers busy.
@@ -128,7 +130,7 @@ fn panels<E: Element>(
             let next = sums.len() * (index + 1) / tiles;
             let input = &input[first * steps..next * steps];
             let sums = &mut sums[first..next];
-            if E::KIND == Kind::F16 {
+            if E::KIND == FloatKind::F16 {
                 let weights = &widened[..panel.len()];
                 let panel = Group::<F32> { weights, blocks };
                 tile(isa, &panel, bytemuck::cast_slice(input), steps, start..end, sums);

@@ -7,7 +7,7 @@ use super::panels::Panels;
 use super::{ActivationBlock, Quant, STRETCH};
 use crate::LANES;
 use crate::machine::Isa;
-use crate::tasks::{Piece, Product, for_pieces};
+use crate::tasks::{Product, RowsPiece, for_pieces};
 
 /// Bytes of weights that stay in the second cache while all tokens pass by.
 const GROUP_BYTES: usize = 256 << 10;
@@ -32,7 +32,7 @@ pub(crate) fn multiply<Q: Quant>(isa: Isa, products: Vec<Product<'_>>, inputs: u
     let band = inputs / Q::WEIGHTS * LANES * Q::BYTES;
     let group_bands = (GROUP_BYTES / band).max(1);
     for_pieces(products, inputs, LANES, |piece| {
-        let Piece {
+        let RowsPiece {
             packed,
             first_token,
             first_output,

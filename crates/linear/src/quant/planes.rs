@@ -8,18 +8,18 @@ pub(crate) const STRETCHES: usize = 8;
 
 /// Some bits of the quants of a stretch: `(byte & mask) >> shift` of a plane's bytes, or `<< -shift`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct PlanePiece {
     pub(crate) plane: usize,
     pub(crate) mask: u8,
     pub(crate) shift: i32,
 }
 
 /// The pieces of each stretch; a quant is the sum of its pieces.
-pub(crate) type Pieces = [[Option<Piece>; 3]; STRETCHES];
+pub(crate) type Pieces = [[Option<PlanePiece>; 3]; STRETCHES];
 
 pub(crate) const NONE: Pieces = [[None; 3]; STRETCHES];
 
-impl Piece {
+impl PlanePiece {
     #[inline(always)]
     pub(crate) fn of(self, byte: u8) -> u8 {
         let bits = byte & self.mask;
@@ -42,8 +42,8 @@ impl Piece {
     }
 }
 
-pub(crate) const fn piece(plane: usize, mask: u8, shift: i32) -> Option<Piece> {
-    Some(Piece { plane, mask, shift })
+pub(crate) const fn piece(plane: usize, mask: u8, shift: i32) -> Option<PlanePiece> {
+    Some(PlanePiece { plane, mask, shift })
 }
 
 /// Quants of 2 or 4 bits side by side in the planes from `first` on, those of earlier stretches lower.
@@ -63,8 +63,9 @@ pub(crate) const fn side_by_side(first: usize, bits: usize) -> Pieces {
 pub(crate) fn quants<Q: Quant>(block: &[u8], stretch: usize, expanded: &mut Expanded) {
     for group in 0..STRETCH / 4 {
         let [first, second, third] = Q::PIECES[stretch];
-        let bytes = |piece: Option<Piece>| words(block, Q::PLANES, 8 * piece.map_or(0, |piece| piece.plane) + group);
-        let bits = |piece: Option<Piece>, byte: u8| piece.map_or(0, |piece| piece.of(byte));
+        let bytes =
+            |piece: Option<PlanePiece>| words(block, Q::PLANES, 8 * piece.map_or(0, |piece| piece.plane) + group);
+        let bits = |piece: Option<PlanePiece>, byte: u8| piece.map_or(0, |piece| piece.of(byte));
         let (a, b, c) = (bytes(first), bytes(second), bytes(third));
         expanded.set(group, |lane| {
             bits(first, a[lane]) | bits(second, b[lane]) | bits(third, c[lane])

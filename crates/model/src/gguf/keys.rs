@@ -9,7 +9,7 @@ use crate::ModelError;
 
 /// What a value must be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum KeyKind {
     /// A whole number from 1.
     Size,
     /// A whole number from 0.
@@ -37,11 +37,11 @@ enum For {
 
 use Architecture::{Gemma2, Gemma3, Phi2, Qwen35};
 use For::{All, None as NoOne, Only};
-use Kind::{Any, Count, Flag, List, NotNegative, Number, Positive, Size, Text};
+use KeyKind::{Any, Count, Flag, List, NotNegative, Number, Positive, Size, Text};
 
 /// A key below the architecture's name, its kind, the architectures that compute with it or for which it has no effect,
 /// and the values that change nothing in the others.
-const SETTINGS: &[(&str, Kind, For, &[f64])] = &[
+const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     // Sizes.
     ("vocab_size", Size, All, &[]),
     ("context_length", Size, All, &[]),
@@ -111,7 +111,7 @@ const SETTINGS: &[(&str, Kind, For, &[f64])] = &[
 const NOT_OF_THE_TEXT_MODEL: &[&str] = &["vision.", "audio.", "mm."];
 
 /// Keys outside the architecture that tell what a file is; `tokenizer` checks those of the tokenizer.
-const GENERAL: &[(&str, Kind)] = &[
+const GENERAL: &[(&str, KeyKind)] = &[
     ("general.architecture", Text),
     ("general.type", Text),
     ("split.no", Count),
@@ -167,7 +167,7 @@ pub(super) fn check_settings(header: &Header<'_>, architecture: Architecture, pr
     Ok(())
 }
 
-fn check_kind(header: &Header<'_>, key: &str, kind: Kind, value: &Metadata<'_>) -> Result<(), ModelError> {
+fn check_kind(header: &Header<'_>, key: &str, kind: KeyKind, value: &Metadata<'_>) -> Result<(), ModelError> {
     let whole = |least: i128| match value {
         Metadata::Integer(number) => *number >= least,
         Metadata::Float(number) => number.fract() == 0.0 && *number >= least as f64,

@@ -46,7 +46,7 @@ pub(crate) enum Stage {
 
 /// A part of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Part<'a> {
+pub(crate) enum AddedPart<'a> {
     /// An added token.
     Token(u32),
     /// Text between added tokens, and the byte where it begins.
@@ -108,12 +108,12 @@ impl AddedTokens {
         text: &'a str,
         stage: Stage,
         literals: &[Range<usize>],
-        mut part: impl FnMut(Part<'a>) -> Result<(), String>,
+        mut part: impl FnMut(AddedPart<'a>) -> Result<(), String>,
     ) -> Result<(), String> {
         let mut start = 0;
-        let between = |from: usize, to: usize, part: &mut dyn FnMut(Part<'a>) -> Result<(), String>| {
+        let between = |from: usize, to: usize, part: &mut dyn FnMut(AddedPart<'a>) -> Result<(), String>| {
             if from < to {
-                part(Part::Text(&text[from..to], from))
+                part(AddedPart::Text(&text[from..to], from))
             } else {
                 Ok(())
             }
@@ -140,7 +140,7 @@ impl AddedTokens {
                 to = text.len() - text[to..].trim_start().len();
             }
             between(start, from, &mut part)?;
-            part(Part::Token(id))?;
+            part(AddedPart::Token(id))?;
             start = to;
         }
         between(start, text.len(), &mut part)

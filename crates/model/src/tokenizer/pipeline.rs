@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::added::{AddedTokens, Part, Stage};
+use super::added::{AddedPart, AddedTokens, Stage};
 use super::decoder::Decoder;
 use super::merging::Word;
 use super::model::Model;
@@ -49,11 +49,11 @@ impl Pipeline {
         };
         self.added
             .split(text, Stage::BeforeNormalizer, literals, |part| match part {
-                Part::Token(id) => {
+                AddedPart::Token(id) => {
                     ids.push(id);
                     Ok(())
                 }
-                Part::Text(text, from) => {
+                AddedPart::Text(text, from) => {
                     let literals = literals_within(literals_behind, from..from + text.len());
                     self.encode_plain(text, &literals, from == 0, &mut word, &mut ids)
                 }
@@ -73,11 +73,11 @@ impl Pipeline {
         let literals = self.normalizer.ranges_behind(text, &normalized, literals)?;
         self.added
             .split(&normalized, Stage::BehindNormalizer, &literals, |part| match part {
-                Part::Token(id) => {
+                AddedPart::Token(id) => {
                     ids.push(id);
                     Ok(())
                 }
-                Part::Text(text, from) => self.pre_tokenizer.cut(text, at_start && from == 0, &mut |text| {
+                AddedPart::Text(text, from) => self.pre_tokenizer.cut(text, at_start && from == 0, &mut |text| {
                     word.watch.step(text.len(), ids.len())?;
                     self.model.encode(text, &self.vocabulary, word, ids)
                 }),

@@ -16,7 +16,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::corpus::Corpus;
-use super::prompt::{Asked, Cost, Prompt, Reader, Watch};
+use super::prompt::{Cost, Prompt, QuestionPlace, Reader, Watch};
 use super::score::{match_all, match_any};
 use crate::EvalError;
 use crate::record::RulerSample;
@@ -63,7 +63,7 @@ pub(crate) struct RulerTest {
     pub(crate) task: RulerTask,
     pub(crate) context_tokens: usize,
     pub(crate) seed: u64,
-    pub(crate) asked: Asked,
+    pub(crate) asked: QuestionPlace,
 }
 
 impl RulerTask {

@@ -20,7 +20,7 @@ use std::sync::OnceLock;
 
 use crate::LANES;
 #[cfg(target_arch = "x86_64")]
-use crate::float::Kind;
+use crate::float::FloatKind;
 use crate::float::{Element, GroupSums};
 use crate::quant::{ActivationBlock, Quant, Shape, TILE_TOKENS};
 
@@ -150,7 +150,7 @@ impl Isa {
         sums: &mut [GroupSums],
     ) {
         #[cfg(target_arch = "x86_64")]
-        if (self.0, E::KIND) == (Set::Avx512Bf16, Kind::RoundedBf16) {
+        if (self.0, E::KIND) == (Set::Avx512Bf16, FloatKind::RoundedBf16) {
             // SAFETY: the value exists only where AVX-512 F, BW, VL and BF16 were detected.
             return unsafe { avx512::bf16::float_tile::<E>(weights, blocks, rows, sums) };
         }

@@ -14,7 +14,7 @@ use super::float::{float_kernels, half_kernels};
 use super::quant::{for_stretches, quant_kernels, share};
 use super::vendor::is_amd;
 use crate::LANES;
-use crate::float::{Element, F16, F32, GROUP_BLOCKS, GroupSums, Kind, PANEL};
+use crate::float::{Element, F16, F32, FloatKind, GROUP_BLOCKS, GroupSums, PANEL};
 use crate::quant::{ActivationBlock, BiasForm, Expanded, Halves, Quant, STRETCH, Shape, half_bits, tile_rows, words};
 
 pub(super) type Block = [__m256; 2];
@@ -38,13 +38,13 @@ fn zero() -> Block {
 #[target_feature(enable = "avx2,f16c")]
 pub(super) fn load<E: Element>(vector: &[E::Bits; LANES]) -> Block {
     match E::KIND {
-        Kind::F32 => bytemuck::cast(*vector),
-        Kind::F16 => {
+        FloatKind::F32 => bytemuck::cast(*vector),
+        FloatKind::F16 => {
             let [low, high]: [__m128i; 2] = bytemuck::cast(*vector);
             [_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)]
         }
         // Pairs stay as they are.
-        Kind::Bf16 | Kind::RoundedBf16 => bytemuck::cast(*vector),
+        FloatKind::Bf16 | FloatKind::RoundedBf16 => bytemuck::cast(*vector),
     }
 }
 
@@ -59,14 +59,14 @@ pub(super) fn store(block: Block) -> [f32; LANES] {
 fn multiply_add<E: Element>(weights: Block, value: E::Value, sum: Block) -> Block {
     let [low, high] = weights;
     match E::KIND {
-        Kind::F32 | Kind::F16 => {
+        FloatKind::F32 | FloatKind::F16 => {
             let value = _mm256_set1_ps(bytemuck::cast(value));
             [
                 _mm256_fmadd_ps(low, value, sum[0]),
                 _mm256_fmadd_ps(high, value, sum[1]),
             ]
         }
-        Kind::Bf16 => {
+        FloatKind::Bf16 => {
             let [left, right]: [f32; 2] = bytemuck::cast(value);
             let (left, right) = (_mm256_set1_ps(left), _mm256_set1_ps(right));
             let sum = [
@@ -78,7 +78,7 @@ fn multiply_add<E: Element>(weights: Block, value: E::Value, sum: Block) -> Bloc
                 _mm256_fmadd_ps(second(high), right, sum[1]),
             ]
         }
-        Kind::RoundedBf16 => {
+        FloatKind::RoundedBf16 => {
             let value = _mm256_set1_ps(bytemuck::cast(value));
             let sum = [
                 _mm256_fmadd_ps(second(low), second(value), sum[0]),

@@ -11,7 +11,7 @@ use one_token::one_token;
 use super::float::{float_kernels, half_kernels};
 use super::quant::quant_kernels;
 use crate::LANES;
-use crate::float::{Element, F16, F32, GROUP_BLOCKS, GroupSums, Kind, PANEL};
+use crate::float::{Element, F16, F32, FloatKind, GROUP_BLOCKS, GroupSums, PANEL};
 use crate::quant::{ActivationBlock, BiasForm, Halves, Quant, Shape, TILE_TOKENS, half_bits, tile_rows};
 
 type Block = __m512;
@@ -49,10 +49,10 @@ fn zero() -> Block {
 #[target_feature(enable = "avx512f")]
 fn load<E: Element>(vector: &[E::Bits; LANES]) -> Block {
     match E::KIND {
-        Kind::F32 => bytemuck::cast(*vector),
-        Kind::F16 => _mm512_cvtph_ps(bytemuck::cast(*vector)),
+        FloatKind::F32 => bytemuck::cast(*vector),
+        FloatKind::F16 => _mm512_cvtph_ps(bytemuck::cast(*vector)),
         // Pairs stay as they are.
-        Kind::Bf16 | Kind::RoundedBf16 => bytemuck::cast(*vector),
+        FloatKind::Bf16 | FloatKind::RoundedBf16 => bytemuck::cast(*vector),
     }
 }
 
@@ -66,13 +66,13 @@ fn store(block: Block) -> [f32; LANES] {
 #[target_feature(enable = "avx512f")]
 fn multiply_add<E: Element>(weights: Block, value: E::Value, sum: Block) -> Block {
     match E::KIND {
-        Kind::F32 | Kind::F16 => _mm512_fmadd_ps(weights, _mm512_set1_ps(bytemuck::cast(value)), sum),
-        Kind::Bf16 => {
+        FloatKind::F32 | FloatKind::F16 => _mm512_fmadd_ps(weights, _mm512_set1_ps(bytemuck::cast(value)), sum),
+        FloatKind::Bf16 => {
             let [left, right]: [f32; 2] = bytemuck::cast(value);
             let sum = _mm512_fmadd_ps(first(weights), _mm512_set1_ps(left), sum);
             _mm512_fmadd_ps(second(weights), _mm512_set1_ps(right), sum)
         }
-        Kind::RoundedBf16 => {
+        FloatKind::RoundedBf16 => {
             let value = _mm512_set1_ps(bytemuck::cast(value));
             let sum = _mm512_fmadd_ps(second(weights), second(value), sum);
             _mm512_fmadd_ps(first(weights), first(value), sum)

@@ -8,7 +8,7 @@ use core::arch::aarch64::*;
 use super::float::{float_kernels, half_kernels};
 use super::quant::{for_stretches, quant_kernels, quant_tiles, share};
 use crate::LANES;
-use crate::float::{Element, F16, F32, GROUP_BLOCKS, GroupSums, Kind, PANEL};
+use crate::float::{Element, F16, F32, FloatKind, GROUP_BLOCKS, GroupSums, PANEL};
 use crate::quant::{
     ActivationBlock, BiasForm, Expanded, Halves, Quant, STRETCH, Shape, TILE_TOKENS, half_bits, tile_rows,
 };
@@ -31,8 +31,8 @@ fn zero() -> Block {
 fn load<E: Element>(vector: &[E::Bits; LANES]) -> Block {
     match E::KIND {
         // Pairs stay as they are.
-        Kind::F32 | Kind::Bf16 | Kind::RoundedBf16 => bytemuck::cast(*vector),
-        Kind::F16 => bytemuck::cast(vector.map(|bits| E::widen(bits, 0))),
+        FloatKind::F32 | FloatKind::Bf16 | FloatKind::RoundedBf16 => bytemuck::cast(*vector),
+        FloatKind::F16 => bytemuck::cast(vector.map(|bits| E::widen(bits, 0))),
     }
 }
 
@@ -46,18 +46,18 @@ fn store(block: Block) -> [f32; LANES] {
 #[target_feature(enable = "neon")]
 fn multiply_add<E: Element>(weights: Block, value: E::Value, sum: Block) -> Block {
     match E::KIND {
-        Kind::F32 | Kind::F16 => {
+        FloatKind::F32 | FloatKind::F16 => {
             let value = vdupq_n_f32(bytemuck::cast(value));
             core::array::from_fn(|index| vfmaq_f32(sum[index], weights[index], value))
         }
-        Kind::Bf16 => {
+        FloatKind::Bf16 => {
             let [left, right]: [f32; 2] = bytemuck::cast(value);
             core::array::from_fn(|index| {
                 let sum = vfmaq_f32(sum[index], first(weights[index]), vdupq_n_f32(left));
                 vfmaq_f32(sum, second(weights[index]), vdupq_n_f32(right))
             })
         }
-        Kind::RoundedBf16 => {
+        FloatKind::RoundedBf16 => {
             let value = vdupq_n_f32(bytemuck::cast(value));
             core::array::from_fn(|index| {
                 let sum = vfmaq_f32(sum[index], second(weights[index]), second(value));
