@@ -9,7 +9,7 @@ use riffle_ask::{
     Answer, AskError, AskEvent, AskOptions, Choice, Conversation, KeepOptions, Passage, default_cache_folder,
 };
 use riffle_documents::{Collection, Document, LeftOut};
-use riffle_engine::{DEFAULT_PREFIX_CACHE_BYTES, EngineOptions, GenerateOptions, StopReason, with_threads};
+use riffle_engine::{DEFAULT_PREFIX_CACHE_BYTES, GenerateOptions, StopReason, with_threads};
 use serde::Serialize;
 
 use super::documents::{note_documents, read_documents};

@@ -45,7 +45,7 @@ pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOption
     let profile = profile(arguments)?;
     let preferred = profile.prefill.preferred_chunk_tokens();
     let chunk_tokens = preferred.unwrap_or(defaults.machine.chunk_tokens).min(arguments.batch);
-    let options = defaults
+    let options = EngineOptions::default()
         .with_context_tokens(arguments.ctx)
         .with_rope_scaling(
             arguments
