@@ -12,16 +12,14 @@ use tempfile::TempDir;
 use crate::testing::{go_on, logits_after, made, prompt};
 
 fn options(format: Format) -> EngineOptions {
-    EngineOptions {
-        families: &made::FAMILIES,
-        context_tokens: Some(1024),
-        batch_tokens: 96,
-        chunk_tokens: 32,
-        page_tokens: 16,
-        key_format: format,
-        value_format: format,
-        ..Default::default()
-    }
+    EngineOptions::default()
+        .with_families(&made::FAMILIES)
+        .with_context_tokens(Some(1024))
+        .with_batch_tokens(96)
+        .with_chunk_tokens(32)
+        .with_page_tokens(16)
+        .with_key_format(format)
+        .with_value_format(format)
 }
 
 fn model() -> TempDir {
@@ -60,10 +58,7 @@ fn on_disk(folder: &TempDir, options: EngineOptions) -> EngineOptions {
         folder: folder.path().to_owned(),
         budget_bytes: None,
     });
-    EngineOptions {
-        kv_tiers: tiers,
-        ..options
-    }
+    options.with_kv_tiers(tiers)
 }
 
 #[test]
@@ -103,18 +98,26 @@ fn answers_are_the_same_to_the_bit_wherever_pages_lie_and_within_the_plan() {
     let (model, folder) = (model(), tempfile::tempdir().unwrap());
     for (format, prefill, decode) in [
         (Format::F16, "full", "full"),
-        (Format::Q8_0, "xattention:block=32,from=0", "quest:block=16,topk=3,from=0"),
+        (
+            Format::Q8_0,
+            "xattention:block=32,from=0",
+            "quest:block=16,topk=3,from=0",
+        ),
         (Format::Q4_0, "full", "streaming:sinks=16,window=64,from=0"),
     ] {
-        let options = EngineOptions {
-            prefill: prefill.parse::<riffle_policy::PolicySpec>().unwrap().into(),
-            decode: decode.parse::<riffle_policy::PolicySpec>().unwrap().into(),
-            ..options(format)
-        };
-        let (resident, offloaded) = (engine(&model, options.clone()), engine(&model, on_disk(&folder, options)));
+        let options = options(format)
+            .with_prefill(prefill.parse::<riffle_policy::PolicySpec>().unwrap().into())
+            .with_decode(decode.parse::<riffle_policy::PolicySpec>().unwrap().into());
+        let (resident, offloaded) = (
+            engine(&model, options.clone()),
+            engine(&model, on_disk(&folder, options)),
+        );
         let (mut here, mut there) = (Session::new(&resident).unwrap(), Session::new(&offloaded).unwrap());
         let tokens = prompt(700);
-        assert!(read(&mut here, &tokens, 20) == read(&mut there, &tokens, 20), "{prefill} {decode}");
+        assert!(
+            read(&mut here, &tokens, 20) == read(&mut there, &tokens, 20),
+            "{prefill} {decode}"
+        );
         assert!(there.sequence().usage().bytes_by_tier.disk > 0);
         assert!(here.sequence().usage().bytes_by_tier.total() <= resident.plan().kv_bytes);
     }
@@ -131,9 +134,19 @@ fn a_session_in_a_file_a_fork_and_a_shorter_text_go_on_to_the_bit() {
     session.save(&path).unwrap();
     let mut restored = Session::restore(&engine, &path).unwrap();
     let mut fork = session.fork().unwrap();
-    let expected: Vec<Vec<u32>> = (0..10).map(|token| { session.advance(token).unwrap(); bits(&session) }).collect();
+    let expected: Vec<Vec<u32>> = (0..10)
+        .map(|token| {
+            session.advance(token).unwrap();
+            bits(&session)
+        })
+        .collect();
     for other in [&mut restored, &mut fork] {
-        let found: Vec<Vec<u32>> = (0..10).map(|token| { other.advance(token).unwrap(); bits(other) }).collect();
+        let found: Vec<Vec<u32>> = (0..10)
+            .map(|token| {
+                other.advance(token).unwrap();
+                bits(other)
+            })
+            .collect();
         assert!(found == expected);
     }
     fork.truncate(290).unwrap();
@@ -147,7 +160,7 @@ fn a_session_in_a_file_a_fork_and_a_shorter_text_go_on_to_the_bit() {
 #[test]
 fn a_beginning_is_found_again_on_disk() {
     let (model, folder) = (model(), tempfile::tempdir().unwrap());
-    let engine = engine(&model, EngineOptions { keeps_beginnings: true, ..options(Format::F16) });
+    let engine = engine(&model, options(Format::F16).with_keeps_beginnings(true));
     let tokens = prompt(300);
     let store = PrefixCache::open(folder.path(), u64::MAX).unwrap();
     let mut session = Session::new(&engine).unwrap();
