@@ -11,10 +11,7 @@ use riffle_testing::chains;
 
 /// A server of the shipped model whose answers are short.
 static SERVER: LazyLock<Server> = LazyLock::new(|| {
-    let options = EngineOptions {
-        context_tokens: Some(256),
-        ..EngineOptions::default()
-    };
+    let options = EngineOptions::default().with_context_tokens(Some(256));
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/model");
     let engine = Engine::load(model, options).expect("the shipped model can be loaded");
     let options = ServerOptions {

@@ -10,12 +10,10 @@ use riffle_server::{JSON_PATHS, Server, ServerOptions};
 
 /// A server of the shipped model whose answers are short.
 static SERVER: LazyLock<Server> = LazyLock::new(|| {
-    let options = EngineOptions {
-        context_tokens: Some(256),
-        sequences: 4,
-        keeps_beginnings: true,
-        ..EngineOptions::default()
-    };
+    let options = EngineOptions::default()
+        .with_context_tokens(Some(256))
+        .with_sequences(4)
+        .with_keeps_beginnings(true);
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/model");
     let engine = Engine::load(model, options).expect("the shipped model can be loaded");
     let options = ServerOptions {

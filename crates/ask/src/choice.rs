@@ -124,9 +124,9 @@ pub(crate) fn choose(
     let prefill = prefill_policy(engine, wanted, given.prefill, need.document_tokens)?;
     let decode = decode_policy(wanted, given.decode);
     if let Some(chunk) = prefill.rules.preferred_chunk_tokens().filter(|_| !given.prefill) {
-        options.chunk_tokens = chunk.min(options.batch_tokens);
+        options.machine.chunk_tokens = chunk.min(options.machine.batch_tokens);
     }
-    (options.prefill, options.decode) = (prefill.rules.clone(), decode.rules.clone());
+    (options.sequence.prefill, options.sequence.decode) = (prefill.rules.clone(), decode.rules.clone());
     let wide = need.wide().min(limit);
     let contexts = if given.context {
         vec![limit]
@@ -141,12 +141,9 @@ pub(crate) fn choose(
     let mut refusal = None;
     for format in formats {
         for context in &contexts {
-            let mut tried = EngineOptions {
-                context_tokens: Some(*context),
-                ..options.clone()
-            };
+            let mut tried = options.clone().with_context_tokens(Some(*context));
             if let Some(format) = *format {
-                (tried.key_format, tried.value_format) = (format, format);
+                (tried.cache.key_format, tried.cache.value_format) = (format, format);
             }
             match engine.with_options(tried) {
                 Ok(engine) => {
@@ -170,7 +167,7 @@ pub(crate) fn choose(
 
 fn described(engine: &Engine, need: Need, format_reason: String, policies: [ChosenPolicy; 2]) -> Choice {
     let options = engine.options();
-    let formats = [options.key_format.name(), options.value_format.name()];
+    let formats = [options.cache.key_format.name(), options.cache.value_format.name()];
     let [prefill, decode] = policies;
     Choice {
         documents: need.documents,
@@ -182,11 +179,11 @@ fn described(engine: &Engine, need: Need, format_reason: String, policies: [Chos
             formats.join(":")
         },
         format_reason,
-        prefill: options.prefill.to_string(),
+        prefill: options.sequence.prefill.to_string(),
         prefill_reason: prefill.reason,
-        decode: options.decode.to_string(),
+        decode: options.sequence.decode.to_string(),
         decode_reason: decode.reason,
-        depends_on_chunks: options.prefill.depends_on_chunks() || options.decode.depends_on_chunks(),
+        depends_on_chunks: options.sequence.prefill.depends_on_chunks() || options.sequence.decode.depends_on_chunks(),
     }
 }
 
@@ -202,7 +199,7 @@ fn format_reason(engine: &Engine, is_given: bool, format: Option<Format>) -> Str
 /// Tokens that the context may have.
 fn context_limit(engine: &Engine, wanted: &EngineOptions, given: Given, need: Need) -> Result<usize, AskError> {
     let maximum = engine.model().config().max_position;
-    let asked = wanted.context_tokens.filter(|_| given.context);
+    let asked = wanted.model.context_tokens.filter(|_| given.context);
     let limit = asked.unwrap_or(maximum);
     if need.least() > limit {
         Err(AskError::TooLong {
@@ -243,13 +240,13 @@ fn prefill_policy(
     document_tokens: usize,
 ) -> Result<ChosenPolicy, AskError> {
     if is_given {
-        return Ok(ChosenPolicy::as_asked(&wanted.prefill));
+        return Ok(ChosenPolicy::as_asked(&wanted.sequence.prefill));
     }
     let spec: PolicySpec = LONG_PREFILL.parse().map_err(EngineError::from)?;
     let layers = policy_shapes(engine.model().config(), wanted);
     let of_layer = layers
         .iter()
-        .map(|layer| wanted.cost.break_even_tokens(&spec, Phase::Prefill, layer));
+        .map(|layer| wanted.machine.cost.break_even_tokens(&spec, Phase::Prefill, layer));
     // It pays where it pays in every layer.
     let long = of_layer
         .reduce(|one, other| one.zip(other).map(|(one, other)| one.max(other)))
@@ -264,7 +261,7 @@ fn prefill_policy(
 /// What writes the answers: what was given, else full attention.
 fn decode_policy(wanted: &EngineOptions, is_given: bool) -> ChosenPolicy {
     if is_given {
-        ChosenPolicy::as_asked(&wanted.decode)
+        ChosenPolicy::as_asked(&wanted.sequence.decode)
     } else {
         ChosenPolicy::new(PolicySpec::full(), "faster policies lose facts")
     }

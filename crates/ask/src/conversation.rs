@@ -123,15 +123,14 @@ impl Conversation {
         let wanted = &options.engine;
         refuse(wanted)?;
         let text_bytes = text_bytes(&documents, wanted)?;
-        let loading = EngineOptions {
+        let loading = wanted
+            .clone()
             // Weights and text have to fit in any case. What the cache takes is planned when the tokens are known.
-            prompt: Some(PromptText {
+            .with_prompt(Some(PromptText {
                 bytes: text_bytes,
                 prompts: 1,
-            }),
-            keeps_beginnings: options.keep.is_some(),
-            ..wanted.clone()
-        };
+            }))
+            .with_keeps_beginnings(options.keep.is_some());
         let engine = Engine::load(model, first_options(&loading))?;
         let maker = PromptMaker::new(&engine, &documents, options.system.clone())?;
         let question = match options.first_question.trim() {
@@ -151,7 +150,7 @@ impl Conversation {
                 None,
                 Some(format!(
                     "{} has to see the documents each time",
-                    engine.options().decode
+                    engine.options().sequence.decode
                 )),
             ),
             Some(keep) => keep.open()?,
@@ -370,9 +369,9 @@ impl Conversation {
 /// Refuses what forgets documents.
 fn refuse(options: &EngineOptions) -> Result<(), AskError> {
     let refusals = [
-        (options.window.is_some(), "window", "a window forgets them"),
+        (options.sequence.window.is_some(), "window", "a window forgets them"),
         (
-            options.token_selection.is_some(),
+            options.model.token_selection.is_some(),
             "token_selection",
             "what one question leaves out the next may need",
         ),
@@ -400,22 +399,21 @@ fn text_bytes(documents: &[Document], options: &EngineOptions) -> Result<u64, As
 /// Options under which the model is loaded: with the least context, since what is needed is not known before its tokenizer is.
 fn first_options(options: &EngineOptions) -> EngineOptions {
     const LEAST_CONTEXT_TOKENS: usize = 64;
-    EngineOptions {
-        context_tokens: Some(LEAST_CONTEXT_TOKENS),
-        prompt: None,
-        ..options.clone()
-    }
+    options
+        .clone()
+        .with_context_tokens(Some(LEAST_CONTEXT_TOKENS))
+        .with_prompt(None)
 }
 
 /// True if the policies can use pages that another process computed.
 fn follows_from_keys(engine: &Engine) -> bool {
     let options = engine.options();
-    options.prefill.follows_from_keys() && options.decode.follows_from_keys()
+    options.sequence.prefill.follows_from_keys() && options.sequence.decode.follows_from_keys()
 }
 
 fn watched(engine: &Engine) -> Range<usize> {
     let evicts = |rules: &PolicyRules| rules.specs().any(|spec| spec.info().traits.evicts);
-    if evicts(&engine.options().decode) || evicts(&engine.options().prefill) {
+    if evicts(&engine.options().sequence.decode) || evicts(&engine.options().sequence.prefill) {
         return 0..0;
     }
     let layers = engine.model().config().layers;

@@ -135,10 +135,7 @@ mod tests {
     #[test]
     fn special_tokens_spelt_in_documents_are_text() {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/model");
-        let options = EngineOptions {
-            context_tokens: Some(256),
-            ..EngineOptions::default()
-        };
+        let options = EngineOptions::default().with_context_tokens(Some(256));
         let engine = Engine::load(model, options).unwrap();
         let document = Document {
             name: "a<|bos|>.txt".to_owned(),

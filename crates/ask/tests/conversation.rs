@@ -117,12 +117,10 @@ fn what_was_kept_changes_no_answer_and_no_passage() {
 fn memory_chooses_the_format() {
     let open = |memory: u64| {
         let options = AskOptions {
-            engine: EngineOptions {
-                memory_budget_bytes: Some(memory),
-                batch_tokens: 256,
-                chunk_tokens: 256,
-                ..EngineOptions::default()
-            },
+            engine: EngineOptions::default()
+                .with_memory_budget_bytes(Some(memory))
+                .with_batch_tokens(256)
+                .with_chunk_tokens(256),
             ..AskOptions::default()
         };
         Conversation::open(fixture("model"), vec![book()], options).map(|conversation| conversation.choice().clone())

@@ -7,10 +7,7 @@ use riffle_chat::{ChatOptions, Conversation, Document, MOST_BRANCHES};
 use riffle_engine::{Engine, EngineOptions, GenerateOptions, RunEvent};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let options = EngineOptions {
-        sequences: MOST_BRANCHES,
-        ..EngineOptions::default()
-    };
+    let options = EngineOptions::default().with_sequences(MOST_BRANCHES);
     let engine = Engine::load("fixtures/model", options)?;
     let generate = GenerateOptions {
         max_tokens: 16,

@@ -4,9 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
-use riffle_engine::{
-    Engine, EngineError, EngineOptions, GenerateOptions, RunEvent, SamplingOptions, Sequence, Session, StopReason,
-};
+use riffle_engine::{Engine, EngineError, GenerateOptions, RunEvent, SamplingOptions, Sequence, Session, StopReason};
 use riffle_policy::PolicyRules;
 
 use crate::branch::{Branch, Document, Turn};
@@ -15,7 +13,7 @@ use crate::prompt::{prompt_text, text_before_message, with_documents};
 use crate::report::{BranchReport, ChatReport, TurnReport};
 use crate::transcript::Mark;
 
-/// Branches that a conversation has at most: what [`EngineOptions::sequences`] should be.
+/// Branches that a conversation has at most: what [`MachineOptions::sequences`](riffle_engine::MachineOptions::sequences) should be.
 pub const MOST_BRANCHES: usize = 4;
 
 /// Is told of progress and text; breaks to stop.
@@ -66,7 +64,7 @@ impl Conversation {
     /// [`ChatError::Option`] where the engine's options lose what later turns need; [`ChatError::Engine`] where instructions are given to a
     /// model without a chat template, without a tokenizer, or with sampling options out of range.
     pub fn new(engine: Arc<Engine>, options: ChatOptions) -> Result<Self, ChatError> {
-        if engine.options().token_selection.is_some() {
+        if engine.options().model.token_selection.is_some() {
             return Err(ChatError::Option(
                 "`token_selection` serves one question at the end of a text, and a conversation has several: leave it out",
             ));
@@ -178,23 +176,22 @@ impl Conversation {
         decode: Option<PolicyRules>,
     ) -> Result<PolicyChange, ChatError> {
         let now = self.engine.options();
-        if now.window.is_some() {
+        if now.sequence.window.is_some() {
             return Err(ChatError::Option(
                 "with `window` the window decides what is read: start without it to choose policies",
             ));
         }
-        let prefill_stays = prefill.as_ref().is_none_or(|prefill| *prefill == now.prefill);
-        let options = EngineOptions {
-            auto_target: now.auto_target.filter(|_| prefill_stays),
-            prefill: prefill.unwrap_or_else(|| now.prefill.clone()),
-            decode: decode.unwrap_or_else(|| now.decode.clone()),
+        let prefill_stays = prefill.as_ref().is_none_or(|prefill| *prefill == now.sequence.prefill);
+        let options = now
+            .clone()
+            .with_auto_target(now.sequence.auto_target.filter(|_| prefill_stays))
+            .with_prefill(prefill.unwrap_or_else(|| now.sequence.prefill.clone()))
+            .with_decode(decode.unwrap_or_else(|| now.sequence.decode.clone()))
             // The plan was made when no pages were there yet.
-            context_tokens: Some(self.engine.plan().context_tokens),
-            memory_budget_bytes: Some(self.engine.plan().available_bytes),
-            ..now.clone()
-        };
+            .with_context_tokens(Some(self.engine.plan().context_tokens))
+            .with_memory_budget_bytes(Some(self.engine.plan().available_bytes));
         options.validate()?;
-        let decode = options.decode.clone();
+        let decode = options.sequence.decode.clone();
         self.engine = self.engine.with_options(options)?;
         let mut again_tokens = self.branch.held_tokens();
         let branches = self.others.iter_mut().chain([&mut self.branch]);
@@ -228,7 +225,11 @@ impl Conversation {
             branches,
             turns: self.branch.turns.len(),
             tokens: self.branch.held_tokens(),
-            context_tokens: options.window.is_none().then_some(self.engine.plan().context_tokens),
+            context_tokens: options
+                .sequence
+                .window
+                .is_none()
+                .then_some(self.engine.plan().context_tokens),
             last: self.branch.last.clone(),
             device_bytes: usage.bytes_by_tier.device
                 + session.map_or(0, |session| session.sequence().device_usage().page_bytes),
@@ -237,11 +238,11 @@ impl Conversation {
             shared_bytes: usage.shared_bytes,
             pairs: session.map(|session| session.sequence().pairs()).unwrap_or_default(),
             audit: session.and_then(|session| session.sequence().audit()),
-            prefill_policy: match options.auto_target {
+            prefill_policy: match options.sequence.auto_target {
                 Some(target) => format!("auto to {target}"),
-                None => options.prefill.to_string(),
+                None => options.sequence.prefill.to_string(),
             },
-            decode_policy: options.decode.to_string(),
+            decode_policy: options.sequence.decode.to_string(),
             plan: self.engine.plan().clone(),
         }
     }
@@ -373,7 +374,7 @@ impl Conversation {
     /// Reads what stands before the next message, as far as no message changes its tokens.
     fn read_attached(&mut self, observe: &mut Observe<'_>) -> Result<usize, ChatError> {
         let options = self.engine.options();
-        if !options.decode.follows_from_keys() || !options.prefill.follows_from_keys() {
+        if !options.sequence.decode.follows_from_keys() || !options.sequence.prefill.follows_from_keys() {
             return Ok(0);
         }
         let (branch, system) = (&self.branch, self.system.as_deref());

@@ -11,7 +11,7 @@
 //! use riffle_engine::{Engine, EngineOptions, RunEvent};
 //!
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
-//!     let options = EngineOptions { sequences: riffle_chat::MOST_BRANCHES, ..EngineOptions::default() };
+//!     let options = EngineOptions::default().with_sequences(riffle_chat::MOST_BRANCHES);
 //!     let engine = Engine::load("model.gguf", options)?;
 //!     let mut conversation = Conversation::new(engine, ChatOptions::default())?;
 //!     for message in ["Who wrote Emma?", "When?"] {

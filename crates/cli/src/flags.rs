@@ -110,18 +110,12 @@ mod tests {
     fn a_message_has_flags_in_place_of_fields() {
         let refused = |options: EngineOptions| Failure::from(options.validate().unwrap_err()).message().to_owned();
         let options = EngineOptions::default;
-        let message = refused(EngineOptions {
-            chunk_tokens: 8192,
-            ..options()
-        });
+        let message = refused(options().with_chunk_tokens(8192));
         assert_eq!(
             message,
             "-ub is 8192, but a chunk cannot be larger than the logical batch (-b 4096)"
         );
-        let message = refused(EngineOptions {
-            sequences: 0,
-            ..options()
-        });
+        let message = refused(options().with_sequences(0));
         assert_eq!(message, "--parallel is 0, but it must be at least 1 sequence");
         let window = StreamWindow {
             window_tokens: 0,

@@ -122,7 +122,11 @@ impl ServingArguments {
         let path = self.model_path();
         let options = riffle_server::engine_options(path, self.engine_options()?, self.parallel, bodies_bytes)?;
         let engine = with_threads(self.engine.threads, || Engine::load(path, options))??;
-        note_activations(&self.engine, engine.model().config(), engine.options().device.is_some());
+        note_activations(
+            &self.engine,
+            engine.model().config(),
+            engine.options().machine.device.is_some(),
+        );
         Ok(engine)
     }
 
@@ -155,11 +159,9 @@ impl ServingArguments {
     }
 
     fn engine_options(&self) -> Result<EngineOptions, Failure> {
-        Ok(EngineOptions {
-            pool_tokens: self.pool_tokens,
-            draft_model: self.draft.model().map(Path::to_owned),
-            draft_predictor: self.draft.uses_predictor(),
-            ..engine_options(&self.engine)?
-        })
+        Ok(engine_options(&self.engine)?
+            .with_pool_tokens(self.pool_tokens)
+            .with_draft_model(self.draft.model().map(Path::to_owned))
+            .with_draft_predictor(self.draft.uses_predictor()))
     }
 }

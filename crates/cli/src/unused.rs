@@ -55,10 +55,12 @@ pub(crate) fn refuse_in_logits(arguments: &EngineArguments) -> Result<(), Failur
 /// Refuses a budget of the device tier that bounds nothing: of a CPU alone, it is memory beside that of --kv-ram-budget.
 pub(crate) fn refuse_device_budget(arguments: &EngineArguments, options: &EngineOptions) -> Result<(), Failure> {
     match arguments.kv_device_budget {
-        Some(bytes) if options.device.is_none() && arguments.kv_ram_budget.is_none() => Err(Failure::new(format!(
-            "--kv-device-budget is {}, but no device computes here: --kv-ram-budget says what KV pages take in memory",
-            human_bytes(bytes)
-        ))),
+        Some(bytes) if options.machine.device.is_none() && arguments.kv_ram_budget.is_none() => {
+            Err(Failure::new(format!(
+                "--kv-device-budget is {}, but no device computes here: --kv-ram-budget says what KV pages take in memory",
+                human_bytes(bytes)
+            )))
+        }
         _ => Ok(()),
     }
 }

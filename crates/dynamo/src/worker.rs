@@ -71,8 +71,8 @@ impl Running {
     /// Blocks that all requests together may hold.
     fn total_blocks(&self) -> u64 {
         let options = self.engine.options();
-        let tokens = options.pool_tokens.unwrap_or(self.engine.plan().context_tokens);
-        (tokens / options.page_tokens) as u64
+        let tokens = options.cache.pool_tokens.unwrap_or(self.engine.plan().context_tokens);
+        (tokens / options.cache.page_tokens) as u64
     }
 
     /// What Dynamo registers.
@@ -84,10 +84,10 @@ impl Running {
             served_model_name: Some(name.clone()),
             llm: Some(LlmRegistration {
                 context_length: u32::try_from(plan.context_tokens).ok(),
-                kv_cache_block_size: u32::try_from(options.page_tokens).ok(),
+                kv_cache_block_size: u32::try_from(options.cache.page_tokens).ok(),
                 total_kv_blocks: Some(self.total_blocks()),
                 max_num_seqs: Some(self.options.parallel as u64),
-                max_num_batched_tokens: Some(options.batch_tokens as u64),
+                max_num_batched_tokens: Some(options.machine.batch_tokens as u64),
                 ..LlmRegistration::default()
             }),
             ..EngineConfig::default()
@@ -108,7 +108,7 @@ impl LLMEngine for RiffleWorker {
         };
         let config = running.config();
         self.load
-            .begin(running.engine.options().page_tokens, running.total_blocks());
+            .begin(running.engine.options().cache.page_tokens, running.total_blocks());
         tracing::info!(context = running.engine.plan().context_tokens, "the model is loaded");
         *self.running.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(running));
         Ok(config)

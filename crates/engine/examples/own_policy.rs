@@ -43,14 +43,12 @@ static MINE: [PolicyInfo; 1] = [PolicyInfo::outside(
 // ANCHOR: use
 fn main() -> Result<(), Box<dyn Error>> {
     let comb = PolicySpec::parse_among("comb:step=8", &MINE)?;
-    let options = EngineOptions {
-        context_tokens: Some(8192),
-        prefill: comb.clone().into(),
-        decode: comb.into(),
+    let options = EngineOptions::default()
+        .with_context_tokens(Some(8192))
+        .with_prefill(comb.clone().into())
+        .with_decode(comb.into())
         // Compare what it reads with true attention.
-        audit: true,
-        ..EngineOptions::default()
-    };
+        .with_audit(true);
     let engine = Engine::load("fixtures/model", options)?;
     let book: String = std::fs::read_to_string("fixtures/text/zechariah.txt")?;
     let prompt = engine.tokenizer()?.encode(&book, true)?;

@@ -56,10 +56,7 @@ fn main() -> Result<(), Failure> {
 
 /// Best seconds of a prefill, and of a token after it.
 fn times(path: &Path, tokens: usize, one_thread: bool) -> Result<(f64, f64), Failure> {
-    let options = EngineOptions {
-        context_tokens: Some(tokens + DECODED_TOKENS),
-        ..EngineOptions::default()
-    };
+    let options = EngineOptions::default().with_context_tokens(Some(tokens + DECODED_TOKENS));
     let engine = Engine::load(path, options)?;
     let prompt: Vec<u32> = (0..tokens).map(|i| (i * 31 % VOCAB_SIZE) as u32).collect();
     let mut session = Session::new(&engine)?;

@@ -4,9 +4,9 @@
 //! their keys and values in pages, a *policy* selects what each tile of queries reads, and the *attention* kernels
 //! read exactly that. This crate decides the order of the four and nothing else; it never knows which policy is on.
 //!
-//! Options are structs with a [`Default`]; releases add fields to them, so end with `..EngineOptions::default()`. What the engine reports is
-//! `#[non_exhaustive]`. Model families of your own crate go into [`EngineOptions::families`], policies of your own into
-//! [`EngineOptions::prefill`] and [`EngineOptions::decode`].
+//! Options are structs with a [`Default`], and releases add fields to them. [`EngineOptions`] has a setter for each option; literals of the
+//! others end with `..Default::default()`. Reports of the engine are `#[non_exhaustive]`. Model families of
+//! your own crate go into [`ModelOptions::families`], policies of your own into [`SequenceOptions::prefill`] and [`SequenceOptions::decode`].
 //!
 //! Memory is planned before it is allocated: [`Engine::load`] refuses what does not fit and says what would.
 //!
@@ -77,7 +77,10 @@ pub use draft_spec::{DraftCount, DraftSpec};
 pub use engine::{Engine, max_threads, plan, with_threads};
 pub use error::{EngineError, Failure};
 pub use open_device::cuda_ordinal;
-pub use options::{EngineOptions, PromptText, SequenceOptions, StreamWindow, TokenSelection, rename_options};
+pub use options::{
+    CacheOptions, EngineOptions, MachineOptions, ModelOptions, PromptText, SequenceOptions, StreamWindow,
+    TokenSelection, rename_options,
+};
 pub use parse::{parse_bytes, parse_kv_type};
 pub use pass::{PrefillProgress, Runner, Work};
 pub use plan::{

@@ -20,8 +20,8 @@ impl EngineOptions {
         open: impl FnOnce(usize) -> Result<Arc<dyn ComputeDevice>, DeviceError>,
     ) -> Result<Self, EngineError> {
         match name {
-            Some(name) => self.device = cuda_ordinal(name)?.map(open).transpose()?,
-            None => self.preferred_device = open(0).ok(),
+            Some(name) => self.machine.device = cuda_ordinal(name)?.map(open).transpose()?,
+            None => self.machine.preferred_device = open(0).ok(),
         }
         Ok(self)
     }
@@ -29,16 +29,16 @@ impl EngineOptions {
     /// These options with the preferred device taken where it computes this model.
     pub(crate) fn resolved(&self, config: &ModelConfig) -> Self {
         let mut options = self.clone();
-        let preferred = options.preferred_device.take();
-        if options.device.is_none() && refusal(config, self).is_none() {
-            options.device = preferred;
+        let preferred = options.machine.preferred_device.take();
+        if options.machine.device.is_none() && refusal(config, self).is_none() {
+            options.machine.device = preferred;
         }
         options
     }
 
     /// Refuses what a device does not compute, where one was asked for.
     pub(crate) fn check_device(&self, config: &ModelConfig) -> Result<(), EngineError> {
-        match refusal(config, self).filter(|_| self.device.is_some()) {
+        match refusal(config, self).filter(|_| self.machine.device.is_some()) {
             Some(error) => Err(error),
             None => Ok(()),
         }
@@ -64,13 +64,13 @@ pub fn cuda_ordinal(name: &str) -> Result<Option<usize>, EngineError> {
 
 /// Why no device computes a model under these options.
 fn refusal(config: &ModelConfig, options: &EngineOptions) -> Option<EngineError> {
-    if let Some(selection) = &options.token_selection {
+    if let Some(selection) = &options.model.token_selection {
         return Some(selection.refuse("a device reads every token in every layer"));
     }
-    if options.attention == AttentionPrecision::Rounded {
+    if options.model.attention == AttentionPrecision::Rounded {
         return Some(EngineError::option(
             "attention",
-            options.attention,
+            options.model.attention,
             "a device has arithmetic of its own: leave it out, or use `device=cpu`",
         ));
     }
@@ -84,17 +84,17 @@ fn refusal(config: &ModelConfig, options: &EngineOptions) -> Option<EngineError>
             ),
         ));
     }
-    if [options.key_format, options.value_format].contains(&Format::F32) {
+    if [options.cache.key_format, options.cache.value_format].contains(&Format::F32) {
         return Some(EngineError::option(
             "kv_type",
             "f32",
             "the device reads f16, bf16, q8_0 and q4_0: use one of these, or `device=cpu`",
         ));
     }
-    if !options.page_tokens.is_multiple_of(64) {
+    if !options.cache.page_tokens.is_multiple_of(64) {
         return Some(EngineError::option(
             "page_tokens",
-            options.page_tokens,
+            options.cache.page_tokens,
             "the device reads pages of a multiple of 64 tokens: use one, or `device=cpu`",
         ));
     }

@@ -47,21 +47,21 @@ impl Origin {
         let options = engine.options();
         let mut origin = Self { parts: Vec::new() };
         origin.add("model", format!("{:032x}", engine.fingerprint()?));
-        if let Some(scaling) = options.rope_scaling {
+        if let Some(scaling) = options.model.rope_scaling {
             origin.add("--rope-scaling", scaling.to_string());
         }
-        if options.activations == Activations::Rounded {
-            origin.add("--activations", options.activations.to_string());
+        if options.model.activations == Activations::Rounded {
+            origin.add("--activations", options.model.activations.to_string());
         }
-        if options.attention == AttentionPrecision::Rounded {
-            origin.add("--attention", options.attention.to_string());
+        if options.model.attention == AttentionPrecision::Rounded {
+            origin.add("--attention", options.model.attention.to_string());
         }
-        let formats = (options.key_format.name(), options.value_format.name());
+        let formats = (options.cache.key_format.name(), options.cache.value_format.name());
         origin.add("--kv-type", format!("{}:{}", formats.0, formats.1));
-        origin.add("--page-tokens", options.page_tokens.to_string());
-        let auto = options.auto_target.map(|target| format!("auto {target}"));
+        origin.add("--page-tokens", options.cache.page_tokens.to_string());
+        let auto = sequence.auto_target.map(|target| format!("auto {target}"));
         origin.add("--prefill", auto.unwrap_or_else(|| rules_text(&sequence.prefill)));
-        if let Some(selection) = options.token_selection {
+        if let Some(selection) = options.model.token_selection {
             origin.add("--select-tokens", selection.to_string());
         }
         let rotation = engine.resolved().rotation;

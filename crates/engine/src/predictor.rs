@@ -77,7 +77,7 @@ impl PredictorRoom {
         let block = 2 * Format::F16.plane_bytes(BLOCK_ROWS, config.head_dim) * config.kv_heads;
         let states = MOST_STATES * config.hidden_size * size_of::<f32>();
         let positions = context.next_multiple_of(BLOCK_ROWS) * size_of::<u32>();
-        let of_sequences = (options.sequences as u64).saturating_mul((states + positions) as u64);
+        let of_sequences = (options.machine.sequences as u64).saturating_mul((states + positions) as u64);
         (blocks(options, context) as u64)
             .saturating_mul(block as u64)
             .saturating_add(of_sequences)
@@ -85,7 +85,7 @@ impl PredictorRoom {
 
     /// Rows that the layer is to compute together at most.
     pub(crate) fn rows_together(options: &EngineOptions) -> usize {
-        MOST_STATES.max(options.sequences)
+        MOST_STATES.max(options.machine.sequences)
     }
 
     /// An empty block, where one is left.
@@ -109,10 +109,10 @@ impl PredictorRoom {
 
 /// Blocks of the tokens that all sequences may hold. Each sequence has a block that is not full, and one that it does not share any more.
 fn blocks(options: &EngineOptions, context: usize) -> usize {
-    let tokens = options.pool_tokens.unwrap_or(context);
+    let tokens = options.cache.pool_tokens.unwrap_or(context);
     tokens
         .div_ceil(BLOCK_ROWS)
-        .saturating_add(options.sequences.saturating_mul(2))
+        .saturating_add(options.machine.sequences.saturating_mul(2))
 }
 
 impl Drop for Block {

@@ -91,13 +91,13 @@ static RECORDER: [PolicyInfo; 1] = [PolicyInfo::outside(
 #[test]
 fn a_chunk_is_prepared_selected_attended_to_and_then_observed() {
     let recorder = PolicySpec::parse_among("recorder", &RECORDER).unwrap();
-    let engine = small_engine(EngineOptions {
-        prefill: recorder.clone().into(),
-        decode: recorder.into(),
-        chunk_tokens: 64,
-        page_tokens: 32,
-        ..Default::default()
-    });
+    let engine = small_engine(
+        EngineOptions::default()
+            .with_prefill(recorder.clone().into())
+            .with_decode(recorder.into())
+            .with_chunk_tokens(64)
+            .with_page_tokens(32),
+    );
     let tokens = prompt(151);
     let mut session = Session::new(&engine).unwrap();
     session.prefill(&tokens[..150], &mut go_on).unwrap();

@@ -39,10 +39,7 @@ fn vectors(name: &str) -> PathBuf {
 }
 
 fn engine(model: &Path) -> Arc<Engine> {
-    let options = EngineOptions {
-        context_tokens: Some(2048),
-        ..EngineOptions::default()
-    };
+    let options = EngineOptions::default().with_context_tokens(Some(2048));
     Engine::load(model, options).unwrap()
 }
 

@@ -18,15 +18,13 @@ fn resident_bytes() -> u64 {
 }
 
 fn measure(decode: &str) {
-    let options = EngineOptions {
-        context_tokens: Some(12_288),
-        prefill: "streaming:sinks=16,window=128".parse().unwrap(),
-        decode: decode.parse().unwrap(),
-        key_format: Format::F32,
-        value_format: Format::F32,
-        page_tokens: 64,
-        ..Default::default()
-    };
+    let options = EngineOptions::default()
+        .with_context_tokens(Some(12_288))
+        .with_prefill("streaming:sinks=16,window=128".parse().unwrap())
+        .with_decode(decode.parse().unwrap())
+        .with_key_format(Format::F32)
+        .with_value_format(Format::F32)
+        .with_page_tokens(64);
     let engine = Engine::load(fixture("model"), options).unwrap();
     let mut session = Session::new(&engine).unwrap();
     let empty = resident_bytes();

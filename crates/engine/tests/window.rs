@@ -56,14 +56,12 @@ fn first_layers(file: &[u8], layers: usize) -> Vec<u8> {
 }
 
 fn options(format: Format) -> EngineOptions {
-    EngineOptions {
-        page_tokens: 16,
-        chunk_tokens: 16,
-        batch_tokens: 16,
-        key_format: format,
-        value_format: format,
-        ..Default::default()
-    }
+    EngineOptions::default()
+        .with_page_tokens(16)
+        .with_chunk_tokens(16)
+        .with_batch_tokens(16)
+        .with_key_format(format)
+        .with_value_format(format)
 }
 
 fn endless(model: &Path, format: Format) -> Arc<Engine> {
@@ -88,12 +86,10 @@ fn a_window_that_moved_on_sees_its_tokens_as_if_they_were_all_there_had_been() {
         let folder = tempfile::tempdir().unwrap();
         model(folder.path(), 1, positions);
         let rules = "streaming:sinks=5,window=60,from=0";
-        let plain = EngineOptions {
-            prefill: rules.parse().unwrap(),
-            decode: rules.parse().unwrap(),
-            context_tokens: Some(176),
-            ..options(format)
-        };
+        let plain = options(format)
+            .with_prefill(rules.parse().unwrap())
+            .with_decode(rules.parse().unwrap())
+            .with_context_tokens(Some(176));
         let plain = Engine::load(folder.path(), plain).unwrap();
         let mut session = Session::new(&endless(folder.path(), format)).unwrap();
         let tokens = prompt(700);

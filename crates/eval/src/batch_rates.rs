@@ -10,7 +10,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use riffle_engine::{
     Engine, EngineError, EngineOptions, Event, GenerateOptions, Request, RequestId, Runner, Scheduler,
-    SchedulerOptions, Sequence, SequenceOptions, Work,
+    SchedulerOptions, Sequence, Work,
 };
 use riffle_policy::Phase;
 use serde::{Deserialize, Serialize};
@@ -99,7 +99,7 @@ impl BatchRateOptions {
         let longest = each.max(self.beside_tokens.saturating_add(1));
         let own = each
             .saturating_sub(self.shared_tokens)
-            .saturating_add(2 * options.page_tokens);
+            .saturating_add(2 * options.cache.page_tokens);
         let together = self.shared_tokens.saturating_add(own.saturating_mul(most));
         // Answers beside a prompt are as long as the context lets them be.
         let beside = match self.beside_tokens {
@@ -107,12 +107,11 @@ impl BatchRateOptions {
             _ => longest.saturating_mul(most + 1),
         };
         let pool = together.max(beside);
-        EngineOptions {
-            context_tokens: options.context_tokens.or(Some(longest)),
-            sequences: most + 1,
-            pool_tokens: Some(pool),
-            ..options
-        }
+        let context = options.model.context_tokens.or(Some(longest));
+        options
+            .with_context_tokens(context)
+            .with_sequences(most + 1)
+            .with_pool_tokens(Some(pool))
     }
 }
 
@@ -202,7 +201,7 @@ fn together(
     watch: &mut Watch<'_>,
 ) -> Result<BatchRow, EvalError> {
     let (pool, mut runner) = (engine.page_pool()?, Runner::new(engine));
-    let mut reader = Sequence::new(engine, &pool, SequenceOptions::of(engine.options()))?;
+    let mut reader = Sequence::new(engine, &pool, engine.options().sequence.clone())?;
     let began = Instant::now();
     read(
         &mut runner,

@@ -113,7 +113,7 @@ pub fn calibrate(
         if met {
             let profile = Profile {
                 prefill: rules,
-                decode: options.decode.clone(),
+                decode: options.sequence.decode.clone(),
                 cost: calibration.cost,
             };
             return Ok(Calibration { profile, audit });
@@ -229,12 +229,11 @@ fn audited(
     calibration: &CalibrateOptions,
     prefill: PolicyRules,
 ) -> Result<Audited, EvalError> {
-    let options = EngineOptions {
-        prefill,
-        cost: calibration.cost,
-        audit: true,
-        ..options.clone()
-    };
+    let options = options
+        .clone()
+        .with_prefill(prefill)
+        .with_cost(calibration.cost)
+        .with_audit(true);
     let engine = Engine::load(model, options)?;
     let mut tokens = engine.tokenizer().map_err(EvalError::Engine)?.encode(text, true)?;
     let most = calibration

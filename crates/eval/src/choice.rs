@@ -84,20 +84,21 @@ impl PolicyChoice {
         let full = PolicyRules::from(PolicySpec::full());
         let chunk_tokens = rules
             .preferred_chunk_tokens()
-            .map_or(options.chunk_tokens, |preferred| {
-                preferred.max(options.chunk_tokens).min(options.batch_tokens)
+            .map_or(options.machine.chunk_tokens, |preferred| {
+                preferred
+                    .max(options.machine.chunk_tokens)
+                    .min(options.machine.batch_tokens)
             });
         let (prefill, decode) = match self.phase {
             Phase::Prefill => (rules, full),
             Phase::Decode => (full, rules),
         };
-        EngineOptions {
-            prefill,
-            decode,
-            chunk_tokens,
-            auto_target: self.auto_target,
-            ..options.clone()
-        }
+        options
+            .clone()
+            .with_prefill(prefill)
+            .with_decode(decode)
+            .with_chunk_tokens(chunk_tokens)
+            .with_auto_target(self.auto_target)
     }
 }
 
@@ -217,7 +218,7 @@ mod tests {
         assert_eq!(guarded.policy.from_tokens(), None);
         let auto: PolicyChoice = "auto:0.95".parse().unwrap();
         assert_eq!((auto.phase, auto.is_full()), (Phase::Prefill, false));
-        assert_eq!(auto.options(&EngineOptions::default()).auto_target, Some(0.95));
+        assert_eq!(auto.options(&EngineOptions::default()).sequence.auto_target, Some(0.95));
         for text in ["decode=auto:0.9", "auto:2", "auto:much"] {
             let message = text.parse::<PolicyChoice>().unwrap_err().to_string();
             assert!(message.contains("auto:SHARE is for prefill"), "{message}");
@@ -243,9 +244,12 @@ mod tests {
             (Phase::Decode, false, None)
         );
         let options = found.options(&EngineOptions::default());
-        assert_eq!(options.decode.policy(4, 0).name(), "full");
+        assert_eq!(options.sequence.decode.policy(4, 0).name(), "full");
         assert_eq!(
-            (options.decode.policy(2, 0).name(), options.prefill.base.name()),
+            (
+                options.sequence.decode.policy(2, 0).name(),
+                options.sequence.prefill.base.name()
+            ),
             ("quest", "full")
         );
         let other = choice("", &decode).unwrap();

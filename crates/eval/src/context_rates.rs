@@ -168,7 +168,10 @@ impl ContextRateOptions {
         if !self.beside_memory {
             return Ok(runs);
         }
-        let (memory, tiers) = (EngineOptions::default().kv_tiers, &engine.options().kv_tiers);
+        let (memory, tiers) = (
+            EngineOptions::default().cache.kv_tiers,
+            &engine.options().cache.kv_tiers,
+        );
         if tiers.device_budget_bytes == 0 && tiers.ram_budget_bytes.is_none() && tiers.disk.is_none() {
             return Err(EvalError::Option(
                 "--beside-memory compares with what --kv-device-budget, --kv-ram-budget or --kv-disk does: give one"
@@ -176,10 +179,7 @@ impl ContextRateOptions {
             ));
         }
         let all_in_memory = |(name, engine): &(String, Arc<Engine>)| {
-            let options = EngineOptions {
-                kv_tiers: memory.clone(),
-                ..engine.options().clone()
-            };
+            let options = engine.options().clone().with_kv_tiers(memory.clone());
             Ok((format!("in memory, {name}"), engine.with_options(options)?))
         };
         let mut all: Vec<_> = runs.iter().map(all_in_memory).collect::<Result<_, EvalError>>()?;
@@ -214,15 +214,15 @@ fn measure(
     }
     let decode_s = start.elapsed().as_secs_f64();
     let usage = session.sequence().usage();
-    let options = EngineOptions {
-        context_tokens: Some(settings.context_tokens),
-        ..engine.options().clone()
-    };
+    let options = engine
+        .options()
+        .clone()
+        .with_context_tokens(Some(settings.context_tokens));
     // What an endless sequence holds does not depend on its length.
-    let plan = match options.window {
+    let plan = match options.sequence.window {
         Some(_) => engine.plan().clone(),
         None => {
-            let info = riffle_model::inspect_with(engine.path(), &options.load_options())?;
+            let info = riffle_model::inspect_with(engine.path(), &options.model.load_options())?;
             riffle_engine::plan(&info, &options)?
         }
     };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use riffle_engine::{DraftCount, DraftSpec, Engine, EngineOptions, GenerateOptions, Session, StopReason};
+use riffle_engine::{DraftCount, DraftSpec, Engine, GenerateOptions, Session, StopReason};
 use serde::{Deserialize, Serialize};
 
 use crate::cells::{Cell, StepWatch, run_cells};
@@ -82,10 +82,7 @@ pub fn measure_drafts(
     watch: &mut StepWatch<'_>,
 ) -> Result<DraftRates, EvalError> {
     // The text, and an answer that goes on from it.
-    let engine = &engine.with_options(EngineOptions {
-        sequences: 2,
-        ..engine.options().clone()
-    })?;
+    let engine = &engine.with_options(engine.options().clone().with_sequences(2))?;
     options.check(engine, tokens)?;
     let cells: Vec<Cell<usize>> = options
         .depths

@@ -90,7 +90,7 @@ pub fn measure_model(
     )?;
     let weight_bytes = weight_bytes_of_a_token(engine)?;
     let ceiling = ReadCeiling::new();
-    let grows = engine.options().decode.follows_from_keys();
+    let grows = engine.options().sequence.decode.follows_from_keys();
     let mut read = 0;
     let cells: Vec<Cell<usize>> = options
         .depths
@@ -215,7 +215,7 @@ fn measure(
 
 /// Bytes of the weights that every token reads.
 fn weight_bytes_of_a_token(engine: &Engine) -> Result<u64, EvalError> {
-    let info = riffle_model::inspect_with(engine.path(), &engine.options().load_options())?;
+    let info = riffle_model::inspect_with(engine.path(), &engine.options().model.load_options())?;
     let rows_only = |name: &str| name == "model.embed_tokens.weight" && !info.config.tied_embeddings;
     let read = info.tensors.iter().filter(|tensor| !rows_only(&tensor.name));
     Ok(read.map(|tensor| tensor.bytes).sum())

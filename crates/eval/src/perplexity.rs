@@ -5,7 +5,7 @@ use std::io::{BufReader, BufWriter, Read, Seek, Write};
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
-use riffle_engine::{AttentionPrecision, Engine, EngineOptions, PairCount, Session, human_bytes};
+use riffle_engine::{AttentionPrecision, Engine, PairCount, Session, human_bytes};
 use riffle_policy::Phase;
 use serde::{Deserialize, Serialize};
 
@@ -69,7 +69,7 @@ pub fn perplexity(
 ) -> Result<PerplexityTable, EvalError> {
     let windows = windows(options)?;
     let scored = options.stride_tokens.min(options.window_tokens - 1);
-    let precision = engine.options().attention;
+    let precision = engine.options().model.attention;
     let dense_alone = precision == AttentionPrecision::Exact && options.policies.iter().all(PolicyChoice::is_full);
     if !dense_alone {
         options.check_predictions(scored, engine.model().config().vocab_size)?;
@@ -84,10 +84,7 @@ pub fn perplexity(
     let buckets = buckets(options.window_tokens);
     let reader = |(choice, attention): &(&PolicyChoice, AttentionPrecision)| {
         Ok(WindowReader {
-            engine: engine.with_options(EngineOptions {
-                attention: *attention,
-                ..choice.options(engine.options())
-            })?,
+            engine: engine.with_options(choice.options(engine.options()).with_attention(*attention))?,
             phase: choice.phase,
             scored,
             buckets: &buckets,

@@ -20,7 +20,7 @@ pub(crate) fn check_memory(what: &str, needed_bytes: u64, smaller: &str) -> Resu
 /// Refuses `tokens` that the engine's context does not hold. An endless sequence holds any number, of which the ids alone
 /// stay in memory.
 pub(crate) fn check_context(engine: &Engine, what: &'static str, tokens: usize) -> Result<(), EvalError> {
-    if engine.options().window.is_some() {
+    if engine.options().sequence.window.is_some() {
         let bytes = (tokens as u64).saturating_mul(4 * size_of::<u32>() as u64);
         return check_memory(what, bytes, "use fewer tokens");
     }

@@ -175,7 +175,10 @@ impl PyEngine {
     fn policies(&self) -> Result<(String, String), Failure> {
         let loaded = self.loaded()?;
         let options = loaded.engine()?.options();
-        Ok((options.prefill.to_string(), options.decode.to_string()))
+        Ok((
+            options.sequence.prefill.to_string(),
+            options.sequence.decode.to_string(),
+        ))
     }
 
     fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, Failure> {
@@ -274,7 +277,7 @@ pub(crate) fn plan(py: Python<'_>, path: PathBuf, options: GivenEngine) -> Resul
     let options = options.resolved()?;
     run(py, &*Threads::shared()?, None, |_| {
         options.validate()?;
-        let opened = OpenedModel::open(&model_path(&path)?, &options.load_options())?;
+        let opened = OpenedModel::open(&model_path(&path)?, &options.model.load_options())?;
         let plan = riffle_engine::plan(&opened.info(), &options)?;
         with_verdict(plan.fits(), serde_json::to_value(plan))
     })

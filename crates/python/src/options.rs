@@ -83,53 +83,54 @@ impl GivenEngine {
     pub(crate) fn resolved(self) -> Result<EngineOptions, Failure> {
         let defaults = EngineOptions::default();
         let profile = self.profile()?;
-        let batch_tokens = self.batch_tokens.unwrap_or(defaults.batch_tokens);
+        let batch_tokens = self.batch_tokens.unwrap_or(defaults.machine.batch_tokens);
         let preferred = profile
             .prefill
             .preferred_chunk_tokens()
-            .unwrap_or(defaults.chunk_tokens);
+            .unwrap_or(defaults.machine.chunk_tokens);
         let bytes =
             |option, text: &Option<String>| text.as_deref().map(|text| parse_bytes(option, text.trim())).transpose();
         let mut options = EngineOptions::default();
-        options.context_tokens = self.context;
-        options.rope_scaling = self.rope_scaling.as_deref().map(str::parse).transpose()?;
-        options.activations = named(
+        options.model.context_tokens = self.context;
+        options.model.rope_scaling = self.rope_scaling.as_deref().map(str::parse).transpose()?;
+        options.model.activations = named(
             "activations",
             self.activations.as_deref(),
             Activations::ALL,
             Activations::name,
         )?
         .unwrap_or_default();
-        options.attention = named(
+        options.model.attention = named(
             "attention",
             self.attention.as_deref(),
             &AttentionPrecision::ALL,
             AttentionPrecision::name,
         )?
         .unwrap_or_default();
-        options.batch_tokens = batch_tokens;
-        options.chunk_tokens = self.chunk_tokens.unwrap_or(preferred.min(batch_tokens));
-        options.page_tokens = self.page_tokens.unwrap_or(defaults.page_tokens);
-        (options.key_format, options.value_format) = parse_kv_type(self.kv_type.as_deref().unwrap_or("f16"))?;
-        options.rotate = self.kv_rotate;
-        options.sequences = self.sequences.unwrap_or(1);
-        options.pool_tokens = self.pool_tokens;
-        options.keeps_beginnings = self.keeps_beginnings.unwrap_or(false);
-        options.prefill = profile.prefill;
-        options.decode = profile.decode;
-        options.cost = profile.cost;
-        options.audit = self.audit.unwrap_or(false);
-        options.draft_model = self.draft_model.as_deref().map(model_path).transpose()?;
-        options.draft_predictor = self.draft_predictor.unwrap_or(false);
-        options.auto_target = self.auto;
-        options.token_selection = self.select_tokens.as_deref().map(str::parse).transpose()?;
-        options.kv_tiers.device_budget_bytes = bytes("device_budget_bytes", &self.kv_device)?.unwrap_or(0);
-        options.kv_tiers.ram_budget_bytes = bytes("ram_budget_bytes", &self.kv_ram)?;
+        options.machine.batch_tokens = batch_tokens;
+        options.machine.chunk_tokens = self.chunk_tokens.unwrap_or(preferred.min(batch_tokens));
+        options.cache.page_tokens = self.page_tokens.unwrap_or(defaults.cache.page_tokens);
+        (options.cache.key_format, options.cache.value_format) =
+            parse_kv_type(self.kv_type.as_deref().unwrap_or("f16"))?;
+        options.cache.rotate = self.kv_rotate;
+        options.machine.sequences = self.sequences.unwrap_or(1);
+        options.cache.pool_tokens = self.pool_tokens;
+        options.cache.keeps_beginnings = self.keeps_beginnings.unwrap_or(false);
+        options.sequence.prefill = profile.prefill;
+        options.sequence.decode = profile.decode;
+        options.machine.cost = profile.cost;
+        options.sequence.audit = self.audit.unwrap_or(false);
+        options.model.draft_model = self.draft_model.as_deref().map(model_path).transpose()?;
+        options.model.draft_predictor = self.draft_predictor.unwrap_or(false);
+        options.sequence.auto_target = self.auto;
+        options.model.token_selection = self.select_tokens.as_deref().map(str::parse).transpose()?;
+        options.cache.kv_tiers.device_budget_bytes = bytes("device_budget_bytes", &self.kv_device)?.unwrap_or(0);
+        options.cache.kv_tiers.ram_budget_bytes = bytes("ram_budget_bytes", &self.kv_ram)?;
         if let Some(folder) = self.kv_disk {
             let budget_bytes = bytes("disk.budget_bytes", &self.kv_disk_bytes)?;
-            options.kv_tiers.disk = Some(DiskTier { folder, budget_bytes });
+            options.cache.kv_tiers.disk = Some(DiskTier { folder, budget_bytes });
         }
-        options.memory_budget_bytes = bytes("memory_budget_bytes", &self.memory)?;
+        options.machine.memory_budget_bytes = bytes("memory_budget_bytes", &self.memory)?;
         match self.window {
             Some(window_tokens) => Ok(options.with_window(StreamWindow {
                 window_tokens,

@@ -16,7 +16,7 @@
 //! use riffle_server::{Server, ServerOptions};
 //!
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
-//!     let engine = Engine::load("fixtures/model", EngineOptions { sequences: 4, ..EngineOptions::default() })?;
+//!     let engine = Engine::load("fixtures/model", EngineOptions::default().with_sequences(4))?;
 //!     let server = Server::bind(&engine, ServerOptions::default())?;
 //!     println!("http://{}", server.address());
 //!     server.run()?;

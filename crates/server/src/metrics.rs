@@ -302,10 +302,10 @@ impl Metrics {
     /// Sets what an engine is planned for.
     pub(crate) fn describe(&self, engine: &Engine) {
         let options = engine.options();
-        let tokens = options.pool_tokens.unwrap_or(engine.plan().context_tokens);
+        let tokens = options.cache.pool_tokens.unwrap_or(engine.plan().context_tokens);
         let config = CacheConfig {
-            block_size: options.page_tokens as u64,
-            num_gpu_blocks: (tokens / options.page_tokens) as u64,
+            block_size: options.cache.page_tokens as u64,
+            num_gpu_blocks: (tokens / options.cache.page_tokens) as u64,
         };
         self.cache_config.get_or_create(&config).set(1);
     }

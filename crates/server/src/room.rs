@@ -37,7 +37,7 @@ impl RequestsBytes {
 
 /// The options of an engine that serves `parallel` requests at a time, whose bodies take `bodies_bytes` together.
 ///
-/// Without [`pool_tokens`](EngineOptions::pool_tokens) requests get room for as many whole contexts as memory allows, one for each at
+/// Without [`pool_tokens`](riffle_engine::CacheOptions::pool_tokens) requests get room for as many whole contexts as memory allows, one for each at
 /// most. A context that nobody chose, and room for further ones, leave memory to the requests unless there is none for a single context
 /// then. Memory is taken as pages are used, not before.
 ///
@@ -49,48 +49,40 @@ pub fn engine_options(
     parallel: usize,
     bodies_bytes: u64,
 ) -> Result<EngineOptions, EngineError> {
-    let info = inspect_with(model, &options.load_options())?;
-    let options = EngineOptions {
+    let info = inspect_with(model, &options.model.load_options())?;
+    let options = options
         // Running requests, and as many idle ones that later requests go on from.
-        sequences: parallel.saturating_mul(2),
-        keeps_beginnings: true,
-        ..options
-    };
+        .with_sequences(parallel.saturating_mul(2))
+        .with_keeps_beginnings(true);
     let alone = plan(&info, &options)?;
     let beside = requests_bytes(&alone, bodies_bytes).total_bytes();
-    let smaller = EngineOptions {
-        memory_budget_bytes: Some(alone.available_bytes.saturating_sub(beside)),
-        ..options.clone()
-    };
+    let smaller = options
+        .clone()
+        .with_memory_budget_bytes(Some(alone.available_bytes.saturating_sub(beside)));
     let (planned, context) = match plan(&info, &smaller) {
         Ok(plan) if plan.fits() => {
             let context_tokens = Some(plan.context_tokens);
-            let smaller = EngineOptions {
-                context_tokens,
-                ..smaller
-            };
+            let smaller = smaller.with_context_tokens(context_tokens);
             (smaller, plan.context_tokens)
         }
         _ => (options.clone(), alone.context_tokens),
     };
-    let chosen = match options.pool_tokens {
+    let chosen = match options.cache.pool_tokens {
         Some(_) => None,
         None => widest(&info, &planned, context, parallel),
     };
-    Ok(EngineOptions {
-        memory_budget_bytes: options.memory_budget_bytes,
-        ..chosen.unwrap_or(planned)
-    })
+    Ok(chosen
+        .unwrap_or(planned)
+        .with_memory_budget_bytes(options.machine.memory_budget_bytes))
 }
 
 /// The options with room for as many contexts as fit.
 fn widest(info: &ModelInfo, options: &EngineOptions, context: usize, parallel: usize) -> Option<EngineOptions> {
     (2..=parallel).rev().find_map(|contexts| {
-        let wider = EngineOptions {
-            context_tokens: Some(context),
-            pool_tokens: Some(context.saturating_mul(contexts)),
-            ..options.clone()
-        };
+        let wider = options
+            .clone()
+            .with_context_tokens(Some(context))
+            .with_pool_tokens(Some(context.saturating_mul(contexts)));
         plan(info, &wider).ok().filter(MemoryPlan::fits).map(|_| wider)
     })
 }

@@ -29,13 +29,11 @@ struct Running {
 
 impl Running {
     fn start() -> Self {
-        let options = EngineOptions {
-            context_tokens: Some(2048),
-            pool_tokens: Some(8192),
-            sequences: 8,
-            keeps_beginnings: true,
-            ..EngineOptions::default()
-        };
+        let options = EngineOptions::default()
+            .with_context_tokens(Some(2048))
+            .with_pool_tokens(Some(8192))
+            .with_sequences(8)
+            .with_keeps_beginnings(true);
         let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/model");
         let engine = Engine::load(model, options).unwrap();
         let server = Server::bind(

@@ -21,12 +21,10 @@ const TOLERANCE: f32 = 2e-4;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let path = std::env::args().nth(1);
-    let options = EngineOptions {
-        families: &FAMILIES,
-        key_format: Format::F32,
-        value_format: Format::F32,
-        ..EngineOptions::default()
-    };
+    let options = EngineOptions::default()
+        .with_families(&FAMILIES)
+        .with_key_format(Format::F32)
+        .with_value_format(Format::F32);
     let engine = Engine::load(path.as_deref().unwrap_or(MODEL), options)?;
     let config = engine.model().config();
     println!(

@@ -25,13 +25,11 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// Reads a text under the policy, and compares what it reads with true attention.
 fn in_the_engine(model: &str, text: &str) -> Result<(), Box<dyn Error>> {
     let policy = PolicySpec::parse_among("means:share=0.2", &POLICIES)?;
-    let options = EngineOptions {
-        context_tokens: Some(4096),
-        prefill: policy.clone().into(),
-        decode: policy.into(),
-        audit: true,
-        ..EngineOptions::default()
-    };
+    let options = EngineOptions::default()
+        .with_context_tokens(Some(4096))
+        .with_prefill(policy.clone().into())
+        .with_decode(policy.into())
+        .with_audit(true);
     let engine = Engine::load(model, options)?;
     let tokens = engine.tokenizer()?.encode(text, true)?;
     let mut session = Session::new(&engine)?;

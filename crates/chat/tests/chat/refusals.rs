@@ -1,7 +1,7 @@
 //! What is refused, and what a change of policies costs.
 
 use riffle_chat::{ChatError, ChatOptions, Conversation};
-use riffle_engine::{EngineOptions, StopReason};
+use riffle_engine::StopReason;
 use riffle_policy::PolicyRules;
 
 use crate::testing::{TEMPLATE, ask, chat_options, conversation, engine_with_template, go_on, options, plain_engine};
@@ -14,10 +14,7 @@ fn rules(text: &str) -> Option<PolicyRules> {
 
 #[test]
 fn a_message_that_does_not_fit_is_refused_with_what_to_do_and_nothing_changes() {
-    let options = EngineOptions {
-        context_tokens: Some(64),
-        ..options()
-    };
+    let options = options().with_context_tokens(Some(64));
     let (engine, _folder) = engine_with_template("model", TEMPLATE, options);
     let mut conversation = conversation(&engine, 8);
     let (_, first) = ask(&mut conversation, FIRST);
@@ -81,10 +78,7 @@ fn a_template_that_takes_no_instructions_says_so() {
 
 #[test]
 fn options_that_lose_tokens_of_a_prompt_are_refused() {
-    let options = EngineOptions {
-        token_selection: Some("0.1".parse().expect("a share")),
-        ..options()
-    };
+    let options = options().with_token_selection(Some("0.1".parse().expect("a share")));
     let (engine, _folder) = engine_with_template("model", TEMPLATE, options);
     let refused = Conversation::new(engine, chat_options(4, 0.0)).err().expect("refused");
     assert!(refused.to_string().contains("`token_selection`"), "{refused}");

@@ -4,7 +4,6 @@ use std::fs;
 
 use riffle_attention::Format;
 use riffle_chat::{ChatError, Conversation};
-use riffle_engine::EngineOptions;
 
 use crate::testing::{TEMPLATE, ask, chat_options, conversation, engine_with_template, fixture, options, plain_engine};
 
@@ -43,11 +42,7 @@ fn a_saved_conversation_goes_on_without_reading_again() {
     assert_eq!(report_after.reused_tokens, report.reused_tokens);
 
     // Under other options the text is there, and the pages are not.
-    let other = EngineOptions {
-        key_format: Format::Q8_0,
-        value_format: Format::Q8_0,
-        ..options()
-    };
+    let other = options().with_key_format(Format::Q8_0).with_value_format(Format::Q8_0);
     let engine = engine.with_options(other).expect("another format");
     let mut other = conversation(&engine, 12);
     let loaded = other.load(&path).expect("a conversation");

@@ -17,11 +17,9 @@ pub(crate) const CHANGING_TEMPLATE: &str = "{% for m in messages %}[{{ m.role }}
 
 /// The options that conversations take, with a short context.
 pub(crate) fn options() -> EngineOptions {
-    EngineOptions {
-        context_tokens: Some(4096),
-        sequences: MOST_BRANCHES,
-        ..EngineOptions::default()
-    }
+    EngineOptions::default()
+        .with_context_tokens(Some(4096))
+        .with_sequences(MOST_BRANCHES)
 }
 
 /// The shipped model, which has no chat template.

@@ -9,7 +9,7 @@ use riffle_ask::{
     Answer, AskError, AskEvent, AskOptions, Choice, Conversation, KeepOptions, Passage, default_cache_folder,
 };
 use riffle_documents::{Collection, Document, LeftOut};
-use riffle_engine::{DEFAULT_PREFIX_CACHE_BYTES, EngineOptions, GenerateOptions, StopReason, with_threads};
+use riffle_engine::{DEFAULT_PREFIX_CACHE_BYTES, GenerateOptions, StopReason, with_threads};
 use serde::Serialize;
 
 use super::documents::{note_documents, read_documents};
@@ -30,11 +30,9 @@ pub(crate) fn ask(arguments: &AskArguments) -> Result<(), Failure> {
     let follows = arguments.follow || questions.is_empty();
     let collection = read_documents(&files)?;
     let options = AskOptions {
-        engine: EngineOptions {
-            draft_model: arguments.generate.draft.model().map(Path::to_owned),
-            draft_predictor: arguments.generate.draft.uses_predictor(),
-            ..engine_options(&arguments.engine)?
-        },
+        engine: engine_options(&arguments.engine)?
+            .with_draft_model(arguments.generate.draft.model().map(Path::to_owned))
+            .with_draft_predictor(arguments.generate.draft.uses_predictor()),
         given: arguments.given,
         system: arguments.system.clone(),
         keep: keep(arguments)?,
@@ -45,7 +43,7 @@ pub(crate) fn ask(arguments: &AskArguments) -> Result<(), Failure> {
         let Collection { documents, left_out } = collection;
         let mut conversation = Conversation::open(&arguments.model.model, documents, options)?;
         let engine = conversation.engine();
-        let on_device = engine.options().device.is_some();
+        let on_device = engine.options().machine.device.is_some();
         note_activations(&arguments.engine, engine.model().config(), on_device);
         introduce(&conversation, &left_out);
         let mut asker = Asker {

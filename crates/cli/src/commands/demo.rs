@@ -86,12 +86,10 @@ impl Subject {
 
     /// Reads the book under a policy, which an audit watches, and answers the question.
     fn answer(&self, policy: &str, interrupt: &Interrupt) -> Result<RunReport, Failure> {
-        let options = EngineOptions {
-            prefill: policy.parse().map_err(EngineError::from)?,
-            audit: true,
-            chunk_tokens: CHUNK_TOKENS,
-            ..EngineOptions::default()
-        };
+        let options = EngineOptions::default()
+            .with_prefill(policy.parse().map_err(EngineError::from)?)
+            .with_audit(true)
+            .with_chunk_tokens(CHUNK_TOKENS);
         let engine = Engine::load(&self.model, options)?;
         let request = RunRequest {
             prompt: Some(format!("{}\n{}", self.text.trim_end(), self.question)),

@@ -44,30 +44,32 @@ pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOption
     let defaults = EngineOptions::default();
     let profile = profile(arguments)?;
     let preferred = profile.prefill.preferred_chunk_tokens();
-    let chunk_tokens = preferred.unwrap_or(defaults.chunk_tokens).min(arguments.batch);
-    let options = EngineOptions {
-        context_tokens: arguments.ctx,
-        rope_scaling: arguments
-            .rope_scaling
-            .as_deref()
-            .map(str::parse)
-            .transpose()
-            .map_err(EngineError::from)?,
-        activations: arguments.activations.unwrap_or_default(),
-        attention: arguments.attention,
-        batch_tokens: arguments.batch,
-        chunk_tokens: arguments.chunk.unwrap_or(chunk_tokens),
-        page_tokens: arguments.page_tokens.unwrap_or(defaults.page_tokens),
-        key_format,
-        rotate: arguments.kv_rotate,
-        value_format,
-        prefill: profile.prefill,
-        decode: profile.decode,
-        cost: profile.cost,
-        audit: arguments.audit,
-        auto_target: arguments.auto,
-        token_selection: arguments.select_tokens.as_deref().map(str::parse).transpose()?,
-        kv_tiers: KvTiers {
+    let chunk_tokens = preferred.unwrap_or(defaults.machine.chunk_tokens).min(arguments.batch);
+    let options = EngineOptions::default()
+        .with_context_tokens(arguments.ctx)
+        .with_rope_scaling(
+            arguments
+                .rope_scaling
+                .as_deref()
+                .map(str::parse)
+                .transpose()
+                .map_err(EngineError::from)?,
+        )
+        .with_activations(arguments.activations.unwrap_or_default())
+        .with_attention(arguments.attention)
+        .with_batch_tokens(arguments.batch)
+        .with_chunk_tokens(arguments.chunk.unwrap_or(chunk_tokens))
+        .with_page_tokens(arguments.page_tokens.unwrap_or(defaults.cache.page_tokens))
+        .with_key_format(key_format)
+        .with_rotate(arguments.kv_rotate)
+        .with_value_format(value_format)
+        .with_prefill(profile.prefill)
+        .with_decode(profile.decode)
+        .with_cost(profile.cost)
+        .with_audit(arguments.audit)
+        .with_auto_target(arguments.auto)
+        .with_token_selection(arguments.select_tokens.as_deref().map(str::parse).transpose()?)
+        .with_kv_tiers(KvTiers {
             device_budget_bytes: arguments.kv_device_budget.unwrap_or(0),
             ram_budget_bytes: arguments.kv_ram_budget,
             disk: arguments.kv_disk.clone().map(|folder| DiskTier {
@@ -75,11 +77,9 @@ pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOption
                 budget_bytes: arguments.kv_disk_budget,
             }),
             slots: arguments.kv_slots,
-            ..defaults.kv_tiers
-        },
-        memory_budget_bytes: arguments.memory,
-        ..defaults
-    };
+            ..defaults.cache.kv_tiers
+        })
+        .with_memory_budget_bytes(arguments.memory);
     let options = options.on_device(arguments.device.as_deref(), device::open)?;
     unused::refuse_device_budget(arguments, &options)?;
     match arguments.window_size {

@@ -44,7 +44,7 @@ impl RequestsPlan {
         }
         Self {
             parallel,
-            pool_tokens: options.pool_tokens,
+            pool_tokens: options.cache.pool_tokens,
             bytes,
         }
     }
@@ -70,15 +70,15 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
             arguments.prefix_cache,
         ),
         None => {
-            options.sequences = arguments.question.len().clamp(1, 2);
-            options.keeps_beginnings = arguments.prefix_cache;
+            options.machine.sequences = arguments.question.len().clamp(1, 2);
+            options.cache.keeps_beginnings = arguments.prefix_cache;
         }
     }
     if let Some(parallel) = arguments.parallel {
         let bodies = Limits::default().bodies_bytes as u64;
         options = riffle_server::engine_options(&arguments.model.model, options, parallel, bodies)?;
     }
-    let info = riffle_model::inspect_with(&arguments.model.model, &options.load_options())?;
+    let info = riffle_model::inspect_with(&arguments.model.model, &options.model.load_options())?;
     let mut plan = riffle_engine::plan_questions(&info, &options, arguments.question.len())?;
     let requests = arguments
         .parallel
@@ -96,7 +96,7 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
         plan.check()?;
         return printed;
     }
-    let inputs = described_activations(&info.config, options.activations, plan.device.is_some());
+    let inputs = described_activations(&info.config, options.model.activations, plan.device.is_some());
     let mut text = table(&plan, &arguments.engine.kv_formats(), &inputs);
     if let Some(requests) = &requests {
         text += &requests.line(&plan);

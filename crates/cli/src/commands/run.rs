@@ -27,11 +27,11 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
     let places = arguments.prefix.places()?;
     let text_bytes = prompt.as_ref().map_or(0, |prompt| prompt.len() as u64);
     plan_text(&mut options, text_bytes, &arguments.question, !places.is_empty());
-    options.draft_model = arguments.generate.draft.model().map(Path::to_owned);
-    options.draft_predictor = arguments.generate.draft.uses_predictor();
+    options.model.draft_model = arguments.generate.draft.model().map(Path::to_owned);
+    options.model.draft_predictor = arguments.generate.draft.uses_predictor();
     with_threads(arguments.engine.threads, || {
         let engine = Engine::load(&arguments.model.model, options)?;
-        let on_device = engine.options().device.is_some();
+        let on_device = engine.options().machine.device.is_some();
         note_activations(&arguments.engine, engine.model().config(), on_device);
         let request = RunRequest {
             prompt,
@@ -156,12 +156,12 @@ fn answer(engine: &std::sync::Arc<Engine>, request: &RunRequest, json: bool) -> 
 /// Tells the plan what will be read, and how its pages will be used.
 pub(super) fn plan_text(options: &mut EngineOptions, text_bytes: u64, questions: &[String], prefix_cache: bool) {
     let longest = questions.iter().map(|question| question.len() as u64 + 1).max();
-    options.prompt = Some(PromptText {
+    options.machine.prompt = Some(PromptText {
         bytes: text_bytes + longest.unwrap_or(0),
         prompts: questions.len().max(1),
     });
-    options.sequences = questions.len().clamp(1, 2);
-    options.keeps_beginnings = prefix_cache;
+    options.machine.sequences = questions.len().clamp(1, 2);
+    options.cache.keeps_beginnings = prefix_cache;
 }
 
 /// Bytes of a file; 0 where that is not known before it is read.

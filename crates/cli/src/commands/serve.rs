@@ -22,7 +22,7 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     if let Some(addresses) = server.kv_events() {
         let replays = addresses.replays.as_ref();
         let replays = replays.map_or_else(String::new, |address| format!(", replays at {address}"));
-        let page = engine.options().page_tokens;
+        let page = engine.options().cache.page_tokens;
         console::note(format!(
             "KV events at {}{replays}, blocks of {page} tokens",
             addresses.events
@@ -33,7 +33,7 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
 
 fn introduction(arguments: &ServeArguments, engine: &Engine, address: SocketAddr) -> String {
     let plan = engine.plan();
-    let room = engine.options().pool_tokens.unwrap_or(plan.context_tokens);
+    let room = engine.options().cache.pool_tokens.unwrap_or(plan.context_tokens);
     format!(
         "serving {model} at http://{address} (page), http://{address}/v1 (programs)
 context {context} tokens, {parallel} requests at a time with room for {room} tokens together, KV at most {kv}

@@ -27,13 +27,13 @@ fn compress(arguments: &CompressArguments) -> Result<(), Failure> {
         )));
     }
     // What is read to measure the session stands in a sequence beside it.
-    options.sequences = 2;
+    options.machine.sequences = 2;
     with_threads(arguments.engine.threads, || {
         let engine = Engine::load(&arguments.model.model, options)?;
         note_activations(
             &arguments.engine,
             engine.model().config(),
-            engine.options().device.is_some(),
+            engine.options().machine.device.is_some(),
         );
         let interrupt = Interrupt::install()?;
         let mut display = PrefillDisplay::new();

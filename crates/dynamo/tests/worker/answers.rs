@@ -21,10 +21,7 @@ fn prompts() -> Vec<Vec<u32>> {
 
 /// What a session that is alone writes.
 fn alone(prompt: &[u32], max_tokens: usize) -> Vec<u32> {
-    let options = EngineOptions {
-        context_tokens: Some(1024),
-        ..EngineOptions::default()
-    };
+    let options = EngineOptions::default().with_context_tokens(Some(1024));
     let engine = Engine::load(MODEL, options).unwrap();
     let mut session = Session::new(&engine).unwrap();
     session

@@ -73,7 +73,7 @@ impl Sample {
         let Some(sample) = self.ahead.take() else {
             return Ok(None);
         };
-        let mut scratch = beside_to_measure(sequence, dense_options())?;
+        let mut scratch = beside_to_measure(sequence, dense_options(sequence))?;
         let moments = Moments::new(&scratch, self.sink_tokens);
         let attention = scratch.attention_mut();
         attention.stop_audit();

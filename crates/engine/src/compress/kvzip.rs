@@ -82,7 +82,7 @@ impl Repeats {
 
 /// A fork under which every query reads everything, whatever the policies of the sequence.
 fn dense_fork(sequence: &mut Sequence) -> Result<Sequence, EngineError> {
-    let mut fork = fork_to_measure(sequence, dense_options())?;
+    let mut fork = fork_to_measure(sequence, dense_options(sequence))?;
     fork.attention_mut().stop_audit();
     Ok(fork)
 }

@@ -22,7 +22,6 @@ mod tests;
 
 use std::ops::ControlFlow;
 
-use riffle_policy::PolicySpec;
 use serde::Serialize;
 
 use crate::sequence::check_room;
@@ -64,10 +63,10 @@ struct HeadScores {
 /// are left alone. Afterwards the sequence goes on, is forked, saved and restored as before; it goes back by the latest tokens that
 /// every head keeps, and further by reading its text again alone; its pages serve no other sequence as a beginning.
 ///
-/// What is read to measure it stands in a second sequence for the time: with farther tiers, [`EngineOptions::sequences`] of 2 leaves
+/// What is read to measure it stands in a second sequence for the time: with farther tiers, [`MachineOptions::sequences`] of 2 leaves
 /// room for its pages.
 ///
-/// [`EngineOptions::sequences`]: crate::EngineOptions::sequences
+/// [`MachineOptions::sequences`]: crate::MachineOptions::sequences
 ///
 /// # Errors
 /// [`EngineError::Option`] for a share that is none, [`EngineError::NotCompressible`], [`EngineError::ContextExceeded`] where
@@ -95,7 +94,7 @@ pub fn compress_sequence(
 }
 
 pub(super) fn check_compressible(sequence: &Sequence, options: &CompressOptions) -> Result<(), EngineError> {
-    if let Some(selection) = sequence.engine().options().token_selection {
+    if let Some(selection) = sequence.engine().options().model.token_selection {
         return Err(selection.refuse("a compression looks at the queries of every token in every layer"));
     }
     if sequence.tokens().is_empty() {
@@ -155,13 +154,11 @@ fn whole_heads(sequence: &Sequence) -> Vec<(usize, usize)> {
     layers.flat_map(of_layer).collect()
 }
 
-/// Options of a scratch sequence: every query reads everything.
-pub(super) fn dense_options() -> SequenceOptions {
+/// Options of a scratch sequence that measures `sequence`: no policy leaves tokens out.
+pub(super) fn dense_options(sequence: &Sequence) -> SequenceOptions {
     SequenceOptions {
-        prefill: PolicySpec::full().into(),
-        decode: PolicySpec::full().into(),
-        window: None,
-        audit: false,
+        auto_target: sequence.options().auto_target,
+        ..SequenceOptions::default()
     }
 }
 

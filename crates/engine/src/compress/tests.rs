@@ -57,15 +57,13 @@ fn oracle(case: &str, method: &str) -> Oracle {
 }
 
 fn options() -> EngineOptions {
-    EngineOptions {
-        context_tokens: Some(400),
-        batch_tokens: 96,
-        chunk_tokens: 40,
-        page_tokens: 32,
-        key_format: Format::F32,
-        value_format: Format::F32,
-        ..EngineOptions::default()
-    }
+    EngineOptions::default()
+        .with_context_tokens(Some(400))
+        .with_batch_tokens(96)
+        .with_chunk_tokens(40)
+        .with_page_tokens(32)
+        .with_key_format(Format::F32)
+        .with_value_format(Format::F32)
 }
 
 /// As the oracle was asked: half of the pairs, in chunks of 64 tokens, with these prompts.
@@ -147,16 +145,16 @@ fn scores_do_not_depend_on_threads_or_on_where_pages_lie() {
         let expected = bits(options(), 1);
         assert!(bits(options(), 3) == expected, "{method}: threads");
         let mut far = options();
-        far.sequences = 2;
-        far.kv_tiers.disk = Some(riffle_kv::DiskTier {
+        far.machine.sequences = 2;
+        far.cache.kv_tiers.disk = Some(riffle_kv::DiskTier {
             folder: folder_of_pages.path().to_owned(),
             budget_bytes: None,
         });
-        far.kv_tiers.slots = 2;
-        far.kv_tiers.ram_budget_bytes = Some(0);
+        far.cache.kv_tiers.slots = 2;
+        far.cache.kv_tiers.ram_budget_bytes = Some(0);
         let info = riffle_model::inspect(folder(CASES[0])).unwrap();
         let least = crate::plan(&info, &far).unwrap().kv_tiers.least_near_bytes;
-        far.kv_tiers.ram_budget_bytes = Some(least);
+        far.cache.kv_tiers.ram_budget_bytes = Some(least);
         assert!(bits(far, 2) == expected, "{method}: disk");
     }
 }
@@ -165,12 +163,10 @@ fn scores_do_not_depend_on_threads_or_on_where_pages_lie() {
 fn rotated_caches_and_other_pages_give_the_same_scores() {
     for method in ["kvzip", "expected"] {
         let oracle = oracle(CASES[0], method);
-        let rotated = EngineOptions {
-            rotate: Some(true),
-            page_tokens: 16,
-            chunk_tokens: 17,
-            ..options()
-        };
+        let rotated = options()
+            .with_rotate(Some(true))
+            .with_page_tokens(16)
+            .with_chunk_tokens(17);
         let engine = Engine::load(folder(CASES[0]), rotated).unwrap();
         let found = scores(&engine, &oracle.tokens, &asked(method));
         let difference = largest_difference(&found, &oracle.scores, 4);

@@ -77,7 +77,7 @@ pub(super) fn costs(sequence: &Sequence, drafts: &Drafts<'_>, together: usize) -
             shared_ns + of_draft.ns(1) + of_draft.share * disk_ns
         }
         Drafts::Model(small) => {
-            let of_draft = Attention::of(small, tokens, &small.options().decode);
+            let of_draft = Attention::of(small, tokens, &small.options().sequence.decode);
             self::shared_ns(small, together) + of_draft.ns(1)
         }
         Drafts::Predictor => predictor_ns(engine, tokens, together),
@@ -151,12 +151,12 @@ impl Attention {
     /// Of a token that ends a sequence of so many.
     fn of(engine: &Engine, tokens: usize, rules: &PolicyRules) -> Self {
         let options = engine.options();
-        let (resolved, cost) = (engine.resolved(), &options.cost);
+        let (resolved, cost) = (engine.resolved(), &options.machine.cost);
         let (mut keys, mut heads, mut read_bytes, mut elements) = (0.0, 0.0, 0.0, 0.0);
         for (_, layer) in engine.whole_layers() {
             let (shape, of_cache) = (&resolved.policy[layer], resolved.cache.layer(layer));
-            let key_bytes = options.key_format.plane_bytes(1, of_cache.key_width)
-                + options.value_format.plane_bytes(1, of_cache.value_width);
+            let key_bytes = options.cache.key_format.plane_bytes(1, of_cache.key_width)
+                + options.cache.value_format.plane_bytes(1, of_cache.value_width);
             for kv_head in 0..shape.kv_heads {
                 let spec = rules.policy(layer, kv_head);
                 let of_all = if tokens < dense_below(spec, Phase::Decode, shape, cost) {

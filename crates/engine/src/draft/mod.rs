@@ -114,7 +114,7 @@ impl Drafter {
             };
         }
         if let Some(path) = &spec.model
-            && sequence.engine().options().draft_model.as_ref() != Some(path)
+            && sequence.engine().options().model.draft_model.as_ref() != Some(path)
         {
             let problem = "this small model was not loaded beside the model: name it when the program starts, as `draft=model:PATH`";
             return Err(EngineError::option("draft", spec, problem));
@@ -298,7 +298,7 @@ impl DraftedAnswer {
 
 /// Why tokens of a sequence cannot be drafted, if they cannot.
 fn refusal(sequence: &Sequence) -> Option<&'static str> {
-    if sequence.engine().options().device.is_some() {
+    if sequence.engine().options().machine.device.is_some() {
         Some("drafts are made on the CPU alone: leave out `draft` or `device`")
     } else if sequence.options().window.is_some() {
         Some("an endless window moves with every token and cannot go back: leave out `draft` or `window`")

@@ -15,7 +15,7 @@ use crate::draft_spec::MOST_TOKENS;
 use crate::engine::draft_model::{CHUNK_TOKENS, DraftModel};
 use crate::pass::{Runner, Work};
 use crate::sequence::common_prefix;
-use crate::{EngineError, Sequence, SequenceOptions};
+use crate::{EngineError, Sequence};
 
 /// A draft that is being made.
 struct Drafting<'a> {
@@ -183,7 +183,7 @@ impl Part<'_, '_> {
         match self.step.sequence.answer_mut().drafts.reader.take() {
             Some(reader) if Arc::ptr_eq(reader.engine(), model.engine()) => Ok(*reader),
             _ => {
-                let options = SequenceOptions::of(model.engine().options());
+                let options = model.engine().options().sequence.clone();
                 Sequence::new(model.engine(), model.pool(), options)
             }
         }

@@ -43,7 +43,7 @@ impl OwnDraft {
                 rules,
                 Phase::Decode,
                 &resolved.policy,
-                &engine.options().cost,
+                &engine.options().machine.cost,
             )?),
             evicted_tokens: vec![0; resolved.cache.tables()],
         })

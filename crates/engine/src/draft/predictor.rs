@@ -195,7 +195,7 @@ mod tests {
 
     use super::*;
     use crate::pass::Work;
-    use crate::{Engine, EngineOptions, SequenceOptions};
+    use crate::{Engine, EngineOptions};
 
     /// Largest difference of logits, which deviate by 1.3: rows are held in f16.
     const TOLERANCE: f32 = 2e-3;
@@ -224,16 +224,14 @@ mod tests {
     }
 
     fn engine(context_tokens: usize) -> Arc<Engine> {
-        let options = EngineOptions {
-            context_tokens: Some(context_tokens),
-            draft_predictor: true,
-            ..EngineOptions::default()
-        };
+        let options = EngineOptions::default()
+            .with_context_tokens(Some(context_tokens))
+            .with_draft_predictor(true);
         Engine::load(vectors(), options).unwrap()
     }
 
     fn sequence(engine: &Arc<Engine>) -> Sequence {
-        let options = SequenceOptions::of(engine.options());
+        let options = engine.options().sequence.clone();
         Sequence::new(engine, &engine.page_pool().unwrap(), options).unwrap()
     }
 

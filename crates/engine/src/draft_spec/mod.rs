@@ -68,13 +68,13 @@ impl DraftSpec {
         }
     }
 
-    /// The file or folder of the small model that drafts, for [`EngineOptions::draft_model`](crate::EngineOptions::draft_model).
+    /// The file or folder of the small model that drafts, for [`ModelOptions::draft_model`](crate::ModelOptions::draft_model).
     pub fn model(&self) -> Option<&Path> {
         self.model.as_deref()
     }
 
     /// True if it takes the layer of the model's files that predicts further tokens, for
-    /// [`EngineOptions::draft_predictor`](crate::EngineOptions::draft_predictor).
+    /// [`ModelOptions::draft_predictor`](crate::ModelOptions::draft_predictor).
     pub fn uses_predictor(&self) -> bool {
         self.has_predictor
     }

@@ -75,20 +75,18 @@ fn no_room(path: &Path, error: EngineError) -> EngineError {
 /// The options of a small model beside an engine whose memory is planned.
 fn options_beside(large: &Engine, config: &riffle_model::ModelConfig) -> EngineOptions {
     let (options, plan) = (large.options(), large.plan());
-    EngineOptions {
-        context_tokens: Some(plan.context_tokens.min(config.max_position)),
-        activations: options.activations,
-        batch_tokens: CHUNK_TOKENS,
-        chunk_tokens: CHUNK_TOKENS,
-        page_tokens: options.page_tokens,
-        key_format: options.key_format,
-        value_format: options.value_format,
-        sequences: options.sequences,
-        pool_tokens: options.pool_tokens,
-        cost: options.cost,
-        memory_budget_bytes: Some(plan.available_bytes.saturating_sub(plan.total_bytes)),
-        ..EngineOptions::default()
-    }
+    EngineOptions::default()
+        .with_context_tokens(Some(plan.context_tokens.min(config.max_position)))
+        .with_activations(options.model.activations)
+        .with_batch_tokens(CHUNK_TOKENS)
+        .with_chunk_tokens(CHUNK_TOKENS)
+        .with_page_tokens(options.cache.page_tokens)
+        .with_key_format(options.cache.key_format)
+        .with_value_format(options.cache.value_format)
+        .with_sequences(options.machine.sequences)
+        .with_pool_tokens(options.cache.pool_tokens)
+        .with_cost(options.machine.cost)
+        .with_memory_budget_bytes(Some(plan.available_bytes.saturating_sub(plan.total_bytes)))
 }
 
 /// Why the ids of one tokenizer do not mean what those of the other mean, if they do not.

@@ -52,13 +52,13 @@ impl Engine {
     pub fn load(path: impl AsRef<Path>, options: EngineOptions) -> Result<Arc<Self>, EngineError> {
         let path = path.as_ref();
         options.validate()?;
-        let opened = OpenedModel::open(path, &options.load_options())?;
+        let opened = OpenedModel::open(path, &options.model.load_options())?;
         let info = opened.info();
         check_predictor(&info, &options)?;
         let options = options.resolved(&info.config);
         let shapes = policy_shapes(&info.config, &options);
-        options.prefill.check_places(&shapes)?;
-        options.decode.check_places(&shapes)?;
+        options.sequence.prefill.check_places(&shapes)?;
+        options.sequence.decode.check_places(&shapes)?;
         check_text(&info, &options)?;
         let plan = plan(&info, &options)?;
         plan.check()?;
@@ -69,7 +69,7 @@ impl Engine {
             path: path.to_owned(),
             loaded: Arc::new(Loaded {
                 outline: loaded.model.outline(),
-                compute: Compute::new(loaded.model, options.device.as_deref())?,
+                compute: Compute::new(loaded.model, options.machine.device.as_deref())?,
                 tokenizer: loaded.tokenizer,
                 chat_template: loaded.chat_template,
                 generation: loaded.generation,
@@ -83,7 +83,7 @@ impl Engine {
             predictor_room: None,
         };
         engine.make_predictor_room();
-        if let Some(path) = &engine.options.draft_model {
+        if let Some(path) = &engine.options.model.draft_model {
             engine.draft_model = Some(DraftModel::load(path, &engine)?);
         }
         Ok(Arc::new(engine))
@@ -96,40 +96,40 @@ impl Engine {
     /// As [`Engine::load`]; [`EngineError::Option`] for another stretching of positions or other activations, which belong to the
     /// loaded model.
     pub fn with_options(&self, options: EngineOptions) -> Result<Arc<Self>, EngineError> {
-        let options = EngineOptions {
-            device: self.options.device.clone(),
-            preferred_device: None,
-            families: self.options.families,
-            ..options
-        };
+        let options = options
+            .with_device(self.options.machine.device.clone())
+            .with_preferred_device(None)
+            .with_families(self.options.model.families);
         options.validate()?;
-        if options.rope_scaling != self.options.rope_scaling {
+        if options.model.rope_scaling != self.options.model.rope_scaling {
             let scaling = options
+                .model
                 .rope_scaling
                 .map_or("none".to_owned(), |scaling| scaling.to_string());
             let problem = "the weights in memory were loaded with another one: load the model again with it";
             return Err(EngineError::option("rope_scaling", scaling, problem));
         }
-        if options.activations != self.options.activations {
+        if options.model.activations != self.options.model.activations {
             let problem = "the weights in memory were loaded with the other: load the model again with it";
-            return Err(EngineError::option("activations", options.activations, problem));
+            return Err(EngineError::option("activations", options.model.activations, problem));
         }
         let config = self.model().config();
         options.check_device(config)?;
-        if options.draft_model.is_some() && options.draft_model != self.options.draft_model {
+        if options.model.draft_model.is_some() && options.model.draft_model != self.options.model.draft_model {
             let problem = "the model was loaded beside another one, or none; load it anew";
-            let path = options.draft_model.as_deref().unwrap_or(Path::new(""));
+            let path = options.model.draft_model.as_deref().unwrap_or(Path::new(""));
             return Err(EngineError::option(
                 "draft_model",
                 format!("model:{}", path.display()),
                 problem,
             ));
         }
-        if options.draft_predictor && config.predictor_bytes == 0 {
+        if options.model.draft_predictor && config.predictor_bytes == 0 {
             let problem = "the model was loaded without its layer that predicts further tokens: load it anew with it";
             return Err(EngineError::option("draft_predictor", "mtp", problem));
         }
         let available = options
+            .machine
             .memory_budget_bytes
             .unwrap_or_else(|| available_memory_bytes().saturating_add(self.plan.loaded_bytes()));
         let plan = MemoryPlan::with_weights(config, self.vocabulary(), &options, available)?;
@@ -146,7 +146,7 @@ impl Engine {
             predictor_room: None,
         };
         engine.make_predictor_room();
-        if let (Some(_), Some(model)) = (&engine.options.draft_model, &self.draft_model) {
+        if let (Some(_), Some(model)) = (&engine.options.model.draft_model, &self.draft_model) {
             engine.draft_model = Some(model.beside(&engine)?);
         }
         Ok(Arc::new(engine))
@@ -165,7 +165,7 @@ impl Engine {
         if let Some(fingerprint) = self.fingerprint.get() {
             return Ok(*fingerprint);
         }
-        let fingerprint = riffle_model::fingerprint_with(&self.path, &self.options.load_options())?;
+        let fingerprint = riffle_model::fingerprint_with(&self.path, &self.options.model.load_options())?;
         Ok(*self.fingerprint.get_or_init(|| fingerprint))
     }
 
@@ -198,7 +198,7 @@ impl Engine {
 
     fn make_predictor_room(&mut self) {
         let has_predictor = self.compute().host().is_some_and(|model| model.predictor.is_some());
-        if self.options.draft_predictor && has_predictor {
+        if self.options.model.draft_predictor && has_predictor {
             let context = self.plan.context_tokens;
             self.predictor_room = Some(PredictorRoom::new(self.model().config(), &self.options, context));
         }
@@ -236,7 +236,7 @@ impl Engine {
     /// # Errors
     /// [`EngineError::ContextExceeded`] with the options that would make them fit.
     pub fn check_context(&self, what: &'static str, tokens: usize) -> Result<(), EngineError> {
-        if self.options.window.is_none() && tokens > self.plan.context_tokens {
+        if self.options.sequence.window.is_none() && tokens > self.plan.context_tokens {
             Err(self.context_exceeded(what, tokens))
         } else {
             Ok(())
@@ -262,10 +262,7 @@ impl Engine {
     /// How a context of so many tokens would fit.
     fn longer_context(&self, needed: usize) -> String {
         let config = self.model().config();
-        let options = EngineOptions {
-            context_tokens: Some(needed),
-            ..self.options.clone()
-        };
+        let options = self.options.clone().with_context_tokens(Some(needed));
         let planned = MemoryPlan::with_weights(config, self.vocabulary(), &options, self.plan.available_bytes);
         match planned {
             Ok(plan) if plan.fits() => format!("raise `context_tokens` to at least {needed} or shorten the input"),
@@ -331,7 +328,7 @@ impl Engine {
 fn check_predictor(info: &ModelInfo, options: &EngineOptions) -> Result<(), EngineError> {
     let layers = info.config.predicting_layers;
     let found = match layers {
-        _ if !options.draft_predictor => return Ok(()),
+        _ if !options.model.draft_predictor => return Ok(()),
         1 => return Ok(()),
         0 => "holds no layer that predicts further tokens".to_owned(),
         layers => format!("holds {layers} layers that predict further tokens, and one is supported"),
@@ -346,10 +343,11 @@ fn check_predictor(info: &ModelInfo, options: &EngineOptions) -> Result<(), Engi
 /// Refuses a text that cannot fit the context whatever its words, before it is encoded: no token has more bytes than the
 /// longest of the vocabulary.
 fn check_text(info: &ModelInfo, options: &EngineOptions) -> Result<(), EngineError> {
-    let (Some(text), Some(tokenizer), None) = (&options.prompt, &info.tokenizer, options.window) else {
+    let (Some(text), Some(tokenizer), None) = (&options.machine.prompt, &info.tokenizer, options.sequence.window)
+    else {
         return Ok(());
     };
-    let context = options.context_tokens.unwrap_or(info.config.max_position);
+    let context = options.model.context_tokens.unwrap_or(info.config.max_position);
     let longest = tokenizer.longest_token_bytes.max(1) as u64;
     let needed = usize::try_from(text.bytes / longest).unwrap_or(usize::MAX);
     if needed <= context {
@@ -382,7 +380,10 @@ fn out_of_positions(needed: usize, maximum: usize) -> String {
 pub fn plan(info: &ModelInfo, options: &EngineOptions) -> Result<MemoryPlan, EngineError> {
     let options = &options.resolved(&info.config);
     options.check_device(&info.config)?;
-    let available = options.memory_budget_bytes.unwrap_or_else(available_memory_bytes);
+    let available = options
+        .machine
+        .memory_budget_bytes
+        .unwrap_or_else(available_memory_bytes);
     MemoryPlan::new(info, options, available)
 }
 

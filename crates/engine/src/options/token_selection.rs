@@ -59,7 +59,7 @@ impl TokenSelection {
 
     /// Bytes of the hidden states that wait for the selection, of a prompt that fills the context.
     pub(crate) fn hidden_bytes(config: &ModelConfig, options: &EngineOptions, context_tokens: usize) -> u64 {
-        let rows = context_tokens + options.batch_tokens.min(context_tokens);
+        let rows = context_tokens + options.machine.batch_tokens.min(context_tokens);
         (rows * config.hidden_size * size_of::<f32>()) as u64
     }
 
@@ -82,11 +82,11 @@ impl TokenSelection {
             return refused(format!("layers must be from 1 to {} for this model", config.layers - 1));
         }
         let conflicts = [
-            (options.device.is_some(), "`device=cuda`"),
-            (options.window.is_some(), "`window`"),
-            (options.audit, "`audit`, which compares with all tokens"),
+            (options.machine.device.is_some(), "`device=cuda`"),
+            (options.sequence.window.is_some(), "`window`"),
+            (options.sequence.audit, "`audit`, which compares with all tokens"),
             (
-                options.auto_target.is_some(),
+                options.sequence.auto_target.is_some(),
                 "`auto_target`, which compares with all tokens",
             ),
         ];

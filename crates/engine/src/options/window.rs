@@ -38,15 +38,15 @@ impl EngineOptions {
         }
         let spec = format!("streaming:sinks={sink_tokens},window={window_tokens},from=0");
         let rules: PolicyRules = spec.parse()?;
-        self.prefill = rules.clone();
-        self.decode = rules;
-        self.auto_target = None;
+        self.sequence.prefill = rules.clone();
+        self.sequence.decode = rules;
+        self.sequence.auto_target = None;
         // Pages are freed between batches.
-        self.batch_tokens = self.chunk_tokens;
-        let page = self.page_tokens.max(1);
-        let moving = window_tokens + page + self.batch_tokens;
-        self.context_tokens = Some((sink_tokens.div_ceil(page) + moving.div_ceil(page)) * page);
-        self.window = Some(window);
+        self.machine.batch_tokens = self.machine.chunk_tokens;
+        let page = self.cache.page_tokens.max(1);
+        let moving = window_tokens + page + self.machine.batch_tokens;
+        self.model.context_tokens = Some((sink_tokens.div_ceil(page) + moving.div_ceil(page)) * page);
+        self.sequence.window = Some(window);
         Ok(self)
     }
 }

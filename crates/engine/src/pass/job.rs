@@ -161,7 +161,7 @@ impl Runner {
             }
         });
         let batch = Batch::new(parts)?;
-        let chunk_tokens = self.engine.options().chunk_tokens;
+        let chunk_tokens = self.engine.options().machine.chunk_tokens;
         let forward = self.forward_for(rows)?.as_dyn();
         forward.embed(&batch)?;
         let blocks = forward.row_blocks(chunk_tokens);
@@ -172,7 +172,7 @@ impl Runner {
     /// Begins a pass of selected tokens of one prompt through the layers from `layer` on.
     pub(crate) fn begin_selected(&mut self, rows: &SelectedRows<'_>, layer: usize) -> Result<Pass, EngineError> {
         let engine = Arc::clone(&self.engine);
-        let (config, chunk_tokens) = (engine.model().config(), engine.options().chunk_tokens);
+        let (config, chunk_tokens) = (engine.model().config(), engine.options().machine.chunk_tokens);
         let batch = rows.batch()?;
         let Some(forward) = self.forward_for(batch.rows())?.host() else {
             unreachable!("options refuse a device beside a selection of tokens")
@@ -290,7 +290,7 @@ impl Runner {
 
     fn project(&mut self, pass: &mut Pass, work: &mut [Work<'_>], block: usize) -> Result<(), EngineError> {
         let shape = self.engine.model().config().attention_of(pass.layer);
-        let rotation = self.engine.options().rotation();
+        let rotation = self.engine.options().cache.rotation();
         let Some(forward) = &mut self.forward else {
             unreachable!("the pass has begun")
         };
@@ -311,7 +311,7 @@ impl Runner {
 
     /// Cuts a layer's attention into pieces: generated rows of all sequences together, prompts chunk by chunk.
     fn rounds(&self, pass: &Pass, work: &[Work<'_>]) -> Vec<Round> {
-        let chunk_tokens = self.engine.options().chunk_tokens;
+        let chunk_tokens = self.engine.options().machine.chunk_tokens;
         let (mut generated, mut chunks) = (Vec::<Vec<(usize, Range<usize>)>>::new(), Vec::new());
         for (number, (segment, work)) in pass.segments.iter().zip(work).enumerate() {
             let rows = segment.rows.len();
@@ -352,7 +352,7 @@ impl Runner {
             return Ok(());
         };
         let shape = config.attention_of(pass.layer);
-        let chunk_tokens = engine.options().chunk_tokens;
+        let chunk_tokens = engine.options().machine.chunk_tokens;
         let taken = match pass.rounds[round].clone() {
             Round::Own(number) => {
                 let segment = &mut pass.segments[number];

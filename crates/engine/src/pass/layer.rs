@@ -20,7 +20,7 @@ pub(super) fn layer_step(sequence: &Sequence, layer: usize, phase: Phase, goal: 
         layers: config.attention_layers(),
         heads: Heads::of_layer(config, layer),
         total_tokens: goal,
-        page_tokens: options.page_tokens,
+        page_tokens: options.cache.page_tokens,
         evicted_tokens: sequence
             .attention()
             .evicted
@@ -36,7 +36,7 @@ pub(super) fn layer_step(sequence: &Sequence, layer: usize, phase: Phase, goal: 
         reads_ahead: true,
         options: AttendOptions::new(config.attention_scale)
             .with_soft_cap(config.soft_cap)
-            .with_arithmetic(options.attention.arithmetic(phase)),
+            .with_arithmetic(options.model.attention.arithmetic(phase)),
     }
 }
 

@@ -35,7 +35,7 @@ impl Way {
 
     fn with_disk(self) -> Self {
         self.and("`disk.folder=DIR`", |options| {
-            options.kv_tiers.disk = Some(DiskTier {
+            options.cache.kv_tiers.disk = Some(DiskTier {
                 folder: std::env::temp_dir(),
                 budget_bytes: None,
             });
@@ -44,14 +44,14 @@ impl Way {
 
     fn with_batch(self, tokens: usize) -> Self {
         self.and(format!("`batch_tokens={tokens}`"), |options| {
-            options.batch_tokens = tokens;
-            options.chunk_tokens = options.chunk_tokens.min(tokens);
+            options.machine.batch_tokens = tokens;
+            options.machine.chunk_tokens = options.machine.chunk_tokens.min(tokens);
         })
     }
 
     fn with_format(self, format: Format) -> Self {
         self.and(format!("`kv_type={}`", format.name()), |options| {
-            (options.key_format, options.value_format) = (format, format);
+            (options.cache.key_format, options.cache.value_format) = (format, format);
         })
     }
 }
@@ -59,12 +59,12 @@ impl Way {
 /// What would make a plan fit that does not, and what of it leaves the context as it is.
 pub(super) fn of(planner: &Planner<'_>, options: &EngineOptions, plan: &MemoryPlan) -> (String, Vec<String>) {
     let mut found = Vec::new();
-    if plan.largest_context_tokens >= LEAST_CONTEXT_TOKENS && options.window.is_none() {
+    if plan.largest_context_tokens >= LEAST_CONTEXT_TOKENS && options.sequence.window.is_none() {
         found.push(format!("`context_tokens={}` or less", plan.largest_context_tokens));
     }
     let ways = [
         budgets(planner, Way::new(options)),
-        (options.kv_tiers.disk.is_none())
+        (options.cache.kv_tiers.disk.is_none())
             .then(|| budgets(planner, Way::new(options).with_disk()))
             .flatten(),
         formats(planner, options),
@@ -99,7 +99,7 @@ fn budgets(planner: &Planner<'_>, way: Way) -> Option<Way> {
         return Some(way).filter(|way| !way.text.is_empty());
     }
     let plan = planner.plan_only(&way.options).ok()?;
-    let tiers = &way.options.kv_tiers;
+    let tiers = &way.options.cache.kv_tiers;
     let near = tiers
         .ram_budget_bytes
         .map(|ram| ram.saturating_add(tiers.device_budget_bytes));
@@ -112,6 +112,7 @@ fn budgets(planner: &Planner<'_>, way: Way) -> Option<Way> {
     }
     if way
         .options
+        .cache
         .kv_tiers
         .disk
         .as_ref()
@@ -120,7 +121,7 @@ fn budgets(planner: &Planner<'_>, way: Way) -> Option<Way> {
         let needed = typed_bytes(planner.plan_only(&way.options).ok()?.kv_tiers.disk_bytes);
         let bytes = crate::parse_bytes("disk.budget_bytes", &needed).ok()?;
         way = way.and(format!("`disk.budget_bytes={needed}`"), |options| {
-            if let Some(disk) = &mut options.kv_tiers.disk {
+            if let Some(disk) = &mut options.cache.kv_tiers.disk {
                 disk.budget_bytes = Some(bytes);
             }
         });
@@ -134,10 +135,10 @@ fn near_budget(planner: &Planner<'_>, way: Way) -> Option<Way> {
     for _ in 0..4 {
         let plan = planner.plan_only(&options).ok()?;
         let least = plan.kv_tiers.least_near_bytes;
-        let beside = options.kv_tiers.device_budget_bytes;
+        let beside = options.cache.kv_tiers.device_budget_bytes;
         let typed = typed_bytes(least.saturating_sub(beside));
         let bytes = crate::parse_bytes("ram_budget_bytes", &typed).ok()?;
-        options.kv_tiers.ram_budget_bytes = Some(bytes);
+        options.cache.kv_tiers.ram_budget_bytes = Some(bytes);
         let plan = planner.plan_only(&options).ok()?;
         if bytes.saturating_add(beside) >= plan.kv_tiers.least_near_bytes {
             return Some(way.and(format!("`ram_budget_bytes={typed}`"), |way| *way = options));
@@ -149,7 +150,7 @@ fn near_budget(planner: &Planner<'_>, way: Way) -> Option<Way> {
 /// A smaller format of keys and values, the nearest to what was asked for.
 fn formats(planner: &Planner<'_>, options: &EngineOptions) -> Option<Way> {
     let bytes = |format: Format| format.plane_bytes(64, 64);
-    let now = bytes(options.key_format) + bytes(options.value_format);
+    let now = bytes(options.cache.key_format) + bytes(options.cache.value_format);
     let smaller = [Format::F16, Format::Q8_0, Format::Q4_0];
     let smaller = smaller.into_iter().filter(|format| 2 * bytes(*format) < now);
     let mut ways = smaller.map(|format| Way::new(options).with_format(format));
@@ -159,9 +160,11 @@ fn formats(planner: &Planner<'_>, options: &EngineOptions) -> Option<Way> {
 /// Shorter logical batches, the longest that fit.
 fn batches(planner: &Planner<'_>, options: &EngineOptions) -> Option<Way> {
     let shorter = [2048, 1024, 512, 256, 128];
-    let shorter = shorter.into_iter().filter(|batch| *batch < options.batch_tokens);
+    let shorter = shorter
+        .into_iter()
+        .filter(|batch| *batch < options.machine.batch_tokens);
     let mut ways = shorter
-        .filter(|_| options.window.is_none())
+        .filter(|_| options.sequence.window.is_none())
         .map(|batch| Way::new(options).with_batch(batch));
     ways.find(|way| fits(planner, way))
 }
@@ -170,24 +173,24 @@ fn batches(planner: &Planner<'_>, options: &EngineOptions) -> Option<Way> {
 fn slots(planner: &Planner<'_>, options: &EngineOptions) -> Option<Way> {
     let fewer = [16, 8, 4, 2].into_iter();
     let mut ways = fewer
-        .filter(|slots| options.kv_tiers.has_farther() && *slots < options.kv_tiers.slots)
+        .filter(|slots| options.cache.kv_tiers.has_farther() && *slots < options.cache.kv_tiers.slots)
         .map(|slots| {
             let text = format!("`slots={slots}`");
-            Way::new(options).and(text, |options| options.kv_tiers.slots = slots)
+            Way::new(options).and(text, |options| options.cache.kv_tiers.slots = slots)
         });
     ways.find(|way| fits(planner, way))
 }
 
 /// More memory, where it was limited.
 fn memory(planner: &Planner<'_>, options: &EngineOptions, plan: &MemoryPlan) -> Option<Way> {
-    options.memory_budget_bytes?;
+    options.machine.memory_budget_bytes?;
     let tiers = &plan.kv_tiers;
     let beside = plan.total_bytes.saturating_sub(tiers.device_bytes + tiers.ram_bytes);
     let needed = plan.total_bytes.max(beside.saturating_add(tiers.least_near_bytes));
     let typed = typed_bytes(needed);
     let bytes = crate::parse_bytes("memory_budget_bytes", &typed).ok()?;
     let way = Way::new(options).and(format!("`memory_budget_bytes={typed}`"), |options| {
-        options.memory_budget_bytes = Some(bytes);
+        options.machine.memory_budget_bytes = Some(bytes);
     });
     let planner = Planner {
         available_bytes: bytes,
@@ -201,10 +204,10 @@ fn together(planner: &Planner<'_>, options: &EngineOptions) -> Option<Way> {
     let formats = [Format::F16, Format::Q8_0, Format::Q4_0];
     let batches = [1024, 256, 64]
         .into_iter()
-        .filter(|batch| *batch < options.batch_tokens);
+        .filter(|batch| *batch < options.machine.batch_tokens);
     let on_disk = batches.clone().filter_map(|batch| {
         let way = Way::new(options).with_disk().with_batch(batch);
-        let way = way.and("`slots=4`", |options| options.kv_tiers.slots = 4);
+        let way = way.and("`slots=4`", |options| options.cache.kv_tiers.slots = 4);
         budgets(planner, way)
     });
     let quantised =
@@ -212,9 +215,9 @@ fn together(planner: &Planner<'_>, options: &EngineOptions) -> Option<Way> {
     let shorter = quantised.filter_map(|way| {
         let plan = planner.plan_only(&way.options).ok()?;
         let tokens = plan.largest_context_tokens;
-        (tokens >= LEAST_CONTEXT_TOKENS && options.window.is_none()).then(|| {
+        (tokens >= LEAST_CONTEXT_TOKENS && options.sequence.window.is_none()).then(|| {
             way.and(format!("`context_tokens={tokens}`"), |options| {
-                options.context_tokens = Some(tokens);
+                options.model.context_tokens = Some(tokens);
             })
         })
     });

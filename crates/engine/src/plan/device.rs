@@ -47,14 +47,14 @@ impl DevicePlan {
         context: usize,
         has_weights: bool,
     ) -> Result<Self, EngineError> {
-        let batch = options.batch_tokens.min(context);
+        let batch = options.machine.batch_tokens.min(context);
         let room = room_options((config, cache_shape(config, options)?), options, context, 0);
         // Norms and biases are f32 there, whatever they are in the file.
         let vectors = 64 * (config.hidden_size + config.intermediate_size) * (config.layers + 1);
         let weights_bytes = config.weight_bytes.saturating_add(vectors as u64);
         let scratch_bytes = device.forward_bytes(config, batch).saturating_add(device.call_bytes(
             &room,
-            options.chunk_tokens.min(batch),
+            options.machine.chunk_tokens.min(batch),
             options.append_tokens().min(batch),
             context,
         ));
@@ -63,14 +63,15 @@ impl DevicePlan {
         // Some is left to the driver: compiled kernels, and what falls between allocations.
         let left = left - left / 32;
         let whole = device.room_bytes_for(&room, context);
-        let kv_budget_bytes = match options.kv_tiers.device_budget_bytes {
+        let kv_budget_bytes = match options.cache.kv_tiers.device_budget_bytes {
             0 => left.min(whole),
             budget => budget.min(whole),
         };
         Ok(Self {
             name: device.name().to_owned(),
             products: device.products(),
-            prefill: device.prefill_instructions(config.head_dim, [options.key_format, options.value_format])?,
+            prefill: device
+                .prefill_instructions(config.head_dim, [options.cache.key_format, options.cache.value_format])?,
             weights_bytes,
             scratch_bytes,
             kv_bytes: kv_budget_bytes,
@@ -129,20 +130,20 @@ pub(super) fn room_options(
         shape,
         heads: config.heads,
         budget_bytes,
-        slots: options.kv_tiers.slots,
-        estimate_bytes: if options.prefill.specs().any(PolicySpec::has_estimate) {
+        slots: options.cache.kv_tiers.slots,
+        estimate_bytes: if options.sequence.prefill.specs().any(PolicySpec::has_estimate) {
             ESTIMATE_BYTES
         } else {
             0
         },
-        bound_bytes: if options.decode.specs().any(PolicySpec::has_bounds) {
+        bound_bytes: if options.sequence.decode.specs().any(PolicySpec::has_bounds) {
             // The last block may hold one token.
-            options.decode.stored_bytes(&policy_shapes, context + 1024)
+            options.sequence.decode.stored_bytes(&policy_shapes, context + 1024)
         } else {
             0
         },
         mean_bytes: {
-            let specs = options.prefill.specs().chain(options.decode.specs());
+            let specs = options.sequence.prefill.specs().chain(options.sequence.decode.specs());
             let blocks = specs.filter_map(PolicySpec::summary_tokens);
             let most = blocks.map(|block| (context + 1).div_ceil(block)).max().unwrap_or(0);
             (8 * config.head_dim * config.kv_heads * config.attention_layers()) as u64 * most as u64

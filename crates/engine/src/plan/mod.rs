@@ -193,26 +193,26 @@ impl Planner<'_> {
 
     pub(crate) fn plan_only(&self, options: &EngineOptions) -> Result<MemoryPlan, EngineError> {
         options.validate()?;
-        if let Some(selection) = &options.token_selection {
+        if let Some(selection) = &options.model.token_selection {
             selection.check(self.config, options)?;
         }
         let (config, available_bytes) = (self.config, self.available_bytes);
         let asked = options.context_for(config.max_position)?;
         let shape = cache_shape(config, options)?;
-        let scans_keys = options.scans_keys();
-        let sliding = sliding_layers(config, options, options.window);
+        let scans_keys = options.sequence.scans_keys();
+        let sliding = sliding_layers(config, options, options.sequence.window);
         let parts = |context: usize| self.parts(options, &shape, &sliding, scans_keys, context);
         let largest_context_tokens = largest(config.max_position, |context| {
             let parts = parts(context);
             parts.total_bytes <= available_bytes && parts.kv_tiers.refusal.is_none()
         });
         // Nobody asked for the model's whole context: take what fits, unless nothing does.
-        let context_tokens = match options.context_tokens {
+        let context_tokens = match options.model.context_tokens {
             None if largest_context_tokens > 0 => largest_context_tokens,
             _ => asked,
         };
         let parts = parts(context_tokens);
-        let device = match &options.device {
+        let device = match &options.machine.device {
             Some(device) => Some(DevicePlan::new(
                 &**device,
                 config,
@@ -257,7 +257,7 @@ impl Planner<'_> {
             .recurrent_bytes(options)
             .saturating_add(scratch_bytes)
             .saturating_add(process.total_bytes());
-        let resident = match options.device {
+        let resident = match options.machine.device {
             None => beside.saturating_add(weights),
             Some(_) => beside,
         };
@@ -265,7 +265,7 @@ impl Planner<'_> {
         let tiers = planned_tiers(options, sliding, context, scans_keys, room);
         let kv_tiers = TierPlan::new(&tiers, shape, tiers.outlook.context_tokens);
         let pages = kv_tiers.device_bytes.saturating_add(kv_tiers.ram_bytes);
-        let total_bytes = match options.device {
+        let total_bytes = match options.machine.device {
             None => resident.saturating_add(pages),
             // Weights pass through main memory and are gone when the first page comes.
             Some(_) => weights
@@ -288,7 +288,7 @@ impl Planner<'_> {
 
 /// Sequences that are alive at a time.
 fn sequences(options: &EngineOptions) -> u64 {
-    options.sequences as u64
+    options.machine.sequences as u64
 }
 
 /// The shape of the cache a model needs under these options.
@@ -303,9 +303,9 @@ fn cache_shape(config: &ModelConfig, options: &EngineOptions) -> Result<CacheSha
     });
     let shape = CacheShape {
         layers: LayerShapes::new(&layers.collect::<Vec<_>>())?,
-        page_tokens: options.page_tokens,
-        key_format: options.key_format,
-        value_format: options.value_format,
+        page_tokens: options.cache.page_tokens,
+        key_format: options.cache.key_format,
+        value_format: options.cache.value_format,
     };
     shape.validate()?;
     Ok(shape)
@@ -313,20 +313,20 @@ fn cache_shape(config: &ModelConfig, options: &EngineOptions) -> Result<CacheSha
 
 /// What the policies of a model are built for: its layers that hold keys and values.
 pub fn policy_shapes(config: &ModelConfig, options: &EngineOptions) -> Vec<PolicyShape> {
-    let of_layer = |layer| Heads::of_layer(config, layer).for_policies(options.chunk_tokens);
+    let of_layer = |layer| Heads::of_layer(config, layer).for_policies(options.machine.chunk_tokens);
     config.cached_layers().map(of_layer).collect()
 }
 
 /// Bytes of everything a session holds beside weights and pages.
 fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) -> u64 {
-    let batch = options.batch_tokens.min(context);
+    let batch = options.machine.batch_tokens.min(context);
     // Two-phase policies hold the sums of a whole batch at once.
-    let chunk = if options.prefill.has_two_phases() {
+    let chunk = if options.sequence.prefill.has_two_phases() {
         batch
     } else {
-        options.chunk_tokens.min(batch)
+        options.machine.chunk_tokens.min(batch)
     };
-    let rotation = options.rotation();
+    let rotation = options.cache.rotation();
     let of_layer = |layer: usize| {
         let shape = config.attention_of(layer);
         let keys = shape.query_width() + shape.keys_width();
@@ -340,11 +340,11 @@ fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) 
         + (config.vocab_size * size_of::<f32>()) as u64
         + stored_bytes(config, options, context);
     // Answers of several sequences go through the layers beside a prompt.
-    let answers = match options.sequences {
+    let answers = match options.machine.sequences {
         1 => 0,
         rows => riffle_model::scratch_bytes(config, rows) + (rows * config.hidden_size * size_of::<f32>()) as u64,
     };
-    let selection = options.token_selection.as_ref();
+    let selection = options.model.token_selection.as_ref();
     let hidden = selection.map_or(0, |_| TokenSelection::hidden_bytes(config, options, context));
     riffle_model::scratch_bytes(config, batch)
         + answers
@@ -356,11 +356,11 @@ fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) 
 
 /// Bytes that drafts by the model's own layer for further tokens take beside its weights.
 fn predictor_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) -> u64 {
-    if !options.draft_predictor || config.predictor_bytes == 0 {
+    if !options.model.draft_predictor || config.predictor_bytes == 0 {
         return 0;
     }
     // Prompts and answers of several sequences go through the layers with scratch of their own.
-    let runners = options.sequences.min(2) as u64;
+    let runners = options.machine.sequences.min(2) as u64;
     let rows = PredictorRoom::rows_together(options);
     runners * PredictorForward::scratch_bytes(config, rows) + PredictorRoom::planned_bytes(config, options, context)
 }
@@ -368,5 +368,5 @@ fn predictor_bytes(config: &ModelConfig, options: &EngineOptions, context: usize
 /// Bytes of what the policies keep of the sequence.
 fn stored_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) -> u64 {
     let shapes = policy_shapes(config, options);
-    options.prefill.stored_bytes(&shapes, context) + options.decode.stored_bytes(&shapes, context)
+    options.sequence.prefill.stored_bytes(&shapes, context) + options.sequence.decode.stored_bytes(&shapes, context)
 }

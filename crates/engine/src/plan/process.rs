@@ -42,7 +42,7 @@ impl ProcessPlan {
     /// The process of a run with `context` tokens of a model whose vocabulary has `vocabulary` tokens; 0 without a tokenizer.
     pub(super) fn new(options: &EngineOptions, vocabulary: usize, context: usize) -> Self {
         let threads = rayon::current_num_threads() as u64;
-        let text = options.prompt.unwrap_or(PromptText {
+        let text = options.machine.prompt.unwrap_or(PromptText {
             bytes: TEXT_BYTES_PER_TOKEN * context as u64,
             prompts: 1,
         });
@@ -69,7 +69,10 @@ impl ProcessPlan {
 
 /// Bytes of the longest text that these options leave memory to encode.
 pub fn largest_text_bytes(options: &EngineOptions) -> u64 {
-    let available = options.memory_budget_bytes.unwrap_or_else(available_memory_bytes);
+    let available = options
+        .machine
+        .memory_budget_bytes
+        .unwrap_or_else(available_memory_bytes);
     available / (ENCODING_BYTES_PER_BYTE + 2)
 }
 

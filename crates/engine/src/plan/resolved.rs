@@ -36,7 +36,7 @@ impl Resolved {
             cache,
             policy: policy_shapes(config, options),
             tiers: session_tiers(config, options, plan),
-            rotation: options.rotation(),
+            rotation: options.cache.rotation(),
             room,
         })
     }

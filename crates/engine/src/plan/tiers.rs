@@ -77,8 +77,8 @@ pub(super) fn planned_tiers(
     scans_keys: bool,
     room_bytes: u64,
 ) -> KvTiers {
-    let mut tiers = options.kv_tiers.clone();
-    if let Some(device) = &options.device {
+    let mut tiers = options.cache.kv_tiers.clone();
+    if let Some(device) = &options.machine.device {
         // The device stands in front of main memory, which holds every page.
         tiers.device = device.pinned_memory();
         tiers.device_budget_bytes = 0;
@@ -87,10 +87,10 @@ pub(super) fn planned_tiers(
         tiers.ram_budget_bytes = Some(room_bytes.saturating_sub(tiers.device_budget_bytes));
     }
     tiers.outlook = Outlook {
-        context_tokens: options.pool_tokens.map_or(context, |tokens| tokens.max(context)),
+        context_tokens: options.cache.pool_tokens.map_or(context, |tokens| tokens.max(context)),
         append_tokens: options.append_tokens().min(context),
         scans_keys,
-        sequences: options.sequences,
+        sequences: options.machine.sequences,
         window_layers: sliding.iter().map(|sliding| sliding.layer).collect(),
         window_tokens: sliding.most_tokens(),
     };
@@ -99,8 +99,8 @@ pub(super) fn planned_tiers(
 
 /// The tiers of a session under a plan that fits.
 pub(super) fn session_tiers(config: &ModelConfig, options: &EngineOptions, plan: &MemoryPlan) -> KvTiers {
-    let sliding = sliding_layers(config, options, options.window);
-    let mut tiers = planned_tiers(options, &sliding, plan.context_tokens, options.scans_keys(), 0);
+    let sliding = sliding_layers(config, options, options.sequence.window);
+    let mut tiers = planned_tiers(options, &sliding, plan.context_tokens, options.sequence.scans_keys(), 0);
     tiers.ram_budget_bytes = plan.kv_tiers.ram_budget_bytes;
     if !tiers.has_farther() {
         // Nothing but memory: what the plan says of it is the budget.
@@ -117,8 +117,8 @@ pub(crate) fn sliding_layers(
     options: &EngineOptions,
     window: Option<StreamWindow>,
 ) -> SlidingLayers {
-    let keeps_all = window.is_some() || options.keeps_beginnings;
+    let keeps_all = window.is_some() || options.cache.keeps_beginnings;
     let layers = config.cached_layers().filter(|_| !keeps_all).enumerate();
     let windows = layers.filter_map(|(cached, layer)| Some((cached, (*config.windows.get(layer)?)?)));
-    SlidingLayers::new(windows, options.page_tokens, options.batch_tokens)
+    SlidingLayers::new(windows, options.cache.page_tokens, options.machine.batch_tokens)
 }

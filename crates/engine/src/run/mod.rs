@@ -153,8 +153,12 @@ impl KvReport {
         Self {
             tokens: usage.tokens,
             pages: usage.pages,
-            page_tokens: options.page_tokens,
-            format: format!("{}:{}", options.key_format.name(), options.value_format.name()),
+            page_tokens: options.cache.page_tokens,
+            format: format!(
+                "{}:{}",
+                options.cache.key_format.name(),
+                options.cache.value_format.name()
+            ),
             device_bytes: usage.bytes_by_tier.device + sequence.device_usage().page_bytes,
             ram_bytes: usage.bytes_by_tier.ram,
             disk_bytes: usage.bytes_by_tier.disk,
@@ -330,7 +334,7 @@ impl Finished {
         // The longest over all layers.
         let below = |rules: &PolicyRules, phase| {
             let layers = engine.resolved().policy.iter();
-            let of_layers = layers.map(|layer| dense_below(&rules.base, phase, layer, &options.cost));
+            let of_layers = layers.map(|layer| dense_below(&rules.base, phase, layer, &options.machine.cost));
             of_layers.max().unwrap_or(0)
         };
         RunReport {
@@ -355,25 +359,29 @@ impl Finished {
             density: sequence.pairs().density(),
             prefill_attention: sequence.attention_time(Phase::Prefill),
             decode_attention: sequence.attention_time(Phase::Decode),
-            prefill_policy: match options.auto_target {
+            prefill_policy: match options.sequence.auto_target {
                 Some(target) => format!("auto to {target}"),
-                None => options.prefill.to_string(),
+                None => options.sequence.prefill.to_string(),
             },
-            decode_policy: options.decode.to_string(),
-            depends_on_chunks: options.prefill.depends_on_chunks()
-                || options.decode.depends_on_chunks()
-                || options.window.is_some()
-                || options.auto_target.is_some()
-                || options.token_selection.is_some(),
-            prefill_dense_below: below(&options.prefill, Phase::Prefill),
-            decode_dense_below: below(&options.decode, Phase::Decode),
+            decode_policy: options.sequence.decode.to_string(),
+            depends_on_chunks: options.sequence.prefill.depends_on_chunks()
+                || options.sequence.decode.depends_on_chunks()
+                || options.sequence.window.is_some()
+                || options.sequence.auto_target.is_some()
+                || options.model.token_selection.is_some(),
+            prefill_dense_below: below(&options.sequence.prefill, Phase::Prefill),
+            decode_dense_below: below(&options.sequence.decode, Phase::Decode),
             audit: sequence.audit(),
             chat_template_applied: self.chat_template_applied,
             kv: KvReport::new(sequence),
             session: None,
             prefix_cache: None,
             shared_store: None,
-            activations: described_activations(engine.model().config(), options.activations, options.device.is_some()),
+            activations: described_activations(
+                engine.model().config(),
+                options.model.activations,
+                options.machine.device.is_some(),
+            ),
             plan: engine.plan().clone(),
             threads: rayon::current_num_threads(),
         }

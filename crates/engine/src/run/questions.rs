@@ -23,13 +23,14 @@ fn widest<T>(
     questions: usize,
     mut build: impl FnMut(EngineOptions) -> Option<T>,
 ) -> Option<T> {
-    let at_once = options.sequences.max(2) + 1..=questions.min(MOST_AT_ONCE);
+    let at_once = options.machine.sequences.max(2) + 1..=questions.min(MOST_AT_ONCE);
     at_once.rev().find_map(|sequences| {
-        build(EngineOptions {
-            sequences,
-            context_tokens: Some(context_tokens),
-            ..options.clone()
-        })
+        build(
+            options
+                .clone()
+                .with_sequences(sequences)
+                .with_context_tokens(Some(context_tokens)),
+        )
     })
 }
 
@@ -57,7 +58,7 @@ pub fn plan_questions(info: &ModelInfo, options: &EngineOptions, questions: usiz
 ///
 /// # Errors
 /// As [`run`](crate::run). Room in the plan is needed for the beginning and the longest rest and answer, and for the pages that
-/// each question writes: [`EngineOptions::sequences`] plans for it.
+/// each question writes: [`MachineOptions::sequences`] plans for it.
 pub fn run_questions(
     engine: &Arc<Engine>,
     request: &RunRequest,
@@ -65,7 +66,7 @@ pub fn run_questions(
     observe: &mut dyn FnMut(usize, RunEvent<'_>) -> ControlFlow<()>,
     done: &mut dyn FnMut(RunReport) -> ControlFlow<()>,
 ) -> Result<(), EngineError> {
-    if engine.options().token_selection.is_some() {
+    if engine.options().model.token_selection.is_some() {
         return run_each(engine, request, prompts, observe, done);
     }
     request.generate.sampling.validate()?;
@@ -231,7 +232,7 @@ impl Question {
         generate: &GenerateOptions,
     ) -> Result<Self, EngineError> {
         // The last token of an answer is drawn and not read.
-        let room = match scheduler.engine().options().window {
+        let room = match scheduler.engine().options().sequence.window {
             Some(_) => usize::MAX,
             None => scheduler.engine().plan().context_tokens - tokens.len() + 1,
         };

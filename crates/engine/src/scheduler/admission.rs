@@ -77,7 +77,7 @@ impl Scheduler {
 
     /// Parks the answer of the lowest priority below `priority`; false where there is none, or no room for a further sequence.
     fn make_place(&mut self, priority: i32) -> Result<bool, EngineError> {
-        if self.alive() - self.idle.len() >= self.engine.options().sequences {
+        if self.alive() - self.idle.len() >= self.engine.options().machine.sequences {
             return Ok(false);
         }
         let answers = self.running.iter().enumerate().rev();
@@ -126,7 +126,7 @@ impl Scheduler {
         };
         loop {
             let needed = self.taken_bytes() + self.growth_bytes(&started);
-            if needed <= self.capacity_bytes() && self.alive() < self.engine.options().sequences {
+            if needed <= self.capacity_bytes() && self.alive() < self.engine.options().machine.sequences {
                 self.running.push(started);
                 return None;
             }

@@ -87,7 +87,7 @@ impl Scheduler {
         let answers = answers.filter(|(_, running)| matches!(running.stage, Stage::Answering { .. }));
         let mut places: Vec<usize> = answers.map(|(place, _)| place).collect();
         // A device multiplies more rows in another way, with other bits than an answer has alone.
-        let device = self.engine.options().device.as_ref();
+        let device = self.engine.options().machine.device.as_ref();
         if let Some(few_rows) = device
             .map(|device| device.few_rows())
             .filter(|rows| places.len() > *rows)

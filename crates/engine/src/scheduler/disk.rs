@@ -54,7 +54,7 @@ fn keep(disk: &mut MeasuredPrefixCache, sequence: &Sequence, offered_tokens: usi
         .saturating_add(step_tokens(sequence))
         .min(sequence.prefilled());
     let kept = disk.store(sequence, asked)?;
-    let page = sequence.engine().options().page_tokens;
+    let page = sequence.engine().options().cache.page_tokens;
     // The budget is used up, or this sequence cannot be kept.
     Ok(if kept + page <= asked {
         sequence.prefilled()
@@ -138,7 +138,7 @@ impl Scheduler {
 
 /// True if a sequence has read more of a prompt than has been offered to the disk.
 fn is_worth_keeping(sequence: &Sequence, stored_tokens: usize) -> bool {
-    let page = sequence.engine().options().page_tokens;
+    let page = sequence.engine().options().cache.page_tokens;
     stored_tokens / page < sequence.prefilled() / page && can_share(sequence)
 }
 
@@ -146,7 +146,7 @@ fn is_worth_keeping(sequence: &Sequence, stored_tokens: usize) -> bool {
 fn step_tokens(sequence: &Sequence) -> usize {
     let (shape, page) = (
         sequence.pool().shape().bytes_per_token(),
-        sequence.engine().options().page_tokens,
+        sequence.engine().options().cache.page_tokens,
     );
     let pages = STEP_BYTES / (shape * page as u64).max(1);
     page * usize::try_from(pages.max(1)).unwrap_or(1)

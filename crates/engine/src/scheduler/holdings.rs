@@ -211,8 +211,8 @@ impl Scheduler {
 }
 
 fn blocks_up_to_states(sequence: &Sequence) -> Vec<(TextBlock, RowTier, HeldKind)> {
-    let page = sequence.engine().options().page_tokens;
-    let is_exact = sequence.options().prefill.is_dense() && sequence.engine().options().auto_target.is_none();
+    let page = sequence.engine().options().cache.page_tokens;
+    let is_exact = sequence.options().prefill.is_dense() && sequence.options().auto_target.is_none();
     if !is_exact || !serves_others(sequence) {
         return Vec::new();
     }
@@ -238,9 +238,8 @@ fn blocks_up_to_states(sequence: &Sequence) -> Vec<(TextBlock, RowTier, HeldKind
 /// The options of sequences whose pages are exact: those of the engine where it reads everything, else those of a request that asks for
 /// it. `None` where the engine chooses policies by itself.
 fn exact_options(engine: &Engine) -> Option<SequenceOptions> {
-    let options = engine.options();
-    let mut exact = SequenceOptions::of(options);
-    if options.auto_target.is_some() || exact.window.is_some() {
+    let mut exact = engine.options().sequence.clone();
+    if exact.auto_target.is_some() || exact.window.is_some() {
         return None;
     }
     if !exact.prefill.is_dense() {

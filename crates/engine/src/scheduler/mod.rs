@@ -55,7 +55,7 @@ use step::Tell;
 /// How a scheduler shares an engine.
 #[derive(Debug, Clone)]
 pub struct SchedulerOptions {
-    /// Requests that read or answer at a time, at most. Others wait. At most [`EngineOptions::sequences`]: what is left of these
+    /// Requests that read or answer at a time, at most. Others wait. At most [`MachineOptions::sequences`]: what is left of these
     /// are parked answers and sequences whose owners have gone.
     pub most_running: usize,
     /// Share of the time that prompts get while answers are written, above 0 and below 1.
@@ -72,7 +72,7 @@ impl SchedulerOptions {
     /// As many requests at a time as the engine has sequences, half of the time for prompts, nothing on disk.
     pub fn of(options: &EngineOptions) -> Self {
         Self {
-            most_running: options.sequences,
+            most_running: options.machine.sequences,
             prompt_share: 0.5,
             prefix_cache: None,
             shared_store: None,
@@ -201,7 +201,7 @@ impl Scheduler {
     /// [`EngineError::Option`] for an option out of range; [`EngineError::Kv`] when the folder of the disk tier or of the prefix
     /// cache cannot be written to.
     pub fn new(engine: &Arc<Engine>, options: SchedulerOptions) -> Result<Self, EngineError> {
-        if let Some(selection) = engine.options().token_selection {
+        if let Some(selection) = engine.options().model.token_selection {
             return Err(selection.refuse("requests that share an engine read every token in every layer"));
         }
         if options.most_running == 0 {
@@ -211,12 +211,12 @@ impl Scheduler {
                 "at least 1 request must be able to run",
             ));
         }
-        if options.most_running > engine.options().sequences {
+        if options.most_running > engine.options().machine.sequences {
             return Err(EngineError::option(
                 "sequences",
-                engine.options().sequences,
+                engine.options().machine.sequences,
                 format!(
-                    "{} requests are to run at a time: give EngineOptions::sequences that number at least",
+                    "{} requests are to run at a time: give MachineOptions::sequences that number at least",
                     options.most_running
                 ),
             ));

@@ -71,7 +71,7 @@ impl Scheduler {
     /// Begins a pass with the next logical batch of the prompt that was admitted first, and with those of others that fit in beside
     /// it. A prompt is cut where it would be cut alone.
     fn begin_reading(&mut self, tell: &mut Tell<'_>) -> Result<Option<PromptPass>, EngineError> {
-        let most = self.engine.options().batch_tokens;
+        let most = self.engine.options().machine.batch_tokens;
         let (mut parts, mut rows, mut refused) = (Vec::new(), 0, Vec::new());
         for (place, running) in self.running.iter_mut().enumerate() {
             let Stage::Reading {

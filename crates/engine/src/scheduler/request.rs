@@ -96,7 +96,7 @@ impl Request {
     pub(super) fn sequence_options(&self, engine: &Engine) -> SequenceOptions {
         self.sequence
             .clone()
-            .unwrap_or_else(|| SequenceOptions::of(engine.options()))
+            .unwrap_or_else(|| engine.options().sequence.clone())
     }
 
     /// Tokens that its sequence holds at most. The last token of an answer is not read.
@@ -115,7 +115,7 @@ impl Request {
             return engine.check_context("the prompt and the answer", self.most_tokens());
         };
         let (config, engine_options) = (engine.model().config(), engine.options());
-        let most = window.whole_tokens(engine_options.page_tokens) + engine_options.chunk_tokens;
+        let most = window.whole_tokens(engine_options.cache.page_tokens) + engine_options.machine.chunk_tokens;
         if most <= engine.plan().context_tokens.min(config.max_position) {
             Ok(())
         } else {

@@ -265,7 +265,7 @@ impl Scheduler {
     /// Drops idle sequences until there is room for so much; false where the others take it all.
     pub(super) fn make_room(&mut self, wanted: Amount) -> bool {
         loop {
-            let places = self.alive() + wanted.sequences <= self.engine.options().sequences;
+            let places = self.alive() + wanted.sequences <= self.engine.options().machine.sequences;
             let bytes = self.taken_bytes().saturating_add(wanted.bytes) <= self.capacity_bytes();
             if places && bytes {
                 return true;

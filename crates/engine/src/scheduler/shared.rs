@@ -291,6 +291,6 @@ fn publish(
 
 /// True if a sequence has read more of a prompt than has been offered.
 fn is_worth_publishing(sequence: &Sequence, offered: usize) -> bool {
-    let page = sequence.engine().options().page_tokens;
+    let page = sequence.engine().options().cache.page_tokens;
     offered / page < sequence.prefilled() / page && can_share(sequence)
 }

@@ -155,7 +155,7 @@ impl Sequence {
         let shapes = &engine.resolved().policy;
         let policies = |rules: &PolicyRules, phase| {
             rules.check_places(shapes)?;
-            PolicySet::new(rules, phase, shapes, &engine_options.cost)
+            PolicySet::new(rules, phase, shapes, &engine_options.machine.cost)
         };
         let (prefill, decode) = (
             policies(&options.prefill, Phase::Prefill)?,
@@ -163,12 +163,12 @@ impl Sequence {
         );
         let mut attention = AttentionState::new(cache, reader, prefill, decode);
         attention.sliding = engine.sliding_layers(options.window);
-        let target = engine_options.auto_target;
+        let target = options.auto_target;
         attention.audit = (options.audit || target.is_some()).then(|| {
             let layers = config.cached_layers().map(|layer| Heads::of_layer(config, layer));
             Audit::new(layers.collect(), target.unwrap_or(0.0))
         });
-        attention.auto = target.map(|_| Auto::new(shapes, &engine_options.cost, engine.plan().context_tokens));
+        attention.auto = target.map(|_| Auto::new(shapes, &engine_options.machine.cost, engine.plan().context_tokens));
         // A window moves the tokens, and nothing is drafted.
         let predictor_room = engine.predictor_room().filter(|_| options.window.is_none());
         Ok(Self {
@@ -331,7 +331,7 @@ impl Sequence {
         self.attention.counters.pairs
     }
 
-    /// How much of the true attention was kept so far, where [`EngineOptions::audit`](crate::EngineOptions::audit) or `auto_target` is
+    /// How much of the true attention was kept so far, where [`SequenceOptions::audit`](crate::SequenceOptions::audit) or `auto_target` is
     /// on.
     pub fn audit(&self) -> Option<AuditReport> {
         self.attention.audit.as_ref().map(Audit::report)
@@ -341,7 +341,7 @@ impl Sequence {
     /// over the keys for each of them.
     ///
     /// # Errors
-    /// [`EngineError::Option`] where [`EngineOptions::audit`](crate::EngineOptions::audit) is off.
+    /// [`EngineError::Option`] where [`SequenceOptions::audit`](crate::SequenceOptions::audit) is off.
     pub fn observe_audit(
         &mut self,
         observer: impl FnMut(&AuditedQuery<'_>) + Send + Sync + 'static,
@@ -532,8 +532,8 @@ impl Sequence {
         let options = self.setting.engine.options();
         match self.setting.options.window {
             // Pages are freed between batches.
-            Some(_) => options.chunk_tokens,
-            None => options.batch_tokens,
+            Some(_) => options.machine.chunk_tokens,
+            None => options.machine.batch_tokens,
         }
     }
 }

@@ -87,7 +87,7 @@ impl Sequence {
     /// [`EngineError::Kv`] when the file cannot be read or is damaged, or the pool has no room.
     pub fn restore(engine: &Arc<Engine>, pool: &PagePool, path: impl AsRef<Path>) -> Result<Self, EngineError> {
         let path = path.as_ref();
-        let options = SequenceOptions::of(engine.options());
+        let options = engine.options().sequence.clone();
         let origin = origin(engine, &options)?;
         let saved_origin = KvCache::saved_identity(path)?;
         if let Some((what, now, saved)) = origin.difference(&saved_origin) {
@@ -105,7 +105,7 @@ impl Sequence {
             error => error.into(),
         })?;
         let record: Record = postcard::from_bytes(&record).map_err(|_| unreadable(path))?;
-        if record.tokens.len() > engine.plan().context_tokens && engine.options().window.is_none() {
+        if record.tokens.len() > engine.plan().context_tokens && engine.options().sequence.window.is_none() {
             return Err(too_long(record.tokens.len()));
         }
         sequence.attention.cache = cache;

@@ -36,7 +36,7 @@ impl Sequence {
             return Ok(());
         };
         let (engine, tokens) = (&self.setting.engine, self.text.tokens.len());
-        let page = engine.options().page_tokens;
+        let page = engine.options().cache.page_tokens;
         let sink_pages = window.sink_tokens.div_ceil(page);
         let Slot(next) = self.attention.slot(tokens);
         let window_page = (next + 1).saturating_sub(window.window_tokens) / page;

@@ -14,7 +14,7 @@ use crate::compress::compress_sequence;
 use crate::draft::{AnswerStep, DraftedAnswer, go_on};
 use crate::pass::{PrefillProgress, Runner, Work};
 use crate::sequence::{check_logits, check_room, common_prefix};
-use crate::{CompressOptions, Compressed, Engine, EngineError, Sequence, SequenceOptions};
+use crate::{CompressOptions, Compressed, Engine, EngineError, Sequence};
 
 /// One [`Sequence`] and the [`Runner`] that reads tokens into it: the face of the engine for one text at a time.
 pub struct Session {
@@ -31,7 +31,7 @@ impl Session {
     /// # Errors
     /// [`EngineError::Policy`] when a policy does not support the phase it was chosen for.
     pub fn new(engine: &Arc<Engine>) -> Result<Self, EngineError> {
-        let options = SequenceOptions::of(engine.options());
+        let options = engine.options().sequence.clone();
         Ok(Self::of(Sequence::new(engine, &engine.page_pool()?, options)?))
     }
 
@@ -314,7 +314,7 @@ impl Session {
             again.extend_from_slice(tokens);
             return self.read_prompt(&again, observe, wanted, take);
         }
-        let selection = self.engine().options().token_selection;
+        let selection = self.engine().options().model.token_selection;
         if let Some(selection) = selection.filter(|_| self.tokens().is_empty()) {
             if take.is_some() {
                 return Err(selection.refuse("upper layers have no logits of tokens that they do not read"));

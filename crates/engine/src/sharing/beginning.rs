@@ -17,7 +17,7 @@ const RECURRENT_STEP: usize = 64;
 pub fn prefix_cuts(sequence: &Sequence, tokens: usize) -> Vec<usize> {
     let whole = servable_tokens(sequence);
     if !sequence.recurrence().is_recurrent() {
-        let (page, grid) = (sequence.engine().options().page_tokens, prompt_grid(sequence));
+        let (page, grid) = (sequence.engine().options().cache.page_tokens, prompt_grid(sequence));
         let cut = whole / lcm(page, grid) * lcm(page, grid);
         return Vec::from_iter((cut > sequence.tokens().len() && whole < tokens).then_some(cut));
     }
@@ -38,7 +38,7 @@ pub fn prefix_cuts(sequence: &Sequence, tokens: usize) -> Vec<usize> {
 /// these layers' own.
 pub(crate) fn state_step(sequence: &Sequence) -> usize {
     let steps = [
-        sequence.engine().options().page_tokens,
+        sequence.engine().options().cache.page_tokens,
         prompt_grid(sequence),
         RECURRENT_STEP,
     ];
@@ -70,7 +70,7 @@ pub(crate) fn servable_tokens(sequence: &Sequence) -> usize {
     let window = sequence
         .options()
         .window
-        .map(|window| window.whole_tokens(options.page_tokens));
+        .map(|window| window.whole_tokens(options.cache.page_tokens));
     window
         .or(sequence.attention().sliding.whole_tokens())
         .unwrap_or(usize::MAX)
@@ -78,7 +78,7 @@ pub(crate) fn servable_tokens(sequence: &Sequence) -> usize {
 
 /// True if the recurrent state is the one after whole pages of prompt.
 pub(super) fn keeps_state(sequence: &Sequence) -> bool {
-    let (page, held) = (sequence.engine().options().page_tokens, sequence.tokens().len());
+    let (page, held) = (sequence.engine().options().cache.page_tokens, sequence.tokens().len());
     let is_at_page = held > 0 && held.is_multiple_of(page);
     sequence.recurrence().state.tokens() == Some(sequence.prefilled()) && is_at_page
 }
@@ -120,7 +120,7 @@ pub(crate) fn known_beginning(sequence: &Sequence, tokens: &[u32]) -> usize {
 
 /// Refuses policies that pages of another sequence cannot serve.
 pub(crate) fn check_prefix(sequence: &Sequence) -> Result<(), EngineError> {
-    if let Some(selection) = sequence.engine().options().token_selection {
+    if let Some(selection) = sequence.engine().options().model.token_selection {
         return Err(
             selection.refuse("the keys that it leaves depend on a prompt's end, so no other prompt can use them")
         );
@@ -148,16 +148,23 @@ pub(crate) fn prefix_identity(sequence: &Sequence) -> Result<Vec<u8>, EngineErro
     }
     if !sequence.options().prefill.is_dense() {
         // What such a policy chooses depends on the chunk it is asked for.
-        origin.add(CHUNKS, format!("{} {}", options.batch_tokens, options.chunk_tokens));
+        origin.add(
+            CHUNKS,
+            format!("{} {}", options.machine.batch_tokens, options.machine.chunk_tokens),
+        );
     }
     Ok(origin.to_bytes())
 }
 
 /// A prompt is cut into chunks at these places, whatever its length: to go on from there gives the same chunks.
 fn chunk_grid(options: &EngineOptions) -> usize {
-    if options.batch_tokens.is_multiple_of(options.chunk_tokens) {
-        options.chunk_tokens
+    if options
+        .machine
+        .batch_tokens
+        .is_multiple_of(options.machine.chunk_tokens)
+    {
+        options.machine.chunk_tokens
     } else {
-        options.batch_tokens
+        options.machine.batch_tokens
     }
 }

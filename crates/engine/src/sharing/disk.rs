@@ -25,7 +25,7 @@ pub(crate) struct PrefixSearch {
 /// A model with recurrent layers finds the beginnings whose state was kept with them ([`store_prefix`]).
 ///
 /// With a window ([`StreamWindow`](crate::StreamWindow)), and where layers have windows of their own that
-/// [`EngineOptions::keeps_beginnings`](crate::EngineOptions::keeps_beginnings) does not keep whole, it finds at most what is read before the first page leaves.
+/// [`CacheOptions::keeps_beginnings`](crate::CacheOptions::keeps_beginnings) does not keep whole, it finds at most what is read before the first page leaves.
 ///
 /// With full attention that holds to the bit. A sparse prefill policy finds only pages that it made itself, cut into
 /// the same chunks: as good as its own, and the same to the bit where its choices do not depend on where a prompt
@@ -51,7 +51,7 @@ pub(crate) fn find_prefix(
     let identity = prefix_identity(sequence)?;
     let (shape, page) = (
         *sequence.attention().cache.shape(),
-        sequence.engine().options().page_tokens,
+        sequence.engine().options().cache.page_tokens,
     );
     let grid = prompt_grid(sequence);
     let most = tokens.len().saturating_sub(1).min(servable_tokens(sequence)) / grid * grid;
@@ -89,7 +89,7 @@ pub(crate) fn fill_next(
     if search.tokens <= sequence.tokens().len() {
         return Ok(false);
     }
-    let (page, grid) = (sequence.engine().options().page_tokens, prompt_grid(sequence));
+    let (page, grid) = (sequence.engine().options().cache.page_tokens, prompt_grid(sequence));
     let step = lcm(page, grid);
     // A page that is held in part is filled anew.
     let held = sequence.tokens().len() / step * step;
@@ -142,7 +142,7 @@ pub(crate) fn fill_next(
 /// prefix cache take.
 ///
 /// Where a window, the sequence's or a layer's, has moved on nothing is kept any more
-/// ([`EngineOptions::keeps_beginnings`](crate::EngineOptions::keeps_beginnings)). The state of recurrent layers is kept with the pages where the sequence holds whole pages of prompt and nothing else; a
+/// ([`CacheOptions::keeps_beginnings`](crate::CacheOptions::keeps_beginnings)). The state of recurrent layers is kept with the pages where the sequence holds whole pages of prompt and nothing else; a
 /// model with such layers keeps nothing elsewhere. So it is called on the way, at [`prefix_cuts`](crate::prefix_cuts).
 ///
 /// # Errors
@@ -184,13 +184,11 @@ mod tests {
     #[test]
     fn a_prefix_cache_that_fails_half_way_leaves_no_pages_without_their_recurrent_state() {
         let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/model-hybrid");
-        let options = EngineOptions {
-            context_tokens: Some(1024),
-            batch_tokens: 64,
-            chunk_tokens: 64,
-            page_tokens: 32,
-            ..EngineOptions::default()
-        };
+        let options = EngineOptions::default()
+            .with_context_tokens(Some(1024))
+            .with_batch_tokens(64)
+            .with_chunk_tokens(64)
+            .with_page_tokens(32);
         let engine = Engine::load(model, options).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let cache = PrefixCache::open(folder.path(), u64::MAX).unwrap();

@@ -165,7 +165,7 @@ impl SharedPrefixes {
             let before = offered;
             offered = publish(sequence, self, offered)?;
             let left = until.saturating_duration_since(Instant::now());
-            if offered + sequence.engine().options().page_tokens > sequence.prefilled() {
+            if offered + sequence.engine().options().cache.page_tokens > sequence.prefilled() {
                 self.flush(left);
                 return Ok(());
             }
@@ -201,7 +201,7 @@ pub(crate) fn begin_fetch(
     tokens: &[u32],
 ) -> Result<SharedSearch, EngineError> {
     let identity = shared_identity(sequence, shared.any_machine)?;
-    let (page, grid) = (sequence.engine().options().page_tokens, prompt_grid(sequence));
+    let (page, grid) = (sequence.engine().options().cache.page_tokens, prompt_grid(sequence));
     let most = tokens.len().saturating_sub(1).min(servable_tokens(sequence)) / grid * grid;
     let step = lcm(page, grid);
     let held = sequence.tokens().len() / step * step;
@@ -392,7 +392,7 @@ pub(crate) fn publish(sequence: &Sequence, shared: &SharedPrefixes, from: usize)
             .blocks
             .publish_note(sequence.attention().cache.shape(), &identity, read, note)
         {
-            return Ok(offered - sequence.engine().options().page_tokens);
+            return Ok(offered - sequence.engine().options().cache.page_tokens);
         }
     }
     Ok(offered)
@@ -409,7 +409,7 @@ fn shared_identity(sequence: &Sequence, any_machine: bool) -> Result<Vec<u8>, En
 /// What decides over the last bits of keys and values beside the model and its options: attention sums in the order of its vectors,
 /// and angles come from the system's mathematics.
 fn machine(engine: &crate::Engine) -> String {
-    let device = match &engine.options().device {
+    let device = match &engine.options().machine.device {
         Some(_) => "cuda",
         None => "cpu",
     };
@@ -445,14 +445,12 @@ mod tests {
             ("model", "streaming", false),
             ("model-hybrid", "full", false),
         ] {
-            let options = EngineOptions {
-                context_tokens: Some(1024),
-                batch_tokens: 128,
-                chunk_tokens: 64,
-                page_tokens: 32,
-                prefill: prefill_policy.parse().unwrap(),
-                ..EngineOptions::default()
-            };
+            let options = EngineOptions::default()
+                .with_context_tokens(Some(1024))
+                .with_batch_tokens(128)
+                .with_chunk_tokens(64)
+                .with_page_tokens(32)
+                .with_prefill(prefill_policy.parse().unwrap());
             let engine = Engine::load(riffle_testing::fixture(model), options).unwrap();
             let store = riffle_testing::store::FakeStore::default();
             let open = || {

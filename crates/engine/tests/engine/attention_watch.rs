@@ -9,14 +9,12 @@ use crate::testing::device::{MODEL, any_device, options};
 use crate::testing::{fixture, go_on, largest_difference, prompt, small_engine};
 
 fn small(audit: bool) -> EngineOptions {
-    EngineOptions {
-        context_tokens: Some(256),
-        batch_tokens: 64,
-        chunk_tokens: 32,
-        page_tokens: 16,
-        audit,
-        ..EngineOptions::default()
-    }
+    EngineOptions::default()
+        .with_context_tokens(Some(256))
+        .with_batch_tokens(64)
+        .with_chunk_tokens(32)
+        .with_page_tokens(16)
+        .with_audit(audit)
 }
 
 /// Reads a text, then a question and an answer of given tokens under watch. Logits after each step, and what was seen.
@@ -42,11 +40,9 @@ fn read(engine: &Arc<Engine>, watches: bool) -> (Vec<f32>, Option<AttentionWatch
 #[test]
 fn a_watch_changes_no_bit_and_holds_all_mass() {
     for policy in ["full", "streaming:sinks=8,window=24"] {
-        let options = EngineOptions {
-            prefill: policy.parse().unwrap(),
-            decode: policy.parse().unwrap(),
-            ..small(false)
-        };
+        let options = small(false)
+            .with_prefill(policy.parse().unwrap())
+            .with_decode(policy.parse().unwrap());
         let engine = small_engine(options);
         let (plain, nothing) = read(&engine, false);
         let (watched, seen) = read(&engine, true);

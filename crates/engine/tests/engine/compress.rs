@@ -14,13 +14,11 @@ use riffle_engine::{
 const TOKENS: usize = 300;
 
 fn options() -> EngineOptions {
-    EngineOptions {
-        context_tokens: Some(512),
-        batch_tokens: 128,
-        chunk_tokens: 64,
-        page_tokens: 16,
-        ..Default::default()
-    }
+    EngineOptions::default()
+        .with_context_tokens(Some(512))
+        .with_batch_tokens(128)
+        .with_chunk_tokens(64)
+        .with_page_tokens(16)
 }
 
 /// Each method; the models of these tests have no tokenizer.
@@ -95,10 +93,7 @@ fn a_share_of_one_changes_nothing() {
 
 #[test]
 fn protected_tokens_alone_are_read_as_sinks_and_a_window() {
-    let engine = small_engine(EngineOptions {
-        decode: "streaming:sinks=4,window=33,from=0".parse().unwrap(),
-        ..options()
-    });
+    let engine = small_engine(options().with_decode("streaming:sinks=4,window=33,from=0".parse().unwrap()));
     let mut windowed = session(&engine, &prompt(TOKENS));
     windowed.advance(7).unwrap();
     let engine = small_engine(options());
@@ -150,10 +145,7 @@ fn a_compressed_session_is_saved_restored_forked_and_goes_on() {
 #[test]
 fn equal_heads_are_compressed_alike_by_every_policy_of_the_prompt() {
     for prefill in ["streaming:sinks=4,window=40,from=0", "h2o-chunk:from=0,local=4,heavy=8"] {
-        let engine = small_engine(EngineOptions {
-            prefill: prefill.parse().unwrap(),
-            ..options()
-        });
+        let engine = small_engine(options().with_prefill(prefill.parse().unwrap()));
         for asked in methods(0.4) {
             let asked = CompressOptions {
                 spread: Spread::Head,
@@ -198,11 +190,7 @@ fn a_device_compresses_as_the_processor_does() {
     use crate::testing::device::{MODEL, any_device, difference};
     let tokens = prompt(150);
     let run = |device| {
-        let options = EngineOptions {
-            device,
-            page_tokens: 64,
-            ..options()
-        };
+        let options = options().with_device(device).with_page_tokens(64);
         let engine = Engine::load(fixture(MODEL), options).unwrap();
         methods(0.5).map(|asked| {
             let mut session = session(&engine, &tokens);
@@ -250,10 +238,7 @@ fn what_cannot_be_compressed_says_why_and_stays_as_it_is() {
     let wordless = CompressOptions::new(CompressMethod::KVZIP, 0.5);
     refused(&mut session(&engine, &prompt(40)), &wordless, "tokenizer");
 
-    let evicting = small_engine(EngineOptions {
-        decode: "h2o:budget=100,recent=32,observed=16".parse().unwrap(),
-        ..options()
-    });
+    let evicting = small_engine(options().with_decode("h2o:budget=100,recent=32,observed=16".parse().unwrap()));
     refused(&mut session(&evicting, &prompt(200)), &expected, "`decode`");
     let window = StreamWindow {
         window_tokens: 64,

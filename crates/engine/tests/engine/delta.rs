@@ -151,12 +151,10 @@ fn prompts_cut_at_multiples_of_delta_have_the_same_bits() {
 }
 
 fn options(prefill: &str) -> EngineOptions {
-    EngineOptions {
-        prefill: prefill.parse().unwrap(),
-        chunk_tokens: 64,
-        page_tokens: 32,
-        ..Default::default()
-    }
+    EngineOptions::default()
+        .with_prefill(prefill.parse().unwrap())
+        .with_chunk_tokens(64)
+        .with_page_tokens(32)
 }
 
 #[test]
@@ -177,10 +175,7 @@ fn queries_that_all_read_everything_have_the_logits_of_dense_attention() {
 #[test]
 fn an_audit_sees_corrected_outputs() {
     let audited = |prefill: &str| {
-        let options = EngineOptions {
-            audit: true,
-            ..options(prefill)
-        };
+        let options = options(prefill).with_audit(true);
         let mut session = Session::new(&small_engine(options)).unwrap();
         session.prefill(&prompt(300), &mut go_on).unwrap();
         session.sequence().audit().expect("an audit")

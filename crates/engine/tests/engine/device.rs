@@ -25,10 +25,7 @@ fn a_model_on_a_device_gives_the_logits_of_the_cpu() {
 #[test]
 fn a_hybrid_on_a_device_gives_the_logits_of_the_cpu_and_goes_on_where_its_state_is_taken() {
     let device = any_device();
-    let batches = |device: Option<Gpu>| EngineOptions {
-        batch_tokens: 64,
-        ..options(device)
-    };
+    let batches = |device: Option<Gpu>| options(device).with_batch_tokens(64);
     let hybrid = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/vectors/qwen3_5-0");
     let cpu = load(&hybrid, batches(None));
     let there = load(&hybrid, batches(Some(device)));
@@ -84,18 +81,18 @@ fn what_the_device_appends_is_the_same_in_its_pages_and_in_main_memory() {
     let device = any_device();
     let tokens = prompt(100);
     for (key_format, value_format) in [(Format::Q8_0, Format::Q4_0), (Format::Q4_0, Format::Bf16)] {
-        let encoded = |options: EngineOptions| EngineOptions {
-            key_format,
-            value_format,
-            rotate: Some(true),
-            ..options
+        let encoded = |options: EngineOptions| {
+            options
+                .with_key_format(key_format)
+                .with_value_format(value_format)
+                .with_rotate(Some(true))
         };
         // Read where they were appended, read from main memory, and read by the CPU.
         let resident = logits(&load(&fixture(MODEL), encoded(options(Some(device.clone())))), &tokens);
         let mut far = encoded(far(&device, 2, 3));
-        far.chunk_tokens = 30;
+        far.machine.chunk_tokens = 30;
         let mut short = encoded(options(Some(device.clone())));
-        short.chunk_tokens = 30;
+        short.machine.chunk_tokens = 30;
         assert!(logits(&load(&fixture(MODEL), far), &tokens) == logits(&load(&fixture(MODEL), short), &tokens));
         let cpu = logits(&load(&fixture(MODEL), encoded(options(None))), &tokens);
         let found = difference(&resident, &cpu);
@@ -110,7 +107,7 @@ fn quest_ranks_by_bounds_on_the_device_as_a_session_of_the_cpu_does() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("session");
     let with = |mut options: EngineOptions| {
-        options.decode = "quest:from=0,topk=2,threshold=2,block=16,dense_layers=0"
+        options.sequence.decode = "quest:from=0,topk=2,threshold=2,block=16,dense_layers=0"
             .parse()
             .unwrap();
         load(&fixture(MODEL), options)
@@ -167,8 +164,8 @@ fn policies_read_the_same_wherever_pages_lie() {
         ("streaming:sinks=4,window=50,delta=16", "full"),
     ] {
         let with = |mut options: EngineOptions| {
-            options.prefill = prefill.parse().unwrap();
-            options.decode = decode.parse().unwrap();
+            options.sequence.prefill = prefill.parse().unwrap();
+            options.sequence.decode = decode.parse().unwrap();
             load(&fixture(MODEL), options)
         };
         let resident = logits(&with(options(Some(device.clone()))), &tokens);
@@ -191,7 +188,7 @@ fn what_policies_evict_leaves_the_device_as_well() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("session");
     let mut options = options(Some(device));
-    options.decode = "h2o:budget=60,recent=16,observed=8".parse().unwrap();
+    options.sequence.decode = "h2o:budget=60,recent=16,observed=8".parse().unwrap();
     let engine = load(&fixture(MODEL), options);
     let mut session = Session::new(&engine).unwrap();
     session.prefill(&prompt(140), &mut go_on).unwrap();
@@ -361,20 +358,11 @@ fn what_a_device_cannot_do_is_said_before_anything_is_loaded() {
     let device = any_device();
     let refused = |options: EngineOptions| Engine::load(fixture(MODEL), options).err().unwrap().to_string();
     let here = || options(Some(device.clone()));
-    let error = refused(EngineOptions {
-        key_format: Format::F32,
-        ..here()
-    });
+    let error = refused(here().with_key_format(Format::F32));
     assert!(error.contains("kv_type") && error.contains("`device=cpu`"), "{error}");
-    let error = refused(EngineOptions {
-        page_tokens: 48,
-        ..here()
-    });
+    let error = refused(here().with_page_tokens(48));
     assert!(error.contains("page_tokens"), "{error}");
-    let error = refused(EngineOptions {
-        attention: AttentionPrecision::Rounded,
-        ..here()
-    });
+    let error = refused(here().with_attention(AttentionPrecision::Rounded));
     assert!(
         error.contains("attention") && error.contains("is rounded") && error.contains("`device=cpu`"),
         "{error}"
@@ -386,23 +374,17 @@ fn what_a_device_cannot_do_is_said_before_anything_is_loaded() {
     let error = refused(options(Some(small)));
     assert!(error.contains("does not fit: weights"), "{error}");
     let mut tiny = here();
-    tiny.kv_tiers.device_budget_bytes = 1000;
+    tiny.cache.kv_tiers.device_budget_bytes = 1000;
     let error = refused(tiny);
     assert!(error.contains("`device_budget_bytes` from"), "{error}");
 }
 
 #[test]
 fn a_device_that_is_merely_there_is_left_alone_where_it_does_not_serve() {
-    let options = EngineOptions {
-        preferred_device: Some(Arc::new(any_device())),
-        ..options(None)
-    };
+    let options = options(None).with_preferred_device(Some(Arc::new(any_device())));
     let engine = load(&fixture(MODEL), options.clone());
     assert!(engine.plan().device.is_some());
-    let other = EngineOptions {
-        key_format: Format::F32,
-        ..options
-    };
+    let other = options.with_key_format(Format::F32);
     assert!(load(&fixture(MODEL), other).plan().device.is_none());
     for (name, part) in [("cuda:99", "99"), ("gpu", "cuda:N"), ("cuda:x", "cuda:N")] {
         let open = |ordinal: usize| Err(DeviceError::new(format!("there is no device {ordinal}")));
@@ -417,10 +399,7 @@ fn a_device_that_is_merely_there_is_left_alone_where_it_does_not_serve() {
 #[test]
 fn an_endless_window_moves_on_the_device_as_on_the_cpu() {
     let windowed = |options: EngineOptions| {
-        let options = EngineOptions {
-            context_tokens: None,
-            ..options
-        };
+        let options = options.with_context_tokens(None);
         let window = StreamWindow {
             window_tokens: 100,
             sink_tokens: 16,

@@ -33,10 +33,7 @@ fn logits_and_returned(engine: &Arc<Engine>, tokens: &[u32]) -> (Vec<Vec<f32>>, 
 /// An audit looks at what attention returns, so that it comes to main memory, is merged and rotated back there and returns.
 #[track_caller]
 fn assert_the_same_with_an_audit(path: &Path, options: EngineOptions, tokens: &[u32], what: &str) {
-    let audited = EngineOptions {
-        audit: true,
-        ..options.clone()
-    };
+    let audited = options.clone().with_audit(true);
     let (there, returned) = logits_and_returned(&load(path, options), tokens);
     assert_eq!(returned, 0, "{what}");
     let (here, returned) = logits_and_returned(&load(path, audited), tokens);
@@ -53,17 +50,15 @@ fn what_attention_returns_stays_on_the_device_with_the_bits_it_has_in_main_memor
         (Format::Q4_0, Format::Q8_0, true, 64, false),
         (Format::Bf16, Format::Q8_0, true, 30, false),
     ] {
-        let options = EngineOptions {
-            key_format,
-            value_format,
-            rotate: Some(rotate),
-            chunk_tokens,
-            ..if are_near {
-                options(Some(device.clone()))
-            } else {
-                far(&device, 2, 3)
-            }
-        };
+        let options = if are_near {
+            options(Some(device.clone()))
+        } else {
+            far(&device, 2, 3)
+        }
+        .with_key_format(key_format)
+        .with_value_format(value_format)
+        .with_rotate(Some(rotate))
+        .with_chunk_tokens(chunk_tokens);
         let what = format!("{key_format:?} {value_format:?} {chunk_tokens} {are_near}");
         assert_the_same_with_an_audit(&fixture(MODEL), options, &prompt(100), &what);
     }
@@ -74,14 +69,12 @@ fn gated_attention_and_recurrent_layers_go_on_from_what_stays_on_the_device() {
     let device = any_device();
     let tokens = crate::testing::hybrid_prompt(100);
     for (format, rotate) in [(Format::F16, false), (Format::Q8_0, true)] {
-        let options = EngineOptions {
-            key_format: format,
-            value_format: format,
-            rotate: Some(rotate),
-            batch_tokens: 64,
-            chunk_tokens: 40,
-            ..options(Some(device.clone()))
-        };
+        let options = options(Some(device.clone()))
+            .with_key_format(format)
+            .with_value_format(format)
+            .with_rotate(Some(rotate))
+            .with_batch_tokens(64)
+            .with_chunk_tokens(40);
         assert_the_same_with_an_audit(&hybrid(), options, &tokens, format.name());
     }
 }
@@ -97,8 +90,8 @@ fn policies_that_vote_by_mass_leave_attention_on_the_device() {
         ),
     ] {
         let with = |mut options: EngineOptions| {
-            options.prefill = prefill.parse().unwrap();
-            options.decode = decode.parse().unwrap();
+            options.sequence.prefill = prefill.parse().unwrap();
+            options.sequence.decode = decode.parse().unwrap();
             options
         };
         let what = format!("{prefill} and {decode}");
@@ -115,7 +108,7 @@ fn policies_that_vote_by_mass_leave_attention_on_the_device() {
 fn what_the_cpu_adds_to_comes_to_main_memory() {
     let device = any_device();
     let mut options = options(Some(device));
-    options.prefill = "h2o-chunk:from=0,local=4,heavy=8".parse().unwrap();
+    options.sequence.prefill = "h2o-chunk:from=0,local=4,heavy=8".parse().unwrap();
     let (_, returned) = logits_and_returned(&load(&fixture(MODEL), options), &prompt(100));
     assert!(returned > 0);
 }
@@ -142,7 +135,7 @@ fn pages_read_ahead_of_the_next_layer_give_the_bits_of_resident_ones() {
     let tokens = prompt(100);
     for decode in ["full", "quest:from=0,topk=4,threshold=2,block=16,dense_layers=0"] {
         let with = |mut options: EngineOptions| {
-            options.decode = decode.parse().unwrap();
+            options.sequence.decode = decode.parse().unwrap();
             load(&fixture(MODEL), options)
         };
         let resident = logits(&with(options(Some(device.clone()))), &tokens);
@@ -207,7 +200,7 @@ fn sessions_that_change_while_pages_are_read_ahead_answer_as_with_all_pages_on_t
         ("h2o:budget=70,recent=16,observed=8", [(4, 6, false), (5, 2, true)]),
     ] {
         let with = |mut options: EngineOptions| {
-            options.decode = decode.parse().unwrap();
+            options.sequence.decode = decode.parse().unwrap();
             load(&fixture(MODEL), options)
         };
         let resident = logits_of_changes(&with(options(Some(any_device()))));

@@ -8,11 +8,9 @@ use riffle_attention::Format;
 use riffle_engine::{Engine, EngineOptions, Session};
 
 fn with(options: EngineOptions, prefill: &str, decode: &str) -> Arc<Engine> {
-    let options = EngineOptions {
-        prefill: prefill.parse().unwrap(),
-        decode: decode.parse().unwrap(),
-        ..options
-    };
+    let options = options
+        .with_prefill(prefill.parse().unwrap())
+        .with_decode(decode.parse().unwrap());
     load(&fixture(MODEL), options)
 }
 
@@ -44,11 +42,7 @@ fn means_are_kept_and_read_on_the_device_as_on_the_cpu_wherever_pages_lie() {
         let tokens = prompt(length);
         let of = |options: EngineOptions| {
             let [key_format, value_format] = formats;
-            let options = EngineOptions {
-                key_format,
-                value_format,
-                ..options
-            };
+            let options = options.with_key_format(key_format).with_value_format(value_format);
             with(options, prefill, decode)
         };
         let resident = logits(&of(options(Some(device.clone()))), &tokens);
@@ -60,10 +54,7 @@ fn means_are_kept_and_read_on_the_device_as_on_the_cpu_wherever_pages_lie() {
             "{prefill}, {decode}"
         );
         // An audit has the CPU keep and read them: the same but for roundings.
-        let audited = EngineOptions {
-            audit: true,
-            ..options(Some(device.clone()))
-        };
+        let audited = options(Some(device.clone())).with_audit(true);
         let audited = logits(&of(audited), &tokens);
         let found = difference(&audited, &resident);
         assert!(found > 0.0 && found <= 1e-2, "{prefill}, {decode}: {found}");

@@ -201,23 +201,21 @@ fn options(random: &mut StdRng, model: &str, folder: &Path) -> EngineOptions {
     let format = *[Format::F16, Format::Q8_0, Format::Q4_0].choose(random).unwrap();
     let (prefill, decode) = *POLICIES.choose(random).unwrap();
     let page_tokens = 32;
-    let mut options = EngineOptions {
-        context_tokens: Some(512),
-        batch_tokens: 128,
-        chunk_tokens: 64,
-        page_tokens,
-        draft_model: Some(fixture(other_model(model))),
-        draft_predictor: is_hybrid(model),
-        sequences: 8,
-        pool_tokens: Some(8 * 512),
-        key_format: format,
-        value_format: format,
-        prefill: prefill.parse().unwrap(),
-        decode: decode.parse().unwrap(),
-        ..EngineOptions::default()
-    };
+    let mut options = EngineOptions::default()
+        .with_context_tokens(Some(512))
+        .with_batch_tokens(128)
+        .with_chunk_tokens(64)
+        .with_page_tokens(page_tokens)
+        .with_draft_model(Some(fixture(other_model(model))))
+        .with_draft_predictor(is_hybrid(model))
+        .with_sequences(8)
+        .with_pool_tokens(Some(8 * 512))
+        .with_key_format(format)
+        .with_value_format(format)
+        .with_prefill(prefill.parse().unwrap())
+        .with_decode(decode.parse().unwrap());
     if random.random_bool(0.2) {
-        options.kv_tiers = KvTiers {
+        options.cache.kv_tiers = KvTiers {
             disk: Some(DiskTier {
                 folder: folder.to_owned(),
                 budget_bytes: None,
@@ -226,7 +224,7 @@ fn options(random: &mut StdRng, model: &str, folder: &Path) -> EngineOptions {
         };
         let info = riffle_model::inspect(fixture(model)).unwrap();
         let least = riffle_engine::plan(&info, &options).unwrap().kv_tiers.least_near_bytes;
-        options.kv_tiers.ram_budget_bytes = Some(least);
+        options.cache.kv_tiers.ram_budget_bytes = Some(least);
     }
     options
 }
@@ -275,7 +273,7 @@ impl Held {
         Self {
             tokens: session.tokens().to_vec(),
             logits: bits(session),
-            file: match session.engine().options().decode.to_string().split(':').next() {
+            file: match session.engine().options().sequence.decode.to_string().split(':').next() {
                 Some("full" | "h2o" | "snapkv") => std::fs::read(&path).unwrap(),
                 _ => Vec::new(),
             },
@@ -312,7 +310,10 @@ fn compare_sessions(seed: u64) -> DraftCount {
         };
         let expected = generate(&mut sessions[0], &plain, patience);
         let found = generate(&mut sessions[1], &drafted, patience);
-        let what = format!("seed {seed}: {model}, {} under {draft}", engine.options().decode);
+        let what = format!(
+            "seed {seed}: {model}, {} under {draft}",
+            engine.options().sequence.decode
+        );
         match (expected, found) {
             (Ok(expected), Ok(found)) => {
                 drafts += found.drafts;
@@ -401,7 +402,7 @@ fn compare_requests(seed: u64) -> DraftCount {
         let expected = generate(&mut session, &plain, 10_000).unwrap();
         let what = format!(
             "seed {seed}: {model}, {} under {}",
-            engine.options().decode,
+            engine.options().sequence.decode,
             request.generate.draft
         );
         let written = told.written.remove(&id).unwrap_or_default();
@@ -446,26 +447,18 @@ fn drafts_change_no_byte_in_two_thousand_runs() {
 
 #[test]
 fn drafts_that_cannot_be_made_are_refused_by_name_and_left_out_by_auto() {
-    let plain = EngineOptions {
-        context_tokens: Some(512),
-        batch_tokens: 64,
-        chunk_tokens: 64,
-        page_tokens: 32,
-        ..EngineOptions::default()
-    };
+    let plain = EngineOptions::default()
+        .with_context_tokens(Some(512))
+        .with_batch_tokens(64)
+        .with_chunk_tokens(64)
+        .with_page_tokens(32);
     let window = StreamWindow {
         window_tokens: 64,
         sink_tokens: 4,
     };
     for (options, said) in [
         (plain.clone().with_window(window).unwrap(), "endless window"),
-        (
-            EngineOptions {
-                audit: true,
-                ..plain.clone()
-            },
-            "audit",
-        ),
+        (plain.clone().with_audit(true), "audit"),
     ] {
         let engine = Engine::load(fixture("model"), options).unwrap();
         let mut session = Session::new(&engine).unwrap();

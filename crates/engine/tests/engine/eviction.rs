@@ -8,16 +8,14 @@ use riffle_engine::{Engine, EngineOptions, Session};
 use riffle_kv::{DiskTier, KvTiers};
 
 fn options(decode: &str, page_tokens: usize) -> EngineOptions {
-    EngineOptions {
-        context_tokens: Some(512),
-        batch_tokens: 128,
-        chunk_tokens: 64,
-        page_tokens,
-        key_format: Format::F32,
-        value_format: Format::F32,
-        decode: decode.parse().unwrap(),
-        ..Default::default()
-    }
+    EngineOptions::default()
+        .with_context_tokens(Some(512))
+        .with_batch_tokens(128)
+        .with_chunk_tokens(64)
+        .with_page_tokens(page_tokens)
+        .with_key_format(Format::F32)
+        .with_value_format(Format::F32)
+        .with_decode(decode.parse().unwrap())
 }
 
 fn load(options: EngineOptions) -> Arc<Engine> {
@@ -62,18 +60,18 @@ fn eviction_gives_the_same_bits_wherever_pages_lie_and_after_a_session_was_saved
         let plain = options(decode, 32);
         let (expected, _) = run(&load(plain.clone()), 60);
         let mut far = plain.clone();
-        far.kv_tiers = KvTiers {
+        far.cache.kv_tiers = KvTiers {
             disk: Some(DiskTier {
                 folder: folder.path().to_owned(),
                 budget_bytes: None,
             }),
             slots: 2,
             ram_budget_bytes: Some(0),
-            ..far.kv_tiers
+            ..far.cache.kv_tiers
         };
         let info = riffle_model::inspect(fixture("vectors/group2-dim64-linear-bf16")).unwrap();
         let least = riffle_engine::plan(&info, &far).unwrap().kv_tiers.least_near_bytes;
-        far.kv_tiers.ram_budget_bytes = Some(least);
+        far.cache.kv_tiers.ram_budget_bytes = Some(least);
         let (found, _) = run(&load(far), 60);
         assert!(found == expected, "{decode}");
 
@@ -137,7 +135,7 @@ fn policies_of_the_prompt_read_what_an_eviction_has_left() {
     ] {
         let run = |page_tokens: usize| {
             let mut options = options("h2o:budget=100,recent=32,observed=16", page_tokens);
-            options.prefill = prefill.parse().unwrap();
+            options.sequence.prefill = prefill.parse().unwrap();
             let engine = load(options);
             let mut session = Session::new(&engine).unwrap();
             session.prefill(&prompt(250), &mut go_on).unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::testing::{fixture, go_on, prompt};
 use riffle_attention::Format;
-use riffle_engine::{Engine, EngineOptions, Runner, Sequence, SequenceOptions, Session, Work};
+use riffle_engine::{Engine, EngineOptions, Runner, Sequence, Session, Work};
 use riffle_kv::{CpuDevice, DiskTier, KvTiers, PagePool};
 use riffle_policy::Phase;
 use riffle_testing::Counted;
@@ -15,24 +15,22 @@ const READERS: usize = 8;
 const DOCUMENT_TOKENS: usize = 400;
 
 fn options(decode: &str, format: Format) -> EngineOptions {
-    EngineOptions {
-        context_tokens: Some(512),
-        sequences: READERS,
-        pool_tokens: Some(READERS * 512),
-        batch_tokens: 64,
-        chunk_tokens: 32,
-        page_tokens: 16,
-        key_format: format,
-        value_format: format,
-        decode: decode.parse().unwrap(),
-        ..Default::default()
-    }
+    EngineOptions::default()
+        .with_context_tokens(Some(512))
+        .with_sequences(READERS)
+        .with_pool_tokens(Some(READERS * 512))
+        .with_batch_tokens(64)
+        .with_chunk_tokens(32)
+        .with_page_tokens(16)
+        .with_key_format(format)
+        .with_value_format(format)
+        .with_decode(decode.parse().unwrap())
 }
 
 /// An engine whose pages lie on disk but for those that have to be near.
 fn far_engine(options: &EngineOptions, model: &Path, folder: &Path, device: &Arc<Counted>) -> Arc<Engine> {
     let mut options = options.clone();
-    options.kv_tiers = KvTiers {
+    options.cache.kv_tiers = KvTiers {
         device: device.clone(),
         disk: Some(DiskTier {
             folder: folder.to_owned(),
@@ -43,13 +41,13 @@ fn far_engine(options: &EngineOptions, model: &Path, folder: &Path, device: &Arc
     };
     let info = riffle_model::inspect(model).unwrap();
     let plan = riffle_engine::plan(&info, &options).unwrap();
-    options.kv_tiers.ram_budget_bytes = Some(plan.kv_tiers.least_near_bytes);
+    options.cache.kv_tiers.ram_budget_bytes = Some(plan.kv_tiers.least_near_bytes);
     Engine::load(model, options).unwrap()
 }
 
 /// Readers of a document, each of which has read a question of its own.
 fn readers(engine: &Arc<Engine>, pool: &PagePool, runner: &mut Runner, questions: &[Vec<u32>]) -> Vec<Sequence> {
-    let mut document = Sequence::new(engine, pool, SequenceOptions::of(engine.options())).unwrap();
+    let mut document = Sequence::new(engine, pool, engine.options().sequence.clone()).unwrap();
     read_prompt(runner, &mut document, &prompt(DOCUMENT_TOKENS));
     let mut readers: Vec<Sequence> = questions.iter().map(|_| document.fork().unwrap()).collect();
     drop(document);
@@ -165,7 +163,7 @@ fn sequences_of_two_pools_go_through_the_layers_together() {
     let pools = [engine.page_pool().unwrap(), engine.page_pool().unwrap()];
     let mut all: Vec<Sequence> = Vec::new();
     for (who, pool) in [0, 1, 0, 1].into_iter().enumerate() {
-        let mut sequence = Sequence::new(&engine, &pools[pool], SequenceOptions::of(engine.options())).unwrap();
+        let mut sequence = Sequence::new(&engine, &pools[pool], engine.options().sequence.clone()).unwrap();
         read_prompt(&mut runner, &mut sequence, &prompt(100 + 30 * who));
         all.push(sequence);
     }

@@ -54,17 +54,15 @@ fn kind(error: &EngineError) -> &'static str {
 }
 
 fn options(format: Format) -> EngineOptions {
-    EngineOptions {
-        context_tokens: Some(512),
-        sequences: MOST_MEMBERS,
-        pool_tokens: Some(MOST_MEMBERS * 512),
-        batch_tokens: 64,
-        chunk_tokens: 24,
-        page_tokens: 16,
-        key_format: format,
-        value_format: format,
-        ..Default::default()
-    }
+    EngineOptions::default()
+        .with_context_tokens(Some(512))
+        .with_sequences(MOST_MEMBERS)
+        .with_pool_tokens(Some(MOST_MEMBERS * 512))
+        .with_batch_tokens(64)
+        .with_chunk_tokens(24)
+        .with_page_tokens(16)
+        .with_key_format(format)
+        .with_value_format(format)
 }
 
 impl Group {
@@ -125,7 +123,7 @@ impl Group {
                 window_tokens: 50,
                 sink_tokens: 5,
             }),
-            audit: false,
+            ..SequenceOptions::default()
         };
         self.members.push(Member {
             sequence: Sequence::new(&self.engine, &self.pool, options.clone()).unwrap(),

@@ -7,17 +7,15 @@ use riffle_attention::Format;
 use riffle_engine::{Engine, EngineOptions, Session, adopt_prefix, share_prefix};
 
 fn engine(prefill: &str, decode: &str, format: Format) -> Arc<Engine> {
-    let options = EngineOptions {
-        context_tokens: Some(512),
-        batch_tokens: 64,
-        chunk_tokens: 32,
-        page_tokens: 32,
-        key_format: format,
-        value_format: format,
-        prefill: prefill.parse().unwrap(),
-        decode: decode.parse().unwrap(),
-        ..Default::default()
-    };
+    let options = EngineOptions::default()
+        .with_context_tokens(Some(512))
+        .with_batch_tokens(64)
+        .with_chunk_tokens(32)
+        .with_page_tokens(32)
+        .with_key_format(format)
+        .with_value_format(format)
+        .with_prefill(prefill.parse().unwrap())
+        .with_decode(decode.parse().unwrap());
     Engine::load(fixture("vectors/group2-dim64-linear-bf16"), options).unwrap()
 }
 
@@ -158,11 +156,9 @@ fn a_session_beside_another_takes_the_beginning_that_it_shares() {
 
 #[test]
 fn forks_keep_to_the_budget_of_one_session_and_say_so() {
-    let options = EngineOptions {
-        context_tokens: Some(320),
-        page_tokens: 32,
-        ..Default::default()
-    };
+    let options = EngineOptions::default()
+        .with_context_tokens(Some(320))
+        .with_page_tokens(32);
     let engine = Engine::load(fixture("vectors/group2-dim64-linear-bf16"), options).unwrap();
     let mut reader = Session::new(&engine).unwrap();
     reader.prefill(&prompt(224), &mut go_on).unwrap();

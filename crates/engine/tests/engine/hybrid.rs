@@ -13,11 +13,9 @@ use riffle_kv::PrefixCache;
 const ROUNDING: f32 = 5e-5;
 
 fn batches(batch_tokens: usize, chunk_tokens: usize) -> EngineOptions {
-    EngineOptions {
-        batch_tokens,
-        chunk_tokens,
-        ..Default::default()
-    }
+    EngineOptions::default()
+        .with_batch_tokens(batch_tokens)
+        .with_chunk_tokens(chunk_tokens)
 }
 
 #[track_caller]
@@ -172,10 +170,7 @@ fn a_restored_session_goes_on_to_the_bit() {
 fn a_prefix_cache_keeps_states_with_the_pages() {
     let folder = tempfile::tempdir().unwrap();
     let cache = PrefixCache::open(folder.path(), u64::MAX).unwrap();
-    let engine = hybrid_engine(EngineOptions {
-        page_tokens: 32,
-        ..batches(128, 64)
-    });
+    let engine = hybrid_engine(batches(128, 64).with_page_tokens(32));
     let tokens = hybrid_prompt(300);
     let mut session = Session::new(&engine).unwrap();
     let cuts = prefix_cuts(session.sequence(), tokens.len());
@@ -226,11 +221,9 @@ fn a_state_that_does_not_fit_is_refused_by_name() {
     let path = engine_path();
     let refused = Engine::load(
         path,
-        EngineOptions {
-            memory_budget_bytes: Some(1 << 16),
-            context_tokens: Some(64),
-            ..Default::default()
-        },
+        EngineOptions::default()
+            .with_memory_budget_bytes(Some(1 << 16))
+            .with_context_tokens(Some(64)),
     );
     let message = refused.err().expect("too little memory").to_string();
     assert!(message.contains("recurrent state"), "{message}");

@@ -11,9 +11,7 @@ use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};
 use riffle_attention::Format;
 use riffle_cuda::Gpu;
-use riffle_engine::{
-    Checkpoint, Engine, EngineOptions, Runner, Sequence, SequenceOptions, Session, StreamWindow, Work,
-};
+use riffle_engine::{Checkpoint, Engine, EngineOptions, Runner, Sequence, Session, StreamWindow, Work};
 use riffle_kv::{DiskTier, PagePool};
 use riffle_policy::Phase;
 
@@ -74,19 +72,17 @@ struct Move {
 
 fn options(format: Format, setting: usize) -> EngineOptions {
     let (prefill, decode, windowed) = SETTINGS[setting];
-    let options = EngineOptions {
-        context_tokens: Some(512),
-        sequences: 8,
-        pool_tokens: Some(8 * 512),
-        batch_tokens: BATCH_TOKENS,
-        chunk_tokens: CHUNK_TOKENS,
-        page_tokens: 32,
-        key_format: format,
-        value_format: format,
-        prefill: prefill.parse().unwrap(),
-        decode: decode.parse().unwrap(),
-        ..Default::default()
-    };
+    let options = EngineOptions::default()
+        .with_context_tokens(Some(512))
+        .with_sequences(8)
+        .with_pool_tokens(Some(8 * 512))
+        .with_batch_tokens(BATCH_TOKENS)
+        .with_chunk_tokens(CHUNK_TOKENS)
+        .with_page_tokens(32)
+        .with_key_format(format)
+        .with_value_format(format)
+        .with_prefill(prefill.parse().unwrap())
+        .with_decode(decode.parse().unwrap());
     let window = StreamWindow {
         window_tokens: 50,
         sink_tokens: 5,
@@ -121,7 +117,7 @@ struct Group {
 impl Group {
     fn join(&mut self) {
         let setting = self.random.random_range(0..SETTINGS.len());
-        let sequence_options = SequenceOptions::of(&options(self.format, setting));
+        let sequence_options = options(self.format, setting).sequence;
         let sequence = Sequence::new(&self.engine, &self.pool, sequence_options).unwrap();
         let mut member = Member {
             setting,
@@ -297,11 +293,9 @@ impl Group {
 
     /// Reads what a member has read alone, and compares.
     fn check(&self, member: &Member) {
-        let options = EngineOptions {
-            device: self.device.clone().map(|gpu| Arc::new(gpu) as _),
-            page_tokens: page_tokens(&self.device),
-            ..options(self.format, member.setting)
-        };
+        let options = options(self.format, member.setting)
+            .with_device(self.device.clone().map(|gpu| Arc::new(gpu) as _))
+            .with_page_tokens(page_tokens(&self.device));
         let alone = Engine::load(self.engine.path(), options).unwrap();
         let mut session = Session::new(&alone).unwrap();
         let tokens = member.sequence.tokens();
@@ -366,21 +360,21 @@ fn check_on(
     for format in formats {
         for seed in seeds.clone() {
             let mut options = options(*format, 0);
-            options.device = device.clone().map(|gpu| Arc::new(gpu) as _);
-            options.page_tokens = page_tokens(&device);
+            options.machine.device = device.clone().map(|gpu| Arc::new(gpu) as _);
+            options.cache.page_tokens = page_tokens(&device);
             if let Some(folder) = folder {
-                options.kv_tiers.disk = Some(DiskTier {
+                options.cache.kv_tiers.disk = Some(DiskTier {
                     folder: folder.to_owned(),
                     budget_bytes: None,
                 });
                 // Every policy of the settings has to find the keys it scans near.
-                options.prefill = "vertical-slash:from=0,budget=0.3,sinks=4,recent=16,last=16"
+                options.sequence.prefill = "vertical-slash:from=0,budget=0.3,sinks=4,recent=16,last=16"
                     .parse()
                     .unwrap();
-                options.kv_tiers.ram_budget_bytes = Some(u64::MAX >> 20);
+                options.cache.kv_tiers.ram_budget_bytes = Some(u64::MAX >> 20);
                 let info = riffle_model::inspect(&model).unwrap();
                 let plan = riffle_engine::plan(&info, &options).unwrap();
-                options.kv_tiers.ram_budget_bytes = Some(2 * plan.kv_tiers.least_near_bytes);
+                options.cache.kv_tiers.ram_budget_bytes = Some(2 * plan.kv_tiers.least_near_bytes);
             }
             let engine = Engine::load(&model, options).unwrap();
             let mut group = Group {

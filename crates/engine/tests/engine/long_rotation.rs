@@ -38,15 +38,13 @@ fn vectors(name: &str) -> (PathBuf, Vec<u32>, Vec<f32>) {
 }
 
 fn options() -> EngineOptions {
-    EngineOptions {
-        context_tokens: Some(1024),
-        batch_tokens: 128,
-        chunk_tokens: 64,
-        page_tokens: 32,
-        key_format: Format::F32,
-        value_format: Format::F32,
-        ..EngineOptions::default()
-    }
+    EngineOptions::default()
+        .with_context_tokens(Some(1024))
+        .with_batch_tokens(128)
+        .with_chunk_tokens(64)
+        .with_page_tokens(32)
+        .with_key_format(Format::F32)
+        .with_value_format(Format::F32)
 }
 
 /// The shipped model with LongRoPE, and a text for it.
@@ -71,12 +69,10 @@ fn long_model(folder: &Path) -> (Arc<Engine>, Vec<u32>) {
     .unwrap();
     let engine = Engine::load(
         &path,
-        EngineOptions {
-            context_tokens: Some(512),
-            sequences: 4,
-            pool_tokens: Some(2048),
-            ..options()
-        },
+        options()
+            .with_context_tokens(Some(512))
+            .with_sequences(4)
+            .with_pool_tokens(Some(2048)),
     );
     let engine = engine.unwrap();
     let text = "The keeper of the light wrote down what he saw. ".repeat(20);

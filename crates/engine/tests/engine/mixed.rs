@@ -14,16 +14,14 @@ use tempfile::TempDir;
 use crate::testing::{go_on, made, prompt};
 
 fn options(format: Format) -> EngineOptions {
-    EngineOptions {
-        families: &made::FAMILIES,
-        context_tokens: Some(1024),
-        batch_tokens: 96,
-        chunk_tokens: 32,
-        page_tokens: 16,
-        key_format: format,
-        value_format: format,
-        ..Default::default()
-    }
+    EngineOptions::default()
+        .with_families(&made::FAMILIES)
+        .with_context_tokens(Some(1024))
+        .with_batch_tokens(96)
+        .with_chunk_tokens(32)
+        .with_page_tokens(16)
+        .with_key_format(format)
+        .with_value_format(format)
 }
 
 fn model() -> TempDir {
@@ -62,10 +60,7 @@ fn on_disk(folder: &TempDir, options: EngineOptions) -> EngineOptions {
         folder: folder.path().to_owned(),
         budget_bytes: None,
     });
-    EngineOptions {
-        kv_tiers: tiers,
-        ..options
-    }
+    options.with_kv_tiers(tiers)
 }
 
 #[test]
@@ -112,11 +107,9 @@ fn answers_are_the_same_to_the_bit_wherever_pages_lie_and_within_the_plan() {
         ),
         (Format::Q4_0, "full", "streaming:sinks=16,window=64,from=0"),
     ] {
-        let options = EngineOptions {
-            prefill: prefill.parse::<PolicySpec>().unwrap().into(),
-            decode: decode.parse::<PolicySpec>().unwrap().into(),
-            ..options(format)
-        };
+        let options = options(format)
+            .with_prefill(prefill.parse::<PolicySpec>().unwrap().into())
+            .with_decode(decode.parse::<PolicySpec>().unwrap().into());
         let (resident, offloaded) = (
             engine(&model, options.clone()),
             engine(&model, on_disk(&folder, options)),
@@ -164,10 +157,7 @@ fn a_session_in_a_file_a_fork_and_a_shorter_text_go_on_to_the_bit() {
 #[test]
 fn beginnings_are_found_again_in_memory_and_on_disk() {
     let (model, folder) = (model(), tempfile::tempdir().unwrap());
-    let options = EngineOptions {
-        keeps_beginnings: true,
-        ..options(Format::F16)
-    };
+    let options = options(Format::F16).with_keeps_beginnings(true);
     let engine = engine(&model, options);
     let tokens = prompt(300);
     let cache = PrefixCache::open(folder.path(), u64::MAX).unwrap();
@@ -185,10 +175,7 @@ fn beginnings_are_found_again_in_memory_and_on_disk() {
 fn both_methods_make_a_session_smaller_that_goes_on() {
     let model = model();
     // What is repeated of a text is read into a sequence beside it.
-    let options = EngineOptions {
-        sequences: 2,
-        ..options(Format::F32)
-    };
+    let options = options(Format::F32).with_sequences(2);
     let engine = engine(&model, options);
     let methods = [CompressMethod::EXPECTED, {
         let words = RepeatPrompt {

@@ -5,11 +5,9 @@ use riffle_engine::{Engine, EngineError, EngineOptions, MemoryPlan};
 
 fn plan(context_tokens: Option<usize>, memory_budget_bytes: Option<u64>) -> MemoryPlan {
     let info = riffle_model::inspect(fixture("model")).unwrap();
-    let options = EngineOptions {
-        context_tokens,
-        memory_budget_bytes,
-        ..Default::default()
-    };
+    let options = EngineOptions::default()
+        .with_context_tokens(context_tokens)
+        .with_memory_budget_bytes(memory_budget_bytes);
     riffle_engine::plan(&info, &options).unwrap()
 }
 
@@ -29,11 +27,9 @@ fn the_largest_context_it_names_fits_and_one_token_more_does_not() {
 fn what_policies_keep_of_the_sequence_is_planned() {
     let info = riffle_model::inspect(fixture("model")).unwrap();
     let scratch = |decode: &str| {
-        let options = EngineOptions {
-            context_tokens: Some(65_536),
-            decode: decode.parse().unwrap(),
-            ..Default::default()
-        };
+        let options = EngineOptions::default()
+            .with_context_tokens(Some(65_536))
+            .with_decode(decode.parse().unwrap());
         riffle_engine::plan(&info, &options).unwrap().scratch_bytes
     };
     let config = &info.config;
@@ -53,11 +49,9 @@ fn without_a_context_it_takes_what_the_model_supports_or_what_fits() {
 
 #[test]
 fn a_model_that_does_not_fit_is_refused_with_what_would() {
-    let options = EngineOptions {
-        memory_budget_bytes: Some(40 << 20),
-        context_tokens: Some(131_072),
-        ..Default::default()
-    };
+    let options = EngineOptions::default()
+        .with_memory_budget_bytes(Some(40 << 20))
+        .with_context_tokens(Some(131_072));
     let message = match Engine::load(fixture("model"), options) {
         Err(error @ EngineError::OutOfMemory { .. }) => error.to_string(),
         Err(error) => panic!("{error}"),
@@ -68,10 +62,8 @@ fn a_model_that_does_not_fit_is_refused_with_what_would() {
         .nth(1)
         .and_then(|rest| rest.split('`').next())
         .unwrap();
-    let options = EngineOptions {
-        memory_budget_bytes: Some(40 << 20),
-        context_tokens: Some(advised.parse().unwrap()),
-        ..Default::default()
-    };
+    let options = EngineOptions::default()
+        .with_memory_budget_bytes(Some(40 << 20))
+        .with_context_tokens(Some(advised.parse().unwrap()));
     assert!(Engine::load(fixture("model"), options).is_ok(), "{message}");
 }

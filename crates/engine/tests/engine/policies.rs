@@ -4,13 +4,11 @@ use crate::testing::{go_on, largest_difference, prompt, small_engine};
 use riffle_engine::{Engine, EngineOptions, Session, with_threads};
 
 fn options(prefill: &str, decode: &str) -> EngineOptions {
-    EngineOptions {
-        prefill: prefill.parse().unwrap(),
-        decode: decode.parse().unwrap(),
-        chunk_tokens: 64,
-        page_tokens: 32,
-        ..Default::default()
-    }
+    EngineOptions::default()
+        .with_prefill(prefill.parse().unwrap())
+        .with_decode(decode.parse().unwrap())
+        .with_chunk_tokens(64)
+        .with_page_tokens(32)
 }
 
 /// A session that has read `read` tokens and then written the next `written` of the same text.
@@ -34,10 +32,7 @@ fn two_phase_chunks_read_themselves_and_their_memory() {
         .sum();
     assert!((session.sequence().pairs().density() - read as f64 / (300.0 * 301.0 / 2.0)).abs() < 1e-12);
     // The logical batch changes when phases run, not what they read.
-    let batches = EngineOptions {
-        batch_tokens: 128,
-        ..options(spec, "full")
-    };
+    let batches = options(spec, "full").with_batch_tokens(128);
     let batches = session_of(batches, 300, 0);
     assert!((batches.sequence().pairs().density() - session.sequence().pairs().density()).abs() < 1e-12);
     assert!(largest_difference(batches.logits(), session.logits()) <= 1e-5);
@@ -101,10 +96,7 @@ fn landmarks_follow_a_rollback() {
 #[test]
 fn an_audit_finds_full_attention_whole_and_says_what_others_drop() {
     let audited = |prefill: &str, decode: &str| {
-        let options = EngineOptions {
-            audit: true,
-            ..options(prefill, decode)
-        };
+        let options = options(prefill, decode).with_audit(true);
         session_of(options, 300, 6).sequence().audit().expect("an audit")
     };
     let full = audited("full", "full");
@@ -132,11 +124,9 @@ fn an_observed_query_keeps_the_exact_mass_of_what_was_read() {
         ("streaming:sinks=2,window=16,from=0", 64),
         ("h2o-chunk:local=8,heavy=8,from=0", 64),
     ] {
-        let options = EngineOptions {
-            audit: true,
-            chunk_tokens,
-            ..options(prefill, "full")
-        };
+        let options = options(prefill, "full")
+            .with_audit(true)
+            .with_chunk_tokens(chunk_tokens);
         let engine = small_engine(options);
         let mut session = Session::new(&engine).unwrap();
         let (sender, receiver) = std::sync::mpsc::sync_channel(1 << 16);

@@ -9,11 +9,9 @@ use riffle_engine::{Engine, EngineError, EngineOptions, GenerateOptions, Generat
 use crate::testing::{fixture, go_on, hybrid_with_predictor};
 
 fn predicting(context_tokens: usize) -> EngineOptions {
-    EngineOptions {
-        context_tokens: Some(context_tokens),
-        draft_predictor: true,
-        ..EngineOptions::default()
-    }
+    EngineOptions::default()
+        .with_context_tokens(Some(context_tokens))
+        .with_draft_predictor(true)
 }
 
 /// A likeliest answer of so many tokens.
@@ -65,21 +63,15 @@ fn the_layer_for_further_tokens_is_planned_and_refused_where_it_is_not_there() {
     let folder = tempfile::tempdir().unwrap();
     let path = hybrid_with_predictor(folder.path());
     let engine = Engine::load(&path, predicting(512)).unwrap();
-    let plain = EngineOptions {
-        draft_predictor: false,
-        ..predicting(512)
-    };
+    let plain = predicting(512).with_draft_predictor(false);
     let without = Engine::load(&path, plain.clone()).unwrap();
     let (config, [with, plan]) = (engine.model().config(), [engine.plan(), without.plan()]);
-    let info = riffle_model::inspect_with(&path, &predicting(512).load_options()).unwrap();
+    let info = riffle_model::inspect_with(&path, &predicting(512).model.load_options()).unwrap();
     assert_eq!(with.weights_bytes, plan.weights_bytes + info.config.predictor_bytes);
     // At least the f16 rows of the context.
     let rows = (2 * 2 * config.kv_width() * 512) as u64;
     assert!(with.scratch_bytes >= plan.scratch_bytes + rows);
-    let budget = EngineOptions {
-        memory_budget_bytes: Some(plan.total_bytes),
-        ..predicting(512)
-    };
+    let budget = predicting(512).with_memory_budget_bytes(Some(plan.total_bytes));
     assert!(matches!(
         Engine::load(&path, budget),
         Err(EngineError::OutOfMemory { .. })

@@ -12,15 +12,13 @@ use riffle_engine::{
 use riffle_kv::PrefixCache;
 
 fn engine(prefill: &str, decode: &str, change: impl FnOnce(&mut EngineOptions)) -> Arc<Engine> {
-    let mut options = EngineOptions {
-        context_tokens: Some(4096),
-        page_tokens: 32,
-        batch_tokens: 192,
-        chunk_tokens: 48,
-        prefill: prefill.parse().unwrap(),
-        decode: decode.parse().unwrap(),
-        ..Default::default()
-    };
+    let mut options = EngineOptions::default()
+        .with_context_tokens(Some(4096))
+        .with_page_tokens(32)
+        .with_batch_tokens(192)
+        .with_chunk_tokens(48)
+        .with_prefill(prefill.parse().unwrap())
+        .with_decode(decode.parse().unwrap());
     change(&mut options);
     Engine::load(fixture("model"), options).expect("the shipped model")
 }
@@ -56,7 +54,7 @@ fn the_second_question_about_a_book_starts_where_the_book_ends_and_is_answered_a
         for kv in [Format::F16, Format::Q8_0] {
             let folder = tempfile::tempdir().unwrap();
             let cache = PrefixCache::open(folder.path(), u64::MAX).unwrap();
-            let engine = engine(prefill, decode, |options| options.key_format = kv);
+            let engine = engine(prefill, decode, |options| options.cache.key_format = kv);
             let first = [&book[..], &[5, 6, 7]].concat();
             let second = [&book[..], &[9, 8, 7, 6, 5]].concat();
             let expected = [&first, &second].map(|tokens| answer(&engine, None, tokens));
@@ -83,19 +81,19 @@ fn pages_of_another_policy_format_or_chunk_are_never_found() {
     assert_eq!(found(engine("tri-shape", "full", |_| ())), 0);
     assert_eq!(found(engine("full", "full", |_| ())), 0);
     assert_eq!(
-        found(engine("full", "full", |options| options.value_format = Format::Q4_0)),
+        found(engine("full", "full", |options| options.cache.value_format = Format::Q4_0)),
         0
     );
-    let rounded = |options: &mut EngineOptions| options.attention = AttentionPrecision::Rounded;
+    let rounded = |options: &mut EngineOptions| options.model.attention = AttentionPrecision::Rounded;
     assert_eq!(found(engine("full", "full", rounded)), 0);
     assert_eq!(found(engine("tri-shape:sinks=64", "full", |_| ())), 0);
     assert_eq!(
-        found(engine("tri-shape", "full", |options| options.chunk_tokens = 64)),
+        found(engine("tri-shape", "full", |options| options.machine.chunk_tokens = 64)),
         0
     );
     // Full attention does not depend on chunks, nor pages on the decode policy.
     assert_eq!(
-        found(engine("full", "certified", |options| options.chunk_tokens = 64)),
+        found(engine("full", "certified", |options| options.machine.chunk_tokens = 64)),
         384
     );
     assert_eq!(found(engine("tri-shape", "full", |_| ())), 384);
@@ -122,12 +120,10 @@ fn a_window_begins_with_what_is_read_before_it_moves() {
         window_tokens: 200,
         sink_tokens: 20,
     };
-    let options = EngineOptions {
-        page_tokens: 32,
-        chunk_tokens: 48,
-        batch_tokens: 96,
-        ..Default::default()
-    };
+    let options = EngineOptions::default()
+        .with_page_tokens(32)
+        .with_chunk_tokens(48)
+        .with_batch_tokens(96);
     let engine = Engine::load(fixture("model"), options.with_window(window).unwrap()).unwrap();
     let book = prompt(700);
     // The window moves at 263 tokens: whole pages in whole chunks are 192 before.

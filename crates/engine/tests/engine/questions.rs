@@ -13,16 +13,14 @@ use riffle_kv::{DiskTier, KvTiers};
 const CONTEXT: usize = 1024;
 
 fn options(format: Format, page_tokens: usize) -> EngineOptions {
-    EngineOptions {
-        context_tokens: Some(CONTEXT),
-        batch_tokens: 256,
-        chunk_tokens: 64,
-        page_tokens,
-        key_format: format,
-        value_format: format,
-        sequences: 2,
-        ..Default::default()
-    }
+    EngineOptions::default()
+        .with_context_tokens(Some(CONTEXT))
+        .with_batch_tokens(256)
+        .with_chunk_tokens(64)
+        .with_page_tokens(page_tokens)
+        .with_key_format(format)
+        .with_value_format(format)
+        .with_sequences(2)
 }
 
 fn request(prompt: Option<String>) -> RunRequest {
@@ -88,26 +86,19 @@ fn a_text_that_fills_the_context_is_shared_by_questions_in_every_format_and_tier
     ] {
         let memory = options(format, page_tokens);
         let mut disk = memory.clone();
-        disk.kv_tiers = KvTiers {
+        disk.cache.kv_tiers = KvTiers {
             disk: Some(DiskTier {
                 folder: folder.path().to_owned(),
                 budget_bytes: None,
             }),
             ram_budget_bytes: Some(0),
             slots: 4,
-            ..disk.kv_tiers
+            ..disk.cache.kv_tiers
         };
         // The least that the plan accepts.
         let plan = riffle_engine::plan(&info, &disk).unwrap();
-        disk.kv_tiers.ram_budget_bytes = Some(plan.kv_tiers.least_near_bytes);
-        let alone = Engine::load(
-            &model,
-            EngineOptions {
-                sequences: 1,
-                ..memory.clone()
-            },
-        )
-        .unwrap();
+        disk.cache.kv_tiers.ram_budget_bytes = Some(plan.kv_tiers.least_near_bytes);
+        let alone = Engine::load(&model, memory.clone().with_sequences(1)).unwrap();
         let text = text(&alone);
         let prompts = [
             "Who spoke?",
@@ -136,7 +127,7 @@ fn a_budget_that_cannot_hold_questions_is_refused_before_anything_is_read() {
     let mut small = options(Format::F16, 64);
     let info = riffle_model::inspect(fixture("model")).unwrap();
     let needed = riffle_engine::plan(&info, &small).unwrap().kv_tiers.least_near_bytes;
-    small.kv_tiers.ram_budget_bytes = Some(needed - 1);
+    small.cache.kv_tiers.ram_budget_bytes = Some(needed - 1);
     let message = match Engine::load(fixture("model"), small.clone()) {
         Err(error @ EngineError::TierTooSmall { .. }) => error.to_string(),
         Err(error) => panic!("{error}"),
@@ -144,7 +135,7 @@ fn a_budget_that_cannot_hold_questions_is_refused_before_anything_is_read() {
     };
     assert!(message.contains("`ram_budget_bytes="), "{message}");
     // Without questions the same budget is enough.
-    small.sequences = 1;
+    small.machine.sequences = 1;
     assert!(Engine::load(fixture("model"), small).is_ok());
 }
 
@@ -162,7 +153,7 @@ fn questions_with_room_are_answered_together_and_told_in_their_order() {
     for (model, disk) in [("model", false), ("model", true), ("model-hybrid", false)] {
         let folder = tempfile::tempdir().unwrap();
         let mut few = options(Format::F16, 64);
-        few.kv_tiers.disk = disk.then(|| DiskTier {
+        few.cache.kv_tiers.disk = disk.then(|| DiskTier {
             folder: folder.path().to_owned(),
             budget_bytes: None,
         });

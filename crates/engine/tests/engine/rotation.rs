@@ -8,14 +8,12 @@ use riffle_attention::Format;
 use riffle_engine::{Engine, EngineOptions, Session};
 
 fn logits(rotate: Option<bool>, keys: Format, values: Format, policy: &str, tokens: &[u32]) -> Vec<f32> {
-    let options = EngineOptions {
-        context_tokens: Some(8192),
-        key_format: keys,
-        value_format: values,
-        rotate,
-        prefill: policy.parse().unwrap(),
-        ..Default::default()
-    };
+    let options = EngineOptions::default()
+        .with_context_tokens(Some(8192))
+        .with_key_format(keys)
+        .with_value_format(values)
+        .with_rotate(rotate)
+        .with_prefill(policy.parse().unwrap());
     let engine: Arc<Engine> = Engine::load(fixture("model"), options).unwrap();
     logits_after(&engine, tokens)
 }
@@ -51,13 +49,11 @@ fn loss_of_four_bits_with_and_without_the_rotation() {
     let engine = Engine::load(fixture("model"), EngineOptions::default()).unwrap();
     let tokens = engine.tokenizer().unwrap().encode(&book, true).unwrap();
     let all = |rotate, keys, values| {
-        let options = EngineOptions {
-            context_tokens: Some(8192),
-            key_format: keys,
-            value_format: values,
-            rotate: Some(rotate),
-            ..Default::default()
-        };
+        let options = EngineOptions::default()
+            .with_context_tokens(Some(8192))
+            .with_key_format(keys)
+            .with_value_format(values)
+            .with_rotate(Some(rotate));
         let engine = Engine::load(fixture("model"), options).unwrap();
         let mut logits = Vec::new();
         for start in (0..6).map(|part| part * 5000) {

@@ -13,13 +13,11 @@ use riffle_engine::{
 use riffle_kv::KvError;
 
 fn engine(options: EngineOptions) -> Arc<Engine> {
-    let options = EngineOptions {
-        context_tokens: Some(4096),
-        page_tokens: 32,
-        batch_tokens: 256,
-        chunk_tokens: 64,
-        ..options
-    };
+    let options = options
+        .with_context_tokens(Some(4096))
+        .with_page_tokens(32)
+        .with_batch_tokens(256)
+        .with_chunk_tokens(64);
     Engine::load(fixture("model"), options).expect("the shipped model")
 }
 
@@ -122,13 +120,13 @@ fn a_restored_session_goes_on_to_the_bit() {
     let path = folder.path().join("session");
     let tokens = prompt(700);
     for (prefill, decode, key_format, value_format) in POLICIES_AND_FORMATS {
-        let engine = engine(EngineOptions {
-            prefill: prefill.parse().unwrap(),
-            decode: decode.parse().unwrap(),
-            key_format,
-            value_format,
-            ..Default::default()
-        });
+        let engine = engine(
+            EngineOptions::default()
+                .with_prefill(prefill.parse().unwrap())
+                .with_decode(decode.parse().unwrap())
+                .with_key_format(key_format)
+                .with_value_format(value_format),
+        );
         for options in [greedy, sampled] {
             let mut whole = Session::new(&engine).unwrap();
             whole.prefill(&tokens[..512], &mut go_on).unwrap();
@@ -160,10 +158,7 @@ fn a_restored_session_goes_on_to_the_bit() {
 fn heads_that_auto_has_moved_stay_where_they_stood() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("session");
-    let engine = engine(EngineOptions {
-        auto_target: Some(0.9),
-        ..Default::default()
-    });
+    let engine = engine(EngineOptions::default().with_auto_target(Some(0.9)));
     let tokens = prompt(1400);
     let mut whole = Session::new(&engine).unwrap();
     let mut session = Session::new(&engine).unwrap();
@@ -230,10 +225,7 @@ fn another_model_or_other_options_are_refused_by_name() {
     session.sequence().save(&path).unwrap();
     let refused = |engine: &Arc<Engine>| Session::restore(engine, &path).err().expect("refused").to_string();
 
-    let message = refused(&engine(EngineOptions {
-        key_format: Format::Q8_0,
-        ..Default::default()
-    }));
+    let message = refused(&engine(EngineOptions::default().with_key_format(Format::Q8_0)));
     assert!(
         message.contains("`kv_type` f16:f16, this run has q8_0:f16"),
         "{message}"
@@ -242,34 +234,28 @@ fn another_model_or_other_options_are_refused_by_name() {
         ("tri-shape", "full", "`prefill` full"),
         ("full", "quest", "`decode` full"),
     ] {
-        let message = refused(&engine(EngineOptions {
-            prefill: prefill.parse().unwrap(),
-            decode: decode.parse().unwrap(),
-            ..Default::default()
-        }));
+        let message = refused(&engine(
+            EngineOptions::default()
+                .with_prefill(prefill.parse().unwrap())
+                .with_decode(decode.parse().unwrap()),
+        ));
         assert!(message.contains(what), "{message}");
     }
-    let message = refused(&engine(EngineOptions {
-        attention: AttentionPrecision::Rounded,
-        ..Default::default()
-    }));
+    let message = refused(&engine(
+        EngineOptions::default().with_attention(AttentionPrecision::Rounded),
+    ));
     assert!(
         message.contains("`attention` not set, this run has rounded"),
         "{message}"
     );
-    let other_pages = EngineOptions {
-        page_tokens: 64,
-        ..Default::default()
-    };
+    let other_pages = EngineOptions::default().with_page_tokens(64);
     let message = refused(&Engine::load(fixture("model"), other_pages).unwrap());
     assert!(message.contains("`page_tokens` 32, this run has 64"), "{message}");
     let message = refused(&crate::testing::small_engine(EngineOptions::default()));
     assert!(message.contains("saved with model"), "{message}");
-    let short = EngineOptions {
-        context_tokens: Some(90),
-        page_tokens: 32,
-        ..Default::default()
-    };
+    let short = EngineOptions::default()
+        .with_context_tokens(Some(90))
+        .with_page_tokens(32);
     let message = refused(&Engine::load(fixture("model"), short).unwrap());
     assert!(message.contains("raise `context_tokens` to at least 100"), "{message}");
 }

@@ -19,15 +19,13 @@ use riffle_engine::{
 use riffle_kv::DiskTier;
 
 fn options() -> EngineOptions {
-    EngineOptions {
-        context_tokens: Some(1024),
-        batch_tokens: 256,
-        chunk_tokens: 64,
-        page_tokens: 32,
-        sequences: 8,
-        pool_tokens: Some(4096),
-        ..EngineOptions::default()
-    }
+    EngineOptions::default()
+        .with_context_tokens(Some(1024))
+        .with_batch_tokens(256)
+        .with_chunk_tokens(64)
+        .with_page_tokens(32)
+        .with_sequences(8)
+        .with_pool_tokens(Some(4096))
 }
 
 fn engine(options: EngineOptions) -> Arc<Engine> {
@@ -62,17 +60,21 @@ fn request(tokens: Vec<u32>, max_tokens: usize) -> Request {
 
 /// The answer of a session that has the engine for itself.
 fn alone(request: &Request) -> Generation {
-    let engine = engine(EngineOptions {
-        prefill: request
-            .sequence
-            .as_ref()
-            .map_or(options().prefill, |sequence| sequence.prefill.clone()),
-        decode: request
-            .sequence
-            .as_ref()
-            .map_or(options().decode, |sequence| sequence.decode.clone()),
-        ..options()
-    });
+    let engine = engine(
+        options()
+            .with_prefill(
+                request
+                    .sequence
+                    .as_ref()
+                    .map_or(options().sequence.prefill, |sequence| sequence.prefill.clone()),
+            )
+            .with_decode(
+                request
+                    .sequence
+                    .as_ref()
+                    .map_or(options().sequence.decode, |sequence| sequence.decode.clone()),
+            ),
+    );
     alone_on(&engine, request)
 }
 
@@ -132,7 +134,7 @@ fn answers_are_those_of_sessions_alone() {
         decode: "quest:from=0,topk=2,threshold=2,block=16,dense_layers=0"
             .parse()
             .unwrap(),
-        ..riffle_engine::SequenceOptions::of(engine.options())
+        ..engine.options().sequence.clone()
     };
     let requests: Vec<Request> = (0..8)
         .map(|number| Request {
@@ -218,11 +220,7 @@ fn a_conversation_reads_each_of_its_prompts_once() {
 fn prompts_wait_for_each_other_only_where_one_can_go_on_from_what_the_other_reads() {
     let prefill = "xattention:from=0,block=16,stride=4";
     for (policy, together) in [("full", 1), (prefill, 3)] {
-        let engine = engine(EngineOptions {
-            prefill: policy.parse().unwrap(),
-            chunk_tokens: 128,
-            ..options()
-        });
+        let engine = engine(options().with_prefill(policy.parse().unwrap()).with_chunk_tokens(128));
         let mut scheduler = scheduler(&engine, 4);
         // A sparse policy chooses for chunks of 128 tokens: nothing of 100 tokens can be shared.
         let book = tokens(&engine, "In the beginning was the word. ", 100);
@@ -297,7 +295,7 @@ fn a_higher_priority_takes_a_place_and_the_parked_answer_goes_on_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     for disk in [false, true] {
         let mut options = options();
-        options.kv_tiers.disk = disk.then(|| DiskTier {
+        options.cache.kv_tiers.disk = disk.then(|| DiskTier {
             folder: folder.path().to_owned(),
             budget_bytes: None,
         });
@@ -354,10 +352,7 @@ fn finish_texts(scheduler: &mut Scheduler) -> BTreeMap<RequestId, Generation> {
 
 #[test]
 fn requests_that_never_fit_are_refused_and_those_that_fit_later_wait() {
-    let engine = engine(EngineOptions {
-        pool_tokens: None,
-        ..options()
-    });
+    let engine = engine(options().with_pool_tokens(None));
     let mut scheduler = scheduler(&engine, 8);
     let error = scheduler
         .submit(request(tokens(&engine, "word ", 1000), 100))
@@ -399,11 +394,7 @@ fn requests_that_never_fit_are_refused_and_those_that_fit_later_wait() {
 #[test]
 fn formats_and_budgets_hold_for_many_requests_at_once() {
     for format in [Format::F16, Format::Q8_0, Format::Q4_0] {
-        let options = EngineOptions {
-            key_format: format,
-            value_format: format,
-            ..options()
-        };
+        let options = options().with_key_format(format).with_value_format(format);
         let engine = engine(options);
         let mut scheduler = scheduler(&engine, 8);
         for number in 0..12 {
@@ -417,10 +408,7 @@ fn formats_and_budgets_hold_for_many_requests_at_once() {
 
 #[test]
 fn as_many_sequences_are_alive_as_the_plan_has_room_for() {
-    let engine = engine(EngineOptions {
-        sequences: 2,
-        ..options()
-    });
+    let engine = engine(options().with_sequences(2));
     let refused = Scheduler::new(
         &engine,
         SchedulerOptions {
@@ -453,10 +441,7 @@ fn as_many_sequences_are_alive_as_the_plan_has_room_for() {
 
 #[test]
 fn a_request_without_room_for_a_further_sequence_does_not_stop_the_one_that_runs() {
-    let engine = engine(EngineOptions {
-        sequences: 1,
-        ..options()
-    });
+    let engine = engine(options().with_sequences(1));
     let mut scheduler = scheduler(&engine, 1);
     let slow = request(tokens(&engine, "In the beginning ", 100), 20);
     let urgent = Request {
@@ -497,12 +482,10 @@ fn an_answer_that_is_stopped_reports_what_was_written() {
 #[test]
 fn more_answers_than_a_device_multiplies_alike_take_turns() {
     let device = crate::testing::device::any_device();
-    let options = EngineOptions {
-        sequences: 9,
-        page_tokens: 64,
-        device: Some(Arc::new(device)),
-        ..options()
-    };
+    let options = options()
+        .with_sequences(9)
+        .with_page_tokens(64)
+        .with_device(Some(Arc::new(device)));
     let engine = engine(options.clone());
     let mut scheduler = scheduler(&engine, 9);
     let requests: Vec<Request> = (0..9)
@@ -513,14 +496,7 @@ fn more_answers_than_a_device_multiplies_alike_take_turns() {
         .map(|request| scheduler.submit(request.clone()).unwrap())
         .collect();
     let found = finish(&mut scheduler);
-    let lonely = Engine::load(
-        fixture("model"),
-        EngineOptions {
-            sequences: 1,
-            ..options
-        },
-    )
-    .unwrap();
+    let lonely = Engine::load(fixture("model"), options.with_sequences(1)).unwrap();
     for (id, request) in ids.iter().zip(&requests) {
         assert_eq!(found[id].0, alone_on(&lonely, request));
     }

@@ -10,11 +10,11 @@ fn logits_do_not_depend_on_how_the_prompt_is_cut() {
     let tokens = prompt(200);
     let expected = logits_after(&small_engine(EngineOptions::default()), &tokens);
     for (batch_tokens, chunk_tokens) in [(4096, 1), (4096, 7), (64, 64), (100, 33), (1, 1)] {
-        let engine = small_engine(EngineOptions {
-            batch_tokens,
-            chunk_tokens,
-            ..Default::default()
-        });
+        let engine = small_engine(
+            EngineOptions::default()
+                .with_batch_tokens(batch_tokens)
+                .with_chunk_tokens(chunk_tokens),
+        );
         let difference = largest_difference(logits_after(&engine, &tokens), &expected);
         assert!(difference <= 1e-5, "-b {batch_tokens} -ub {chunk_tokens}: {difference}");
     }
@@ -37,10 +37,7 @@ fn decoding_token_by_token_equals_reading_at_once() {
 #[test]
 fn a_truncated_session_continues_as_if_the_rest_had_never_been_read() {
     let tokens = prompt(120);
-    let engine = small_engine(EngineOptions {
-        page_tokens: 16,
-        ..Default::default()
-    });
+    let engine = small_engine(EngineOptions::default().with_page_tokens(16));
     let mut session = Session::new(&engine).unwrap();
     session.prefill(&tokens, &mut go_on).unwrap();
     session.truncate(37).unwrap();
@@ -53,11 +50,7 @@ fn a_truncated_session_continues_as_if_the_rest_had_never_been_read() {
 #[test]
 fn an_interrupted_prefill_keeps_whole_batches_and_can_go_on() {
     let tokens = prompt(150);
-    let options = EngineOptions {
-        batch_tokens: 64,
-        chunk_tokens: 16,
-        ..Default::default()
-    };
+    let options = EngineOptions::default().with_batch_tokens(64).with_chunk_tokens(16);
     let engine = small_engine(options);
     let mut session = Session::new(&engine).unwrap();
     let stopped = session.prefill(&tokens, &mut |progress: PrefillProgress| {
@@ -80,11 +73,7 @@ fn an_interrupted_prefill_keeps_whole_batches_and_can_go_on() {
 
 #[test]
 fn progress_grows_to_the_number_of_tokens() {
-    let engine = small_engine(EngineOptions {
-        batch_tokens: 50,
-        chunk_tokens: 20,
-        ..Default::default()
-    });
+    let engine = small_engine(EngineOptions::default().with_batch_tokens(50).with_chunk_tokens(20));
     let mut seen = Vec::new();
     let mut session = Session::new(&engine).unwrap();
     session
@@ -100,10 +89,7 @@ fn progress_grows_to_the_number_of_tokens() {
 
 #[test]
 fn what_does_not_fit_the_context_is_refused_before_anything_is_read() {
-    let engine = small_engine(EngineOptions {
-        context_tokens: Some(100),
-        ..Default::default()
-    });
+    let engine = small_engine(EngineOptions::default().with_context_tokens(Some(100)));
     let mut session = Session::new(&engine).unwrap();
     let refused = session.prefill(&prompt(101), &mut go_on);
     assert!(
@@ -143,10 +129,7 @@ fn a_token_the_model_does_not_know_leaves_the_session_as_it_was() {
 
 #[test]
 fn pages_follow_the_tokens_that_are_there() {
-    let options = EngineOptions {
-        page_tokens: 64,
-        ..Default::default()
-    };
+    let options = EngineOptions::default().with_page_tokens(64);
     let engine = small_engine(options);
     let config = engine.model().config();
     let mut session = Session::new(&engine).unwrap();
@@ -164,10 +147,7 @@ fn a_window_that_covers_everything_equals_full_attention_and_a_small_one_does_no
     let tokens = prompt(150);
     let full = logits_after(&small_engine(EngineOptions::default()), &tokens);
     let streaming = |spec: &str| {
-        let options = EngineOptions {
-            prefill: spec.parse().unwrap(),
-            ..Default::default()
-        };
+        let options = EngineOptions::default().with_prefill(spec.parse().unwrap());
         logits_after(&small_engine(options), &tokens)
     };
     assert!(largest_difference(streaming("streaming:sinks=0,window=150"), &full) <= 1e-5);
@@ -176,10 +156,7 @@ fn a_window_that_covers_everything_equals_full_attention_and_a_small_one_does_no
 
 #[test]
 fn density_counts_the_pairs_that_were_read() {
-    let options = EngineOptions {
-        prefill: "streaming:sinks=4,window=16".parse().unwrap(),
-        ..Default::default()
-    };
+    let options = EngineOptions::default().with_prefill("streaming:sinks=4,window=16".parse().unwrap());
     let engine = small_engine(options);
     let mut session = Session::new(&engine).unwrap();
     session.prefill(&prompt(200), &mut go_on).unwrap();

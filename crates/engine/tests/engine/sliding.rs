@@ -31,15 +31,13 @@ pub(crate) fn sliding_model() -> TempDir {
 }
 
 fn options(format: Format, page_tokens: usize) -> EngineOptions {
-    EngineOptions {
-        context_tokens: Some(2048),
-        batch_tokens: 128,
-        chunk_tokens: 48,
-        page_tokens,
-        key_format: format,
-        value_format: format,
-        ..Default::default()
-    }
+    EngineOptions::default()
+        .with_context_tokens(Some(2048))
+        .with_batch_tokens(128)
+        .with_chunk_tokens(48)
+        .with_page_tokens(page_tokens)
+        .with_key_format(format)
+        .with_value_format(format)
 }
 
 fn engine(model: &TempDir, options: EngineOptions) -> Arc<Engine> {
@@ -48,10 +46,7 @@ fn engine(model: &TempDir, options: EngineOptions) -> Arc<Engine> {
 
 /// The same run with every page kept.
 fn keeping(model: &TempDir, options: &EngineOptions) -> Arc<Engine> {
-    let options = EngineOptions {
-        keeps_beginnings: true,
-        ..options.clone()
-    };
+    let options = options.clone().with_keeps_beginnings(true);
     engine(model, options)
 }
 
@@ -100,10 +95,7 @@ fn the_plan_counts_windows_and_is_never_exceeded() {
     let model = sliding_model();
     let options = options(Format::F16, 16);
     let info = riffle_model::inspect(model.path()).unwrap();
-    let whole = EngineOptions {
-        keeps_beginnings: true,
-        ..options.clone()
-    };
+    let whole = options.clone().with_keeps_beginnings(true);
     let bytes = |options: &EngineOptions| riffle_engine::plan(&info, options).unwrap().kv_bytes;
     let token = 3 * 64 * 2 * 2;
     assert_eq!(bytes(&whole), 2 * 2048 * token);
@@ -128,18 +120,18 @@ fn windows_in_farther_tiers_give_the_same_bits() {
     let mut options = options(Format::F16, 32);
     let mut expected = Session::new(&keeping(&model, &options)).unwrap();
     let expected = read(&mut expected, 1200);
-    options.kv_tiers = KvTiers {
+    options.cache.kv_tiers = KvTiers {
         disk: Some(DiskTier {
             folder: folder.path().to_owned(),
             budget_bytes: None,
         }),
         ram_budget_bytes: Some(0),
         slots: 3,
-        ..options.kv_tiers
+        ..options.cache.kv_tiers
     };
     let info = riffle_model::inspect(model.path()).unwrap();
     let plan: MemoryPlan = riffle_engine::plan(&info, &options).unwrap();
-    options.kv_tiers.ram_budget_bytes = Some(plan.kv_tiers.least_near_bytes);
+    options.cache.kv_tiers.ram_budget_bytes = Some(plan.kv_tiers.least_near_bytes);
     let engine = engine(&model, options);
     let mut session = Session::new(&engine).unwrap();
     assert!(read(&mut session, 1200) == expected);
@@ -178,10 +170,7 @@ fn saved_sessions_and_forks_carry_their_windows() {
     let model = sliding_model();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("session");
-    let options = EngineOptions {
-        sequences: 2,
-        ..options(Format::Q8_0, 32)
-    };
+    let options = options(Format::Q8_0, 32).with_sequences(2);
     let engine = engine(&model, options);
     let mut session = Session::new(&engine).unwrap();
     session.prefill(&prompt(1300), &mut go_on).unwrap();

@@ -44,35 +44,33 @@ const POLICIES: [(&str, &str); 10] = [
 ];
 
 fn options(policies: (&str, &str), key_format: Format, value_format: Format, page_tokens: usize) -> EngineOptions {
-    EngineOptions {
-        context_tokens: Some(400),
-        batch_tokens: 64,
-        chunk_tokens: 24,
-        page_tokens,
-        key_format,
-        value_format,
-        prefill: policies.0.parse().unwrap(),
-        decode: policies.1.parse().unwrap(),
-        ..Default::default()
-    }
+    EngineOptions::default()
+        .with_context_tokens(Some(400))
+        .with_batch_tokens(64)
+        .with_chunk_tokens(24)
+        .with_page_tokens(page_tokens)
+        .with_key_format(key_format)
+        .with_value_format(value_format)
+        .with_prefill(policies.0.parse().unwrap())
+        .with_decode(policies.1.parse().unwrap())
 }
 
 /// With as little memory as the plan allows and `spare` bytes, and everything else on disk.
 fn far(options: &EngineOptions, model: &Path, folder: &Path, slots: usize, spare: u64) -> EngineOptions {
     let mut options = options.clone();
-    options.kv_tiers = KvTiers {
+    options.cache.kv_tiers = KvTiers {
         disk: Some(DiskTier {
             folder: folder.to_owned(),
             budget_bytes: None,
         }),
         slots,
-        ..options.kv_tiers
+        ..options.cache.kv_tiers
     };
     let info = riffle_model::inspect(model).unwrap();
     // What has to be near follows from whether keys are kept near, which follows from what fits.
-    options.kv_tiers.ram_budget_bytes = Some(0);
+    options.cache.kv_tiers.ram_budget_bytes = Some(0);
     let plan = riffle_engine::plan(&info, &options).unwrap();
-    options.kv_tiers.ram_budget_bytes = Some(plan.kv_tiers.least_near_bytes + spare);
+    options.cache.kv_tiers.ram_budget_bytes = Some(plan.kv_tiers.least_near_bytes + spare);
     options
 }
 
@@ -156,8 +154,8 @@ fn the_timing_of_the_loads_changes_no_bit() {
         let (expected, _) = run(&Engine::load(&model, options.clone()).unwrap(), 200);
         for (slots, loaders) in [(1, 1), (3, 2), (8, 3)] {
             let mut options = far(&options, &model, folder.path(), slots, 0);
-            options.kv_tiers.device = Arc::new(Unhurried::new(slots as u64));
-            options.kv_tiers.loaders = loaders;
+            options.cache.kv_tiers.device = Arc::new(Unhurried::new(slots as u64));
+            options.cache.kv_tiers.loaders = loaders;
             let (found, on_disk) = run(&Engine::load(&model, options).unwrap(), 200);
             assert!(on_disk > 0);
             assert!(found == expected, "{policies:?} {slots}");
@@ -173,16 +171,14 @@ fn a_sparse_prefill_moves_fewer_bytes_than_a_dense_one() {
     // With room for all keys of a head to be near, and without.
     for (near, spare) in [("keys", 600_000), ("nothing", 0)] {
         let moved = |policy: &'static str| {
-            let options = EngineOptions {
-                context_tokens: Some(4200),
-                batch_tokens: 512,
-                chunk_tokens: 256,
-                page_tokens: 64,
-                ..options((policy, "full"), Format::F16, Format::F16, 64)
-            };
+            let options = options((policy, "full"), Format::F16, Format::F16, 64)
+                .with_context_tokens(Some(4200))
+                .with_batch_tokens(512)
+                .with_chunk_tokens(256)
+                .with_page_tokens(64);
             let mut options = far(&options, &model, folder.path(), 16, spare);
             let device = Counted::over(CpuDevice::new());
-            options.kv_tiers.device = device.clone();
+            options.cache.kv_tiers.device = device.clone();
             let engine = Engine::load(&model, options).unwrap();
             let tokens = engine.tokenizer().unwrap().encode(&text, true).unwrap();
             let mut session = Session::new(&engine).unwrap();
@@ -206,9 +202,9 @@ fn a_device_apart_from_main_memory_gives_the_same_bits() {
     let options = options(POLICIES[0], Format::Q8_0, Format::F16, 32);
     let (expected, _) = run(&Engine::load(&model, options.clone()).unwrap(), 230);
     let mut options = far(&options, &model, folder.path(), 3, 0);
-    options.kv_tiers.device_budget_bytes = options.kv_tiers.ram_budget_bytes.unwrap();
-    options.kv_tiers.ram_budget_bytes = Some(40_000);
-    options.kv_tiers.device = Arc::new(CpuDevice::apart());
+    options.cache.kv_tiers.device_budget_bytes = options.cache.kv_tiers.ram_budget_bytes.unwrap();
+    options.cache.kv_tiers.ram_budget_bytes = Some(40_000);
+    options.cache.kv_tiers.device = Arc::new(CpuDevice::apart());
     let (found, on_disk) = run(&Engine::load(&model, options).unwrap(), 230);
     assert!(on_disk > 0 && found == expected);
 }
@@ -217,11 +213,9 @@ fn a_device_apart_from_main_memory_gives_the_same_bits() {
 fn a_long_context_read_in_parts_gives_the_same_bits() {
     let folder = tempfile::tempdir().unwrap();
     let model = fixture("model");
-    let options = EngineOptions {
-        context_tokens: Some(9_000),
-        prefill: "streaming:sinks=16,window=64".parse().unwrap(),
-        ..Default::default()
-    };
+    let options = EngineOptions::default()
+        .with_context_tokens(Some(9_000))
+        .with_prefill("streaming:sinks=16,window=64".parse().unwrap());
     let run = |options: EngineOptions| {
         let engine = Engine::load(&model, options).unwrap();
         let mut session = Session::new(&engine).unwrap();
@@ -248,7 +242,7 @@ fn a_disk_that_is_too_small_or_missing_is_refused_before_anything_is_read() {
     let needed = riffle_engine::plan(&info, &tight).unwrap().kv_tiers.disk_bytes;
 
     let mut refused = tight.clone();
-    refused.kv_tiers.disk.as_mut().unwrap().budget_bytes = Some(needed - 1);
+    refused.cache.kv_tiers.disk.as_mut().unwrap().budget_bytes = Some(needed - 1);
     let message = Engine::load(&model, refused).err().unwrap().to_string();
     assert!(
         message.contains("`disk.budget_bytes") && message.contains("`context_tokens="),
@@ -256,7 +250,7 @@ fn a_disk_that_is_too_small_or_missing_is_refused_before_anything_is_read() {
     );
 
     let mut missing = tight.clone();
-    missing.kv_tiers.disk.as_mut().unwrap().folder = folder.path().join("missing");
+    missing.cache.kv_tiers.disk.as_mut().unwrap().folder = folder.path().join("missing");
     let message = Engine::load(&model, missing).err().unwrap().to_string();
     assert!(
         message.contains("`disk.folder`") && message.contains("no such folder"),
@@ -275,11 +269,8 @@ fn a_plan_that_does_not_fit_names_flags_that_make_it_fit() {
     let folder = tempfile::tempdir().unwrap();
     let model = fixture("model");
     let info = riffle_model::inspect(&model).unwrap();
-    let mut options = EngineOptions {
-        context_tokens: Some(100_000),
-        ..Default::default()
-    };
-    options.kv_tiers.ram_budget_bytes = Some(1 << 20);
+    let mut options = EngineOptions::default().with_context_tokens(Some(100_000));
+    options.cache.kv_tiers.ram_budget_bytes = Some(1 << 20);
     let message = Engine::load(&model, options.clone()).err().unwrap().to_string();
     for part in [
         "100000 tokens",
@@ -289,23 +280,23 @@ fn a_plan_that_does_not_fit_names_flags_that_make_it_fit() {
     ] {
         assert!(message.contains(part), "no {part:?} in {message}");
     }
-    options.kv_tiers.disk = Some(DiskTier {
+    options.cache.kv_tiers.disk = Some(DiskTier {
         folder: folder.path().to_owned(),
         budget_bytes: None,
     });
     let message = Engine::load(&model, options.clone()).err().unwrap().to_string();
     let typed = message.split("`ram_budget_bytes=").nth(1).unwrap();
     let typed = typed.split('`').next().unwrap();
-    options.kv_tiers.ram_budget_bytes = Some(riffle_engine::parse_bytes("ram_budget_bytes", typed).unwrap());
+    options.cache.kv_tiers.ram_budget_bytes = Some(riffle_engine::parse_bytes("ram_budget_bytes", typed).unwrap());
     let plan = riffle_engine::plan(&info, &options).unwrap();
     assert!(plan.fits(), "{message}");
     assert!(plan.kv_tiers.disk_bytes > plan.kv_tiers.ram_bytes);
-    assert!(plan.kv_tiers.ram_bytes <= options.kv_tiers.ram_budget_bytes.unwrap());
+    assert!(plan.kv_tiers.ram_bytes <= options.cache.kv_tiers.ram_budget_bytes.unwrap());
 
     // Without a budget of RAM the plan takes what there is and leaves the rest to the disk.
-    options.kv_tiers.ram_budget_bytes = None;
+    options.cache.kv_tiers.ram_budget_bytes = None;
     let beside = plan.weights_bytes + plan.scratch_bytes + plan.process.total_bytes();
-    options.memory_budget_bytes = Some(beside + (20 << 20));
+    options.machine.memory_budget_bytes = Some(beside + (20 << 20));
     let plan = riffle_engine::plan(&info, &options).unwrap();
     assert!(plan.fits() && plan.kv_tiers.disk_bytes > 70 << 20, "{plan:?}");
     assert!(plan.total_bytes <= plan.available_bytes);
@@ -317,8 +308,8 @@ fn audits_and_policies_chosen_by_them_are_the_same_wherever_pages_lie() {
     let model = fixture("vectors/group2-dim64-linear-bf16");
     for auto_target in [None, Some(0.9)] {
         let mut options = options(POLICIES[1], Format::F16, Format::F16, 16);
-        options.audit = true;
-        options.auto_target = auto_target;
+        options.sequence.audit = true;
+        options.sequence.auto_target = auto_target;
         let run = |options: EngineOptions| {
             let engine = Engine::load(&model, options).unwrap();
             let mut session = Session::new(&engine).unwrap();

@@ -27,16 +27,14 @@ fn selection() -> TokenSelection {
 }
 
 fn options(selection: TokenSelection) -> EngineOptions {
-    EngineOptions {
-        context_tokens: Some(512),
-        batch_tokens: 512,
-        chunk_tokens: 64,
-        page_tokens: 16,
-        key_format: Format::F32,
-        value_format: Format::F32,
-        token_selection: Some(selection),
-        ..EngineOptions::default()
-    }
+    EngineOptions::default()
+        .with_context_tokens(Some(512))
+        .with_batch_tokens(512)
+        .with_chunk_tokens(64)
+        .with_page_tokens(16)
+        .with_key_format(Format::F32)
+        .with_value_format(Format::F32)
+        .with_token_selection(Some(selection))
 }
 
 fn model(case: &str) -> PathBuf {
@@ -77,11 +75,9 @@ fn logits_are_those_of_transformers_on_the_same_tokens() {
         for (batch_tokens, chunk_tokens) in [(512, 512), (512, 64), (100, 24), (17, 16)] {
             let engine = Engine::load(
                 model(case),
-                EngineOptions {
-                    batch_tokens,
-                    chunk_tokens,
-                    ..options(selection())
-                },
+                options(selection())
+                    .with_batch_tokens(batch_tokens)
+                    .with_chunk_tokens(chunk_tokens),
             )
             .unwrap();
             let session = read(&engine, &tokens);
@@ -102,13 +98,7 @@ fn logits_are_those_of_transformers_on_the_same_tokens() {
 fn all_tokens_selected_is_a_plain_reading_to_the_bit() {
     let tokens = prompt(300);
     let selected = read(&small_engine(options("1,layers=1".parse().unwrap())), &tokens);
-    let plain = read(
-        &small_engine(EngineOptions {
-            token_selection: None,
-            ..options(selection())
-        }),
-        &tokens,
-    );
+    let plain = read(&small_engine(options(selection()).with_token_selection(None)), &tokens);
     assert_eq!(selected.logits(), plain.logits());
     assert_eq!(selected.sequence().usage().pages, plain.sequence().usage().pages);
 }
@@ -133,8 +123,8 @@ fn pages_on_disk_saved_sessions_and_forks_go_on_with_the_same_bits() {
     let mut fork = resident.fork().unwrap();
     let mut restored = Session::restore(&engine, &path).unwrap();
     let mut far = options(selection());
-    far.kv_tiers.ram_budget_bytes = Some(480 << 10);
-    far.kv_tiers.disk = Some(DiskTier {
+    far.cache.kv_tiers.ram_budget_bytes = Some(480 << 10);
+    far.cache.kv_tiers.disk = Some(DiskTier {
         folder: folder.path().to_owned(),
         budget_bytes: None,
     });
@@ -200,29 +190,14 @@ fn what_needs_every_token_in_every_layer_is_refused_in_one_line() {
         assert!(error.contains("`token_selection`") && !error.contains('\n'), "{error}");
     };
     let load = |path: PathBuf, options| Engine::load(path, options).map(drop);
-    refused(load(
-        fixture("model-hybrid"),
-        EngineOptions {
-            page_tokens: 64,
-            ..options(selection())
-        },
-    ));
+    refused(load(fixture("model-hybrid"), options(selection()).with_page_tokens(64)));
     refused(load(model(CASES[0]), options("0.3,layers=2".parse().unwrap())));
-    refused(load(
-        model(CASES[0]),
-        EngineOptions {
-            audit: true,
-            ..options(selection())
-        },
-    ));
+    refused(load(model(CASES[0]), options(selection()).with_audit(true)));
     let window = StreamWindow {
         window_tokens: 100,
         sink_tokens: 4,
     };
-    let endless = EngineOptions {
-        context_tokens: None,
-        ..options(selection())
-    };
+    let endless = options(selection()).with_context_tokens(None);
     refused(
         endless
             .with_window(window)

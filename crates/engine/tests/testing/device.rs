@@ -25,14 +25,12 @@ pub fn gpu(options: EmulatedOptions) -> Gpu {
 }
 
 pub fn options(device: Option<Gpu>) -> EngineOptions {
-    EngineOptions {
-        context_tokens: Some(500),
-        batch_tokens: 128,
-        chunk_tokens: 64,
-        page_tokens: 64,
-        device: device.map(|gpu| Arc::new(gpu) as _),
-        ..EngineOptions::default()
-    }
+    EngineOptions::default()
+        .with_context_tokens(Some(500))
+        .with_batch_tokens(128)
+        .with_chunk_tokens(64)
+        .with_page_tokens(64)
+        .with_device(device.map(|gpu| Arc::new(gpu) as _))
 }
 
 /// The GPU's own error behind an engine's.
@@ -69,22 +67,22 @@ pub fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
 /// As few pages on the device as can be, so many on their way.
 pub fn far(device: &Gpu, slots: usize, pages: u64) -> EngineOptions {
     let mut options = options(Some(device.clone()));
-    options.kv_tiers.slots = slots;
+    options.cache.kv_tiers.slots = slots;
     // 2 KV heads of 32 dimensions, keys and values: the ring's pages and so many more.
     let page = 64 * 32 * 2 * 2;
-    options.kv_tiers.device_budget_bytes = (16 + slots as u64 + pages) * page;
+    options.cache.kv_tiers.device_budget_bytes = (16 + slots as u64 + pages) * page;
     options
 }
 
 /// Those with `leasts` times the least RAM, and a disk behind it.
 pub fn with_disk(mut options: EngineOptions, folder: &Path, leasts: u64) -> EngineOptions {
-    options.kv_tiers.ram_budget_bytes = Some(0);
-    options.kv_tiers.disk = Some(DiskTier {
+    options.cache.kv_tiers.ram_budget_bytes = Some(0);
+    options.cache.kv_tiers.disk = Some(DiskTier {
         folder: folder.to_owned(),
         budget_bytes: None,
     });
     let info = riffle_model::inspect(fixture(MODEL)).unwrap();
     let least = riffle_engine::plan(&info, &options).unwrap().kv_tiers.least_near_bytes;
-    options.kv_tiers.ram_budget_bytes = Some(leasts * least);
+    options.cache.kv_tiers.ram_budget_bytes = Some(leasts * least);
     options
 }

@@ -17,21 +17,13 @@ use safetensors::tensor::TensorView;
 
 /// A random model with two query heads to a KV head, on an f32 cache.
 pub fn small_engine(options: EngineOptions) -> Arc<Engine> {
-    let options = EngineOptions {
-        key_format: Format::F32,
-        value_format: Format::F32,
-        ..options
-    };
+    let options = options.with_key_format(Format::F32).with_value_format(Format::F32);
     Engine::load(fixture("vectors/group2-dim64-linear-bf16"), options).expect("a model")
 }
 
 /// A random model of recurrent layers and one of attention, on an f32 cache.
 pub fn hybrid_engine(options: EngineOptions) -> Arc<Engine> {
-    let options = EngineOptions {
-        key_format: Format::F32,
-        value_format: Format::F32,
-        ..options
-    };
+    let options = options.with_key_format(Format::F32).with_value_format(Format::F32);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/vectors/qwen3_5-0");
     Engine::load(path, options).expect("a model")
 }

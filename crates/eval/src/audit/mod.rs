@@ -136,7 +136,7 @@ pub struct AttentionMap {
     pub read: Vec<f64>,
 }
 
-/// Reads `tokens` under the engine's prefill policy, with [`EngineOptions::audit`](riffle_engine::EngineOptions::audit)
+/// Reads `tokens` under the engine's prefill policy, with [`SequenceOptions::audit`](riffle_engine::SequenceOptions::audit)
 /// on, and compares. A finished audit comes from the journal or goes there.
 ///
 /// # Errors
@@ -173,7 +173,7 @@ fn audited(
         layers: config.attention_layers(),
         heads: config.heads,
         tokens: tokens.len(),
-        chunk_tokens: engine.options().chunk_tokens,
+        chunk_tokens: engine.options().machine.chunk_tokens,
     };
     check(&shape, options)?;
     let sums = Arc::new(Mutex::new(Sums::new(shape, options.clone())));

@@ -282,10 +282,10 @@ fn row(engine: &Engine, options: &CompareOptions, entry: &Entry<'_>, scored: &Sc
 fn decode_bytes(engine: &Engine, choice: &PolicyChoice, cost: &Cost) -> f64 {
     let (options, config) = (engine.options(), engine.model().config());
     let bytes = |format: riffle_attention::Format| {
-        let page = options.page_tokens;
+        let page = options.cache.page_tokens;
         format.plane_bytes(page, config.head_dim) as f64 / page as f64
     };
-    let (keys, values) = (bytes(options.key_format), bytes(options.value_format));
+    let (keys, values) = (bytes(options.cache.key_format), bytes(options.cache.value_format));
     let rules = choice.rules();
     let mut scanning = rules
         .specs()

@@ -232,7 +232,7 @@ impl RunSettings {
     pub fn of(engine: &Engine) -> Self {
         let (options, plan) = (engine.options(), engine.plan());
         let budget = |bytes: Option<u64>| bytes.map_or("all".to_owned(), riffle_engine::human_bytes);
-        let tiers = &options.kv_tiers;
+        let tiers = &options.cache.kv_tiers;
         let mut named = Vec::new();
         if tiers.device_budget_bytes > 0 {
             named.push(format!("device {}", budget(Some(tiers.device_budget_bytes))));
@@ -244,24 +244,25 @@ impl RunSettings {
             named.push(format!("disk {}", budget(disk.budget_bytes)));
         }
         Self {
-            prefill: match options.auto_target {
+            prefill: match options.sequence.auto_target {
                 Some(target) => format!("auto {target}"),
-                None => options.prefill.to_string(),
+                None => options.sequence.prefill.to_string(),
             },
-            decode: options.decode.to_string(),
-            key_format: options.key_format.name().to_owned(),
-            value_format: options.value_format.name().to_owned(),
-            attention: (options.attention != AttentionPrecision::Exact).then(|| options.attention.to_string()),
-            page_tokens: options.page_tokens,
-            batch_tokens: options.batch_tokens,
-            chunk_tokens: options.chunk_tokens,
+            decode: options.sequence.decode.to_string(),
+            key_format: options.cache.key_format.name().to_owned(),
+            value_format: options.cache.value_format.name().to_owned(),
+            attention: (options.model.attention != AttentionPrecision::Exact)
+                .then(|| options.model.attention.to_string()),
+            page_tokens: options.cache.page_tokens,
+            batch_tokens: options.machine.batch_tokens,
+            chunk_tokens: options.machine.chunk_tokens,
             context_tokens: plan.context_tokens,
             tiers: if named.is_empty() {
                 "ram".to_owned()
             } else {
                 named.join(", ")
             },
-            token_selection: options.token_selection.as_ref().map(ToString::to_string),
+            token_selection: options.model.token_selection.as_ref().map(ToString::to_string),
             compress: None,
         }
     }

@@ -116,12 +116,15 @@ impl Reader {
         compress: Option<&CompressOptions>,
     ) -> Result<Self, EvalError> {
         let options = engine.options();
-        let mut specs = options.prefill.specs().chain(options.decode.specs());
+        let mut specs = options.sequence.prefill.specs().chain(options.sequence.decode.specs());
         let learns = specs.any(|spec| !spec.info().traits.follows_from_keys);
         Ok(Self {
             session: Session::new(engine)?,
             // A selection of tokens follows from the end of a prompt.
-            shares: !fresh && !learns && options.auto_target.is_none() && options.token_selection.is_none(),
+            shares: !fresh
+                && !learns
+                && options.sequence.auto_target.is_none()
+                && options.model.token_selection.is_none(),
             learns,
             compress: compress.cloned(),
             answers_under: None,
@@ -149,7 +152,7 @@ impl Reader {
             QuestionPlace::WithDocument => {
                 let mut whole = prompt.document.clone();
                 whole.extend(&prompt.questions[0]);
-                let batch = session.engine().options().batch_tokens;
+                let batch = session.engine().options().machine.batch_tokens;
                 // At least a page's worth is read together with the question, so that what looks at the end sees it.
                 let shared = session
                     .sequence()
@@ -167,7 +170,7 @@ impl Reader {
                 let behind = session.tokens().len() > document.len();
                 let shared = session.sequence().shared_with(document);
                 if shared < document.len() || (keeps_nothing_behind && behind) {
-                    let batch = session.engine().options().batch_tokens;
+                    let batch = session.engine().options().machine.batch_tokens;
                     let kept = if self.shares && self.compress.is_none() {
                         shared.min(document.len().saturating_sub(256)) / batch * batch
                     } else {
@@ -213,7 +216,7 @@ impl Reader {
         watch: &mut Watch<'_>,
     ) -> Result<(Vec<u32>, Cost), EvalError> {
         let session = &mut self.session;
-        let batch = session.engine().options().batch_tokens;
+        let batch = session.engine().options().machine.batch_tokens;
         let first_wanted = wanted.first().map_or(0, |range| range.start);
         let kept = if self.shares {
             session.sequence().shared_with(tokens).min(first_wanted) / batch * batch

@@ -52,13 +52,11 @@ impl Expected {
 }
 
 fn engine(model: &Path, chunk_tokens: usize) -> Arc<Engine> {
-    let options = EngineOptions {
-        chunk_tokens,
-        page_tokens: 48,
-        key_format: Format::F32,
-        value_format: Format::F32,
-        ..EngineOptions::default()
-    };
+    let options = EngineOptions::default()
+        .with_chunk_tokens(chunk_tokens)
+        .with_page_tokens(48)
+        .with_key_format(Format::F32)
+        .with_value_format(Format::F32);
     Engine::load(model, options).unwrap()
 }
 

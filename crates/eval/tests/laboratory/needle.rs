@@ -7,11 +7,9 @@ use riffle_engine::{Engine, EngineOptions};
 use riffle_eval::{AskPlace, Corpus, Journal, NeedleKind, NeedleOptions, NeedleSample, Wording, needle};
 
 fn engine(model: &str, prefill: &str, decode: &str) -> Arc<Engine> {
-    let options = EngineOptions {
-        prefill: prefill.parse().unwrap(),
-        decode: decode.parse().unwrap(),
-        ..EngineOptions::default()
-    };
+    let options = EngineOptions::default()
+        .with_prefill(prefill.parse().unwrap())
+        .with_decode(decode.parse().unwrap());
     Engine::load(riffle_testing::fixture(model), options).unwrap()
 }
 

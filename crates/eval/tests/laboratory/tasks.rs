@@ -287,11 +287,7 @@ fn at_an_equal_budget_the_oracle_finds_what_streaming_and_chance_lose() {
 fn what_is_read_once_for_several_cells_is_answered_as_if_each_had_read_it() {
     let engine = engine();
     let engine = engine
-        .with_options(EngineOptions {
-            batch_tokens: 256,
-            chunk_tokens: 128,
-            ..engine.options().clone()
-        })
+        .with_options(engine.options().clone().with_batch_tokens(256).with_chunk_tokens(128))
         .unwrap();
     let corpus = corpus(&engine, Wording::plain(), Vec::new());
     let policies = [

@@ -60,8 +60,8 @@ pub(crate) async fn status(State(app): State<Arc<App>>) -> Json<Value> {
     status["model"] = json!(app.options.model_name);
     status["context_tokens"] = json!(engine.plan().context_tokens);
     status["kv_most_bytes"] = json!(engine.plan().kv_bytes);
-    status["prefill"] = json!(options.prefill.to_string());
-    status["decode"] = json!(options.decode.to_string());
+    status["prefill"] = json!(options.sequence.prefill.to_string());
+    status["decode"] = json!(options.sequence.decode.to_string());
     status["has_chat_template"] = json!(engine.chat_template().is_some());
     status["body_bytes"] = json!(app.options.limits.body_bytes);
     Json(status)

@@ -67,8 +67,8 @@ pub(super) fn riffle(app: &App, wishes: &Wishes, finished: &Finished) -> Value {
     let options = app.engine.options();
     let (pairs, times) = (finished.pairs, finished.report.times);
     let drafts = finished.report.generation.drafts;
-    let prefill = wishes.extras.prefill.as_ref().unwrap_or(&options.prefill);
-    let decode = wishes.extras.decode.as_ref().unwrap_or(&options.decode);
+    let prefill = wishes.extras.prefill.as_ref().unwrap_or(&options.sequence.prefill);
+    let decode = wishes.extras.decode.as_ref().unwrap_or(&options.sequence.decode);
     let share = match pairs.causal {
         0 => 1.0,
         causal => pairs.read as f64 / causal as f64,

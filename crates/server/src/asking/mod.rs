@@ -46,12 +46,12 @@ impl Wishes {
         if extras.prefill.is_none() && extras.decode.is_none() && !extras.audits {
             return None;
         }
-        let own = SequenceOptions::of(app.engine.options());
+        let own = app.engine.options().sequence.clone();
         Some(SequenceOptions {
             prefill: extras.prefill.clone().unwrap_or(own.prefill),
             decode: extras.decode.clone().unwrap_or(own.decode),
             audit: own.audit || extras.audits,
-            window: own.window,
+            ..own
         })
     }
 

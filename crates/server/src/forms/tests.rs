@@ -5,10 +5,7 @@ use super::*;
 /// The shipped model.
 pub(crate) fn engine() -> Arc<Engine> {
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/model");
-    let options = EngineOptions {
-        context_tokens: Some(512),
-        ..EngineOptions::default()
-    };
+    let options = EngineOptions::default().with_context_tokens(Some(512));
     Engine::load(model, options).unwrap()
 }
 

@@ -17,12 +17,10 @@ pub(crate) fn templated(template: &str) -> (tempfile::TempDir, Arc<Engine>) {
         std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
     }
     std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
-    let options = EngineOptions {
-        context_tokens: Some(8192),
-        sequences: 16,
-        keeps_beginnings: true,
-        ..EngineOptions::default()
-    };
+    let options = EngineOptions::default()
+        .with_context_tokens(Some(8192))
+        .with_sequences(16)
+        .with_keeps_beginnings(true);
     let engine = Engine::load(folder.path(), options).unwrap();
     (folder, engine)
 }

@@ -80,14 +80,12 @@ fn who_goes_without_having_asked_for_a_stream_is_noticed_too() {
 #[test]
 fn models_with_recurrent_layers_go_on_from_a_state_they_know() {
     let load = || {
-        let options = EngineOptions {
-            context_tokens: Some(16384),
-            batch_tokens: BATCH,
-            page_tokens: 64,
-            sequences: 8,
-            keeps_beginnings: true,
-            ..EngineOptions::default()
-        };
+        let options = EngineOptions::default()
+            .with_context_tokens(Some(16384))
+            .with_batch_tokens(BATCH)
+            .with_page_tokens(64)
+            .with_sequences(8)
+            .with_keeps_beginnings(true);
         Engine::load(riffle_testing::fixture("model-hybrid"), options).unwrap()
     };
     let few = || riffle_server::ServerOptions {

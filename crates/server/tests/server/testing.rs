@@ -17,16 +17,14 @@ pub(crate) const BATCH: usize = 1024;
 pub(crate) fn engine() -> Arc<Engine> {
     static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
     let load = || {
-        let options = EngineOptions {
-            context_tokens: Some(32768),
-            batch_tokens: BATCH,
-            chunk_tokens: 256,
-            page_tokens: 64,
-            sequences: 16,
-            pool_tokens: Some(65536),
-            keeps_beginnings: true,
-            ..EngineOptions::default()
-        };
+        let options = EngineOptions::default()
+            .with_context_tokens(Some(32768))
+            .with_batch_tokens(BATCH)
+            .with_chunk_tokens(256)
+            .with_page_tokens(64)
+            .with_sequences(16)
+            .with_pool_tokens(Some(65536))
+            .with_keeps_beginnings(true);
         Engine::load(riffle_testing::fixture("model"), options).unwrap()
     };
     Arc::clone(ENGINE.get_or_init(load))

@@ -30,9 +30,9 @@ const SHOWN_FROM_TOKENS: usize = 512;
 
 pub(crate) fn chat(arguments: &ChatArguments) -> Result<(), Failure> {
     let mut options = engine_options(&arguments.engine)?;
-    options.sequences = MOST_BRANCHES;
-    options.draft_model = arguments.generate.draft.model().map(Path::to_owned);
-    options.draft_predictor = arguments.generate.draft.uses_predictor();
+    options.machine.sequences = MOST_BRANCHES;
+    options.model.draft_model = arguments.generate.draft.model().map(Path::to_owned);
+    options.model.draft_predictor = arguments.generate.draft.uses_predictor();
     let documents: Vec<Vec<Document>> = arguments
         .files
         .iter()
@@ -40,7 +40,7 @@ pub(crate) fn chat(arguments: &ChatArguments) -> Result<(), Failure> {
         .collect::<Result<_, _>>()?;
     with_threads(arguments.engine.threads, || {
         let engine = Engine::load(&arguments.model.model, options)?;
-        let on_device = engine.options().device.is_some();
+        let on_device = engine.options().machine.device.is_some();
         note_activations(&arguments.engine, engine.model().config(), on_device);
         let options = ChatOptions {
             system: arguments.system.clone(),

@@ -44,10 +44,10 @@ pub(crate) fn options(arguments: &EngineArguments) -> Result<EngineOptions, Fail
     let mut options = engine_options(&known)?;
     let parse = |text: &str| riffle_eval::parse_policy(text).map_err(riffle_engine::EngineError::from);
     if baseline(prefill) {
-        options.prefill = parse(prefill)?;
+        options.sequence.prefill = parse(prefill)?;
     }
     if baseline(decode) {
-        options.decode = parse(decode)?;
+        options.sequence.decode = parse(decode)?;
     }
     Ok(options)
 }
@@ -78,7 +78,7 @@ impl<'a> Measured<'a> {
     ) -> Self {
         let rules = options
             .into_iter()
-            .flat_map(|options| [&options.prefill, &options.decode]);
+            .flat_map(|options| [&options.sequence.prefill, &options.sequence.decode]);
         let policies = rules.map(|rules| rules.base.name()).filter(|policy| *policy != "full");
         let default_name = std::iter::once(name).chain(policies).collect::<Vec<_>>().join("-");
         Self {
@@ -193,11 +193,9 @@ impl Subject {
         ) -> Result<Results, Failure>
         + Send,
     ) -> Result<(), Failure> {
-        let options = EngineOptions {
-            draft_model: self.draft_model.clone(),
-            draft_predictor: self.draft_predictor,
-            ..options(engine)?
-        };
+        let options = options(engine)?
+            .with_draft_model(self.draft_model.clone())
+            .with_draft_predictor(self.draft_predictor);
         let text = read_text(&self.text)?;
         let measured = Measured::new((name, seed), Some(&options), engine.threads, output).of_text(&self.text, &text);
         measured.keep(|watch| {

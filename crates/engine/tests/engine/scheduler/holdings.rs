@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::{options, request, tokens};
 use crate::testing::fixture;
 use riffle_engine::{
-    Engine, EngineOptions, Event, HeldKind, HoldingChange, PrefixCacheOptions, Request, RowTier, Scheduler,
-    SchedulerOptions, SequenceOptions, TextBlock,
+    Engine, Event, HeldKind, HoldingChange, PrefixCacheOptions, Request, RowTier, Scheduler, SchedulerOptions,
+    SequenceOptions, TextBlock,
 };
 use riffle_kv::DiskTier;
 
@@ -95,7 +95,7 @@ fn under(engine: &Engine, prefill: &str, decode: &str) -> impl Fn(&[u32]) -> Req
     let options = SequenceOptions {
         prefill: prefill.parse().unwrap(),
         decode: decode.parse().unwrap(),
-        ..SequenceOptions::of(engine.options())
+        ..engine.options().sequence.clone()
     };
     move |prompt| Request {
         sequence: Some(options.clone()),
@@ -153,7 +153,7 @@ fn pages_that_have_left_for_the_disk_are_told_to_lie_there() {
         budget_bytes: None,
     };
     let mut options = options();
-    options.kv_tiers.disk = Some(disk);
+    options.cache.kv_tiers.disk = Some(disk);
     let engine = Engine::load(fixture("model"), options).unwrap();
     let (picture, reused) = listens_right(&engine, None, false);
     assert!(reused > 1000, "{reused}");
@@ -187,12 +187,10 @@ fn what_a_prefix_cache_keeps_is_told_on_the_way_and_after_a_new_start() {
 
 #[test]
 fn hybrids_tell_blocks_up_to_known_states_alone() {
-    let options = EngineOptions {
-        batch_tokens: 64,
-        chunk_tokens: 64,
-        keeps_beginnings: true,
-        ..options()
-    };
+    let options = options()
+        .with_batch_tokens(64)
+        .with_chunk_tokens(64)
+        .with_keeps_beginnings(true);
     let engine = Engine::load(fixture("model-hybrid"), options).unwrap();
     let (picture, reused) = listens_right(&engine, None, true);
     assert!(reused > 500, "{reused}");
@@ -234,10 +232,7 @@ fn what_is_not_exact_is_never_told() {
         assert!(picture.0.is_empty(), "{policy}");
     }
     // Where the engine itself is lossy, only requests that ask for everything are told.
-    let lossy = EngineOptions {
-        prefill: "streaming".parse().unwrap(),
-        ..options()
-    };
+    let lossy = options().with_prefill("streaming".parse().unwrap());
     let engine = Engine::load(fixture("model"), lossy).unwrap();
     let mut scheduler = telling(&engine, None);
     answer(&mut scheduler, &mut picture, request(prompt.clone(), 4));

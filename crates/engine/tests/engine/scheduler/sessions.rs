@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use riffle_engine::{CompressMethod, CompressOptions, Compressed, LoanedSequence, Sequence, SequenceOptions};
+use riffle_engine::{CompressMethod, CompressOptions, Compressed, LoanedSequence, Sequence};
 
 use super::*;
 
@@ -144,7 +144,7 @@ fn a_prompt_that_does_not_go_on_from_its_session_is_refused() {
         ("streaming:sinks=4,window=64,from=0", "prefill"),
         ("h2o:budget=256", "decode"),
     ] {
-        let mut other = SequenceOptions::of(engine.options());
+        let mut other = engine.options().sequence.clone();
         match problem {
             "prefill" => other.prefill = options.parse().unwrap(),
             _ => other.decode = options.parse().unwrap(),
@@ -211,14 +211,7 @@ fn a_compression_beside_answers_and_prompts_changes_neither_and_is_the_one_that_
         ("model-hybrid", kvzip(0.3)),
         ("model", kvzip(1.0)),
     ] {
-        let engine = Engine::load(
-            fixture(model),
-            EngineOptions {
-                batch_tokens: 64,
-                ..options()
-            },
-        )
-        .unwrap();
+        let engine = Engine::load(fixture(model), options().with_batch_tokens(64)).unwrap();
         let book = book(&engine);
         let expected = saved(&engine, &book, Some(&asked), &alone_path).unwrap();
         saved(&engine, &book, None, &path);
@@ -262,10 +255,7 @@ fn a_compression_beside_answers_and_prompts_changes_neither_and_is_the_one_that_
 fn a_compression_that_is_taken_back_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("book");
-    let engine = engine(EngineOptions {
-        batch_tokens: 64,
-        ..options()
-    });
+    let engine = engine(options().with_batch_tokens(64));
     let book = book(&engine);
     saved(&engine, &book, None, &path);
     for steps in [0, 1, 3, 20, 45] {
@@ -292,10 +282,7 @@ fn a_compression_that_is_taken_back_leaves_nothing() {
 fn a_session_that_a_waiting_request_names_stays_and_others_make_room() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("book");
-    let engine = engine(EngineOptions {
-        sequences: 2,
-        ..options()
-    });
+    let engine = engine(options().with_sequences(2));
     let book = book(&engine);
     saved(&engine, &book, Some(&kvzip(0.3)), &path);
     let mut scheduler = scheduler(&engine, 1);

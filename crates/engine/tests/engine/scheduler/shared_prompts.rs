@@ -4,8 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use riffle_engine::{
-    Engine, EngineOptions, Event, PrefixCacheOptions, Request, RequestId, Scheduler, SchedulerOptions, Sequence,
-    Session,
+    Engine, Event, PrefixCacheOptions, Request, RequestId, Scheduler, SchedulerOptions, Sequence, Session,
 };
 
 use super::{alone, alone_on, engine, finish, options, request, scheduler, tokens};
@@ -110,10 +109,7 @@ fn what_memory_holds_is_continued_from_disk() {
 #[test]
 fn an_answer_goes_on_between_the_steps_of_the_prefix_cache_on_disk() {
     let folder = tempfile::tempdir().unwrap();
-    let engine = engine(EngineOptions {
-        page_tokens: 64,
-        ..options()
-    });
+    let engine = engine(options().with_page_tokens(64));
     let requests = questions(&engine);
     let mut scheduler = with_disk(&engine, folder.path());
     let id = scheduler.submit(requests[0].clone()).unwrap();

@@ -80,18 +80,9 @@ fn another_policy_format_or_model_finds_nothing() {
     let requests = questions(&first);
     answer(&mut worker(&first, &store), &requests[0]);
     let others = [
-        EngineOptions {
-            prefill: "streaming".parse().unwrap(),
-            ..options()
-        },
-        EngineOptions {
-            key_format: riffle_attention::Format::Q8_0,
-            ..options()
-        },
-        EngineOptions {
-            page_tokens: 64,
-            ..options()
-        },
+        options().with_prefill("streaming".parse().unwrap()),
+        options().with_key_format(riffle_attention::Format::Q8_0),
+        options().with_page_tokens(64),
     ];
     for options in others {
         let (_, reused) = answer(&mut worker(&engine(options), &store), &requests[0]);
@@ -265,13 +256,11 @@ fn one_process_reads_and_another_that_waits_answers() {
 
 /// Pages whose blocks go in two slices, of three layers and two.
 fn large_pages() -> EngineOptions {
-    EngineOptions {
-        context_tokens: Some(4096),
-        page_tokens: 256,
-        pool_tokens: Some(12_288),
-        sequences: 3,
-        ..options()
-    }
+    options()
+        .with_context_tokens(Some(4096))
+        .with_page_tokens(256)
+        .with_pool_tokens(Some(12_288))
+        .with_sequences(3)
 }
 
 #[test]

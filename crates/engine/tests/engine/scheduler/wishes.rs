@@ -221,7 +221,7 @@ fn one_request_can_be_audited_beside_others() {
         sequence: Some(SequenceOptions {
             prefill: prefill.parse().unwrap(),
             audit,
-            ..SequenceOptions::of(engine.options())
+            ..engine.options().sequence.clone()
         }),
         ..request(tokens(&engine, "In the beginning was the word. ", 300), 2)
     };

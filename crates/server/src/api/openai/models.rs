@@ -39,9 +39,9 @@ fn model(app: &App, name: &str) -> Value {
             "n_embd": config.hidden_size,
         },
         "riffle": {
-            "prefill": options.prefill.to_string(),
-            "decode": options.decode.to_string(),
-            "page_tokens": options.page_tokens,
+            "prefill": options.sequence.prefill.to_string(),
+            "decode": options.sequence.decode.to_string(),
+            "page_tokens": options.cache.page_tokens,
             "has_chat_template": app.engine.chat_template().is_some(),
         },
     })

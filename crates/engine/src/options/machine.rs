@@ -1,0 +1,74 @@
+//! Options of the machine.
+
+use std::sync::Arc;
+
+use riffle_device::ComputeDevice;
+use riffle_policy::CostModel;
+
+use super::PromptText;
+use crate::EngineError;
+
+/// Options of the machine: the device, the memory, and the tokens and sequences that it works on at a time.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct MachineOptions {
+    /// The device that computes; `None` is the CPU. Pages are then kept in main memory as well, and
+    /// [`KvTiers::device_budget_bytes`](riffle_kv::KvTiers::device_budget_bytes) limits their copies on the device: 0 is the memory that the device has left.
+    pub device: Option<Arc<dyn ComputeDevice>>,
+    /// A device that computes in place of the CPU if it can compute the model under these options.
+    pub preferred_device: Option<Arc<dyn ComputeDevice>>,
+    /// Bytes the run may use in all; `None` takes the memory that the machine has available.
+    pub memory_budget_bytes: Option<u64>,
+    /// Sequences that are alive at a time: forks of a session, or requests of a [`Scheduler`](crate::Scheduler). The plan leaves room
+    /// for the memory that each has of its own.
+    pub sequences: usize,
+    /// Logical batch: tokens that go through one layer before the next layer starts.
+    pub batch_tokens: usize,
+    /// Chunk: tokens whose attention is computed together inside a layer.
+    pub chunk_tokens: usize,
+    /// Costs of attention and of estimates on this machine, for the guards of short prompts.
+    pub cost: CostModel,
+    /// The text that will be read, for its place in the plan; `None` plans for a text that fills the context.
+    pub prompt: Option<PromptText>,
+}
+
+impl Default for MachineOptions {
+    fn default() -> Self {
+        Self {
+            device: None,
+            preferred_device: None,
+            memory_budget_bytes: None,
+            sequences: 1,
+            batch_tokens: 4096,
+            chunk_tokens: 512,
+            cost: CostModel::default(),
+            prompt: None,
+        }
+    }
+}
+
+impl MachineOptions {
+    /// Checks these options by themselves.
+    pub(super) fn validate(&self) -> Result<(), EngineError> {
+        if self.batch_tokens == 0 {
+            return Err(EngineError::option("batch_tokens", 0, "it must be at least 1 token"));
+        }
+        if self.chunk_tokens == 0 {
+            return Err(EngineError::option("chunk_tokens", 0, "it must be at least 1 token"));
+        }
+        if self.chunk_tokens > self.batch_tokens {
+            return Err(EngineError::option(
+                "chunk_tokens",
+                self.chunk_tokens,
+                format!(
+                    "a chunk cannot be larger than the logical batch (`batch_tokens={}`)",
+                    self.batch_tokens
+                ),
+            ));
+        }
+        if self.sequences == 0 {
+            return Err(EngineError::option("sequences", 0, "it must be at least 1 sequence"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,55 @@
+//! Options of the model.
+
+use std::path::PathBuf;
+
+use riffle_model::{Activations, Family, LoadOptions, RopeScaling};
+
+use super::TokenSelection;
+use crate::{AttentionPrecision, EngineError};
+
+/// Options of the model: its files, its context, and the arithmetic of its layers.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct ModelOptions {
+    /// Model families from other crates, beside those of `riffle-model`.
+    pub families: &'static [Family],
+    /// Tokens the context may hold; `None` takes the length that the model was made for, or the length that fits in memory if that is
+    /// less.
+    pub context_tokens: Option<usize>,
+    /// Positions stretched beyond the length that the model was made for, in place of the model's own stretching.
+    pub rope_scaling: Option<RopeScaling>,
+    /// Rounding of the input of linear layers with bf16 weights on the CPU: it reads prompts at twice the speed and moves
+    /// logits by some 1e-2. Other weights are not concerned: quantised ones round their input to 8 bits in any case.
+    pub activations: Activations,
+    /// Precision of the products in attention of prompt tokens. Rounded, hidden states after the first layer differ, and so
+    /// do the keys and values made of them: they go together with no others.
+    pub attention: AttentionPrecision,
+    /// Layers above the middle read only the tokens that the end of a prompt attends to. It holds for prompts that empty sequences
+    /// read; `None` reads every token in every layer.
+    pub token_selection: Option<TokenSelection>,
+    /// A small model with the same tokens, which drafts answers that ask for `model:PATH` ([`DraftSpec`](crate::DraftSpec)). It takes the
+    /// memory that the plan leaves.
+    pub draft_model: Option<PathBuf>,
+    /// Load the layer of the model's own files that predicts further tokens, which drafts answers that ask for `mtp`
+    /// ([`DraftSpec`](crate::DraftSpec)). Every sequence then keeps keys and values of one layer more.
+    pub draft_predictor: bool,
+}
+
+impl ModelOptions {
+    /// The part of them that reading a model's files takes.
+    pub fn load_options(&self) -> LoadOptions {
+        LoadOptions::default()
+            .with_rope_scaling(self.rope_scaling)
+            .with_activations(self.activations)
+            .with_families(self.families)
+            .with_predictor(self.draft_predictor)
+    }
+
+    /// Checks these options by themselves.
+    pub(super) fn validate(&self) -> Result<(), EngineError> {
+        if self.context_tokens == Some(0) {
+            return Err(EngineError::option("context_tokens", 0, "it must be at least 1 token"));
+        }
+        Ok(())
+    }
+}
