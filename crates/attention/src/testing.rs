@@ -118,21 +118,11 @@ impl Problem {
             for (index, format) in Format::ALL.into_iter().enumerate() {
                 let seed = (case * 10 + index) as u64;
                 let value_format = Format::ALL[(index + case) % 5];
-                let mut pages = Vec::new();
-                for (start, tokens) in [(0, 256), (256, 256), (768, 37)] {
-                    let mut keys = buffers(format, format.plane_len(256, head_dim));
-                    let mut values = buffers(value_format, value_format.plane_len(256, value_dim));
-                    let source = noise(seed + start as u64, tokens * head_dim);
-                    write_keys(&mut plane_mut(&mut keys), head_dim, 0, tokens, &source, head_dim).unwrap();
-                    let source = noise(seed + start as u64 + 1, tokens * value_dim);
-                    write_values(&mut plane_mut(&mut values), value_dim, 0, tokens, &source, value_dim).unwrap();
-                    pages.push(Page {
-                        start,
-                        tokens,
-                        keys,
-                        values,
-                    });
-                }
+                let starts = [(0, 256), (256, 256), (768, 37)];
+                let mut pages = starts
+                    .map(|place| Page::noise(place, seed, (format, head_dim), (value_format, value_dim)))
+                    .into_iter()
+                    .collect::<Vec<_>>();
                 let selections = [
                     Selection::full(805),
                     Selection::from_spans([Span::new(3, 5), Span::new(130, 300)])
@@ -166,6 +156,26 @@ impl Problem {
 }
 
 impl Page {
+    fn noise(
+        (start, tokens): (usize, usize),
+        seed: u64,
+        (format, head_dim): (Format, usize),
+        (value_format, value_dim): (Format, usize),
+    ) -> Self {
+        let mut keys = buffers(format, format.plane_len(256, head_dim));
+        let mut values = buffers(value_format, value_format.plane_len(256, value_dim));
+        let source = noise(seed + start as u64, tokens * head_dim);
+        write_keys(&mut plane_mut(&mut keys), head_dim, 0, tokens, &source, head_dim).unwrap();
+        let source = noise(seed + start as u64 + 1, tokens * value_dim);
+        write_values(&mut plane_mut(&mut values), value_dim, 0, tokens, &source, value_dim).unwrap();
+        Self {
+            start,
+            tokens,
+            keys,
+            values,
+        }
+    }
+
     fn copy(&self) -> Self {
         Self {
             start: self.start,

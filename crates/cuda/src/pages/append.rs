@@ -56,9 +56,9 @@ impl AppendMemory {
         let stripes = targets.stripes;
         self.encode(stream, new, tokens, &targets)?;
         let shape = &self.shape;
-        let plane_bytes = |format: Format| format.plane_bytes(LANES * stripes, heads_of(&shape).key_width);
+        let plane_bytes = |format: Format| format.plane_bytes(LANES * stripes, heads_of(shape).key_width);
         let (key_bytes, value_bytes) = (plane_bytes(shape.key_format), plane_bytes(shape.value_format));
-        let (keys, values) = self.host.bytes().split_at(heads_of(&shape).kv_heads * key_bytes);
+        let (keys, values) = self.host.bytes().split_at(heads_of(shape).kv_heads * key_bytes);
         let of_head = |(kv_head, head): (usize, &HeadGrowth)| PageView {
             start: head.held / LANES * LANES,
             tokens: head.held % LANES + added,
@@ -144,8 +144,8 @@ impl AppendMemory {
 /// Bytes of device memory that appending up to `added` tokens takes.
 pub(super) fn append_bytes(added: usize, shape: &riffle_kv::CacheShape) -> u64 {
     let tokens = added.next_multiple_of(LANES) + LANES;
-    let plane = |format: Format| format.plane_bytes(tokens, heads_of(&shape).key_width);
-    (heads_of(&shape).kv_heads * (plane(shape.key_format) + plane(shape.value_format))) as u64
+    let plane = |format: Format| format.plane_bytes(tokens, heads_of(shape).key_width);
+    (heads_of(shape).kv_heads * (plane(shape.key_format) + plane(shape.value_format))) as u64
 }
 
 fn plane(format: Format, bytes: &[u8]) -> Plane<'_> {

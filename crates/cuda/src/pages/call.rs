@@ -169,10 +169,10 @@ pub(super) fn page_tables<'a>(
     Ok(Pages {
         keys: keys.set(compute, &of(0))?,
         values: values.set(compute, &of(1))?,
-        kv_heads: heads_of(&shape).kv_heads,
-        pages_per_head: addresses.len() / heads_of(&shape).kv_heads,
+        kv_heads: heads_of(shape).kv_heads,
+        pages_per_head: addresses.len() / heads_of(shape).kv_heads,
         page_tokens: shape.page_tokens,
-        head_dim: heads_of(&shape).key_width,
+        head_dim: heads_of(shape).key_width,
         key_format: shape.key_format,
         value_format: shape.value_format,
     })
@@ -438,7 +438,7 @@ impl CallMemory {
         partials: &mut [Partial],
     ) -> Result<u64, CudaError> {
         let (heads, count) = (self.heads, rows.queries.rows);
-        let (values, sums) = (4 * count * heads * heads_of(&shape).key_width, 4 * count * heads);
+        let (values, sums) = (4 * count * heads * heads_of(shape).key_width, 4 * count * heads);
         self.reserve_host(values, sums)?;
         stream.from_device(&mut self.host_attended, 0, rows.attended.part(0..values))?;
         stream.from_device(&mut self.host_log_sum_exp, 0, rows.log_sum_exp.part(0..sums))?;
@@ -447,8 +447,8 @@ impl CallMemory {
         let attended: &[f32] = bytemuck::cast_slice(&self.host_attended.bytes()[..values]);
         let log_sum_exp: &[f32] = bytemuck::cast_slice(&self.host_log_sum_exp.bytes()[..sums]);
         for (tile, partial) in tiles.iter().zip(partials) {
-            let (rows, group) = (tile.rows, heads / heads_of(&shape).kv_heads);
-            let mut read = Partial::new(rows, group, heads_of(&shape).key_width);
+            let (rows, group) = (tile.rows, heads / heads_of(shape).kv_heads);
+            let mut read = Partial::new(rows, group, heads_of(shape).key_width);
             for row in 0..rows {
                 let first_head = (tile.first_row + row) * heads + tile.kv_head * group;
                 for head in 0..group {
@@ -461,9 +461,9 @@ impl CallMemory {
                         1.0
                     };
                 }
-                let width = group * heads_of(&shape).key_width;
+                let width = group * heads_of(shape).key_width;
                 read.o[row * width..][..width]
-                    .copy_from_slice(&attended[first_head * heads_of(&shape).key_width..][..width]);
+                    .copy_from_slice(&attended[first_head * heads_of(shape).key_width..][..width]);
             }
             if partial.l.iter().all(|sum| *sum == 0.0) {
                 *partial = read

@@ -22,7 +22,7 @@ pub(super) struct PageLayout {
 
 impl PageLayout {
     pub(super) fn new(shape: &CacheShape) -> Self {
-        let bytes = |format: Format| format.plane_bytes(shape.page_tokens, heads_of(&shape).key_width);
+        let bytes = |format: Format| format.plane_bytes(shape.page_tokens, heads_of(shape).key_width);
         let (key_bytes, value_bytes) = (bytes(shape.key_format), bytes(shape.value_format));
         let values_at = key_bytes.next_multiple_of(ALIGNMENT);
         Self {

@@ -64,7 +64,7 @@ impl Resident {
 impl Residence {
     pub(super) fn new(shape: &CacheShape, memory: PageMemory) -> Self {
         Self {
-            kv_heads: heads_of(&shape).kv_heads,
+            kv_heads: heads_of(shape).kv_heads,
             resident: HashMap::new(),
             order: BTreeSet::new(),
             sequences: BTreeMap::new(),

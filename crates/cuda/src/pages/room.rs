@@ -115,11 +115,7 @@ impl DeviceRoom {
             residence: Residence::new(shape, memory),
             staging: Staging::new(gpu, shape, options.slots)?,
             lists: CallLists {
-                reads: Reads::new(
-                    gpu,
-                    heads_of(&shape).key_width,
-                    options.heads / heads_of(&shape).kv_heads,
-                )?,
+                reads: Reads::new(gpu, heads_of(shape).key_width, options.heads / heads_of(shape).kv_heads)?,
                 tables: [DeviceList::new(gpu)?, DeviceList::new(gpu)?],
             },
             append: AppendMemory::new(gpu, shape)?,

@@ -74,7 +74,7 @@ impl Staging {
         let shape = &self.shape;
         let until = view.tokens.next_multiple_of(LANES);
         let part = |plane: &Plane<'a>, format: Format| {
-            let at = |tokens: usize| format.plane_bytes(tokens, heads_of(&shape).key_width);
+            let at = |tokens: usize| format.plane_bytes(tokens, heads_of(shape).key_width);
             &plane_bytes(plane)[at(first_token)..at(until)]
         };
         [

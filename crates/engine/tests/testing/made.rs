@@ -62,59 +62,66 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
         Ok(Arc::new(Rotary::new(&settings)))
     };
     let rotaries = [rotary(16)?, rotary(32)?, rotary(64)?];
-    let norm = |weights: &mut Checkpoint, name: &str| -> Result<Norm, ModelError> {
-        Ok(Norm::Rms {
-            weight: weights.vector(name, HIDDEN)?,
-            epsilon: EPSILON,
-        })
-    };
     let final_norm = norm(weights, "model.norm.weight")?;
     let mut decoder = Decoder::new(config, weights, final_norm)?;
-    for (layer, shape) in LAYERS.into_iter().enumerate() {
-        let name = |part: &str| format!("model.layers.{layer}.{part}");
-        let before = Arc::new(norm(weights, &name("before.weight"))?);
-        let behind = norm(weights, &name("behind.weight"))?;
-        let sinks = shape.has_sinks.then(|| weights.vector(&name("sinks"), shape.heads));
-        let sinks = sinks.transpose()?.map(Arc::from);
-        let mut load = |part: &str, outputs, inputs| Projection::load(weights, &name(part), outputs, inputs, false);
-        let rotary_table = [16, 32, 64].iter().position(|width| *width == shape.key_width);
-        let rotary_table = rotary_table.expect("there is a rotation for every width");
-        let query = load("query", shape.query_width(), HIDDEN)?;
-        let key_value = match shape.shares {
-            Some(_) => None,
-            None => Some(KeyValue {
-                key: load("key", shape.keys_width(), HIDDEN)?,
-                value: load("value", shape.values_width(), HIDDEN)?,
-                key_norm: None,
-            }),
-        };
-        let output = Step::Project {
-            projection: load("output", HIDDEN, shape.attended_width())?,
-            from: Rows::Attended,
-            to: Rows::Branch,
-        };
-        let mlp = Mlp::Plain {
-            up: load("up", INNER, HIDDEN)?,
-            down: load("down", HIDDEN, INNER)?,
-            activation: Activation::Silu,
-        };
-        let mut steps = vec![output, Step::Add(Rows::Branch)];
-        steps.extend(feed_forward(behind, mlp));
-        decoder.layers.push(Layer {
-            attention: Some(Attention {
-                norm: before,
-                shape,
-                query,
-                query_norm: None,
-                key_value,
-                sinks,
-                rotary: Arc::clone(&rotaries[rotary_table]),
-                rotary_table,
-            }),
-            steps,
-        });
+    for layer in 0..LAYERS.len() {
+        let layer = build_layer(layer, &rotaries, weights)?;
+        decoder.layers.push(layer);
     }
     Ok(decoder)
+}
+
+fn norm(weights: &mut Checkpoint, name: &str) -> Result<Norm, ModelError> {
+    Ok(Norm::Rms {
+        weight: weights.vector(name, HIDDEN)?,
+        epsilon: EPSILON,
+    })
+}
+
+fn build_layer(layer: usize, rotaries: &[Arc<Rotary>; 3], weights: &mut Checkpoint) -> Result<Layer, ModelError> {
+    let shape = LAYERS[layer];
+    let name = |part: &str| format!("model.layers.{layer}.{part}");
+    let before = Arc::new(norm(weights, &name("before.weight"))?);
+    let behind = norm(weights, &name("behind.weight"))?;
+    let sinks = shape.has_sinks.then(|| weights.vector(&name("sinks"), shape.heads));
+    let sinks = sinks.transpose()?.map(Arc::from);
+    let mut load = |part: &str, outputs, inputs| Projection::load(weights, &name(part), outputs, inputs, false);
+    let rotary_table = [16, 32, 64].iter().position(|width| *width == shape.key_width);
+    let rotary_table = rotary_table.expect("there is a rotation for every width");
+    let query = load("query", shape.query_width(), HIDDEN)?;
+    let key_value = match shape.shares {
+        Some(_) => None,
+        None => Some(KeyValue {
+            key: load("key", shape.keys_width(), HIDDEN)?,
+            value: load("value", shape.values_width(), HIDDEN)?,
+            key_norm: None,
+        }),
+    };
+    let output = Step::Project {
+        projection: load("output", HIDDEN, shape.attended_width())?,
+        from: Rows::Attended,
+        to: Rows::Branch,
+    };
+    let mlp = Mlp::Plain {
+        up: load("up", INNER, HIDDEN)?,
+        down: load("down", HIDDEN, INNER)?,
+        activation: Activation::Silu,
+    };
+    let mut steps = vec![output, Step::Add(Rows::Branch)];
+    steps.extend(feed_forward(behind, mlp));
+    Ok(Layer {
+        attention: Some(Attention {
+            norm: before,
+            shape,
+            query,
+            query_norm: None,
+            key_value,
+            sinks,
+            rotary: Arc::clone(&rotaries[rotary_table]),
+            rotary_table,
+        }),
+        steps,
+    })
 }
 
 /// The shapes of all tensors.
@@ -238,6 +245,9 @@ fn add(rows: &mut [Vec<f64>], more: &[Vec<f64>]) {
     }
 }
 
+/// Elements of every token.
+type RowsOf = Vec<Vec<f64>>;
+
 /// The logits of every token, `[tokens][vocabulary]`, in f64.
 pub fn logits(tokens: &[u32]) -> Vec<Vec<f64>> {
     let embedding = weights("model.embed_tokens.weight", &[VOCABULARY, HIDDEN]);
@@ -248,7 +258,7 @@ pub fn logits(tokens: &[u32]) -> Vec<Vec<f64>> {
             .collect()
     };
     let mut hidden: Vec<Vec<f64>> = tokens.iter().map(row).collect();
-    let mut cached: Vec<(Vec<Vec<f64>>, Vec<Vec<f64>>)> = Vec::new();
+    let mut cached: Vec<(RowsOf, RowsOf)> = Vec::new();
     for (layer, shape) in LAYERS.iter().enumerate() {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         let input = normed(&name("before.weight"), &hidden);
@@ -281,7 +291,7 @@ fn attend(
     shape: &AttentionShape,
     window: Option<usize>,
     (queries, row): (&[f64], usize),
-    (keys, values): &(Vec<Vec<f64>>, Vec<Vec<f64>>),
+    (keys, values): &(RowsOf, RowsOf),
     sinks: Option<&[f32]>,
 ) -> Vec<f64> {
     let mut attended = vec![0.0; shape.attended_width()];
