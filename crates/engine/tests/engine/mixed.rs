@@ -69,10 +69,10 @@ fn logits_are_those_of_the_reference_whole_in_parts_and_token_by_token() {
     let tokens = prompt(250);
     let expected = made::logits(&tokens);
     let engine = engine(&model, options(Format::F32));
-    let mut found = Vec::new();
+    let (mut found, all) = (Vec::new(), 0..tokens.len());
     Session::new(&engine)
         .unwrap()
-        .prefill_with_logits_at(&tokens, &[0..tokens.len()], &mut go_on, &mut |_, logits| {
+        .prefill_with_logits_at(&tokens, std::slice::from_ref(&all), &mut go_on, &mut |_, logits| {
             found.extend(logits);
             ControlFlow::Continue(())
         })
