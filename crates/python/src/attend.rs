@@ -7,7 +7,7 @@ use riffle_attention::{
     AttendJob, AttendOptions, Format, KvView, PageView, Partial, Plane, PlaneMut, QueryTile, Selection, Span,
     SummaryView, attend_batch, attend_summaries, write_keys, write_values,
 };
-use riffle_kv::{CacheShape, LayerShape, LayerShapes, DEFAULT_PAGE_TOKENS, KvCache};
+use riffle_kv::{CacheShape, DEFAULT_PAGE_TOKENS, KvCache, LayerShape, LayerShapes};
 use riffle_policy::{Phase, SelectContext, build};
 
 use crate::arrays::{HeadsArray, by_heads};

@@ -9,7 +9,7 @@ use riffle_engine::{
     AttentionPrecision, CachedAttention, CachedAttentionOptions, EngineOptions, LayerCall, ProjectedRows, parse_bytes,
     parse_kv_type,
 };
-use riffle_kv::{CacheShape, LayerShape, LayerShapes, DiskTier, KvCache, KvTiers};
+use riffle_kv::{CacheShape, DiskTier, KvCache, KvTiers, LayerShape, LayerShapes};
 use riffle_policy::{CostModel, Phase, PolicyRules};
 use serde_json::{Value, json};
 
@@ -71,7 +71,10 @@ impl GivenCache {
     fn shape(&self) -> Result<CacheShape, Failure> {
         let (key_format, value_format) = parse_kv_type(&self.kv_type)?;
         Ok(CacheShape {
-            layers: LayerShapes::alike(self.layers, LayerShape::new(self.kv_heads, self.head_dim.next_multiple_of(riffle_attention::LANES))),
+            layers: LayerShapes::alike(
+                self.layers,
+                LayerShape::new(self.kv_heads, self.head_dim.next_multiple_of(riffle_attention::LANES)),
+            ),
             page_tokens: self.page_tokens.unwrap_or(riffle_kv::DEFAULT_PAGE_TOKENS),
             key_format,
             value_format,
@@ -228,8 +231,8 @@ impl PyPagedCache {
         );
         let mut guard = self.lock()?;
         let attention = open(&mut guard)?;
-        let (heads, kv_heads) = (attention.options().heads, attention.cache().shape().kv_heads);
-        let padded = attention.cache().shape().head_dim;
+        let (heads, kv_heads) = (attention.options().heads, attention.cache().shape().layer(0).kv_heads);
+        let padded = attention.cache().shape().layer(0).key_width;
         for (name, array, count) in [("queries", &q, heads), ("keys", &k, kv_heads), ("values", &v, kv_heads)] {
             if [array.heads, array.tokens, array.width] != [count, q.tokens, self.width] {
                 return Err(Failure::array(format!(
@@ -280,7 +283,10 @@ impl PyPagedCache {
         let (k, v) = (HeadsArray::new("keys", k)?, HeadsArray::new("values", v)?);
         let mut guard = self.lock()?;
         let attention = open(&mut guard)?;
-        let (kv_heads, padded) = (attention.cache().shape().kv_heads, attention.cache().shape().head_dim);
+        let (kv_heads, padded) = (
+            attention.cache().shape().layer(0).kv_heads,
+            attention.cache().shape().layer(0).key_width,
+        );
         for (name, array) in [("keys", &k), ("values", &v)] {
             if [array.heads, array.tokens, array.width] != [kv_heads, k.tokens, self.width] {
                 return Err(Failure::array(format!(

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use riffle_model::family::{Checkpoint, Fields, RotarySettings, feed_forward};
 use riffle_model::{
-    Activation, Attention, Decoder, Family, KeyValue, Layer, Mlp, ModelConfig, ModelError, Norm, Projection, Rotary, Rows, Step,
+    Activation, Attention, Decoder, Family, KeyValue, Layer, Mlp, ModelConfig, ModelError, Norm, Projection, Rotary,
+    Rows, Step,
 };
 
 // ANCHOR: family
