@@ -156,7 +156,7 @@ fn guarded(name: &str, kind: DocumentKind, bytes: Vec<u8>, limits: &Arc<Limits>)
     let (owned, shared) = (name.to_owned(), Arc::clone(limits));
     let parsed = guard::run(limits.time, move || match kind {
         DocumentKind::Html => Ok(html::read(&owned, &bytes)),
-        DocumentKind::Pdf => pdf::read(&owned, &bytes, &shared),
+        DocumentKind::Pdf => pdf::read(&owned, bytes, &shared),
         _ => match archive::kind_of(&owned, &bytes)? {
             Some(DocumentKind::Epub) => epub::read(&owned, &bytes, &shared),
             Some(_) => docx::read(&owned, &bytes, &shared),
