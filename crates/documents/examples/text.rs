@@ -11,7 +11,13 @@ fn main() {
             Ok(collection) => {
                 for document in &collection.documents {
                     print!("{}", document.text);
-                    eprintln!("{}: {} bytes, {:?}, {:?}", document.name, document.text.len(), start.elapsed(), document.warnings);
+                    eprintln!(
+                        "{}: {} bytes, {:?}, {:?}",
+                        document.name,
+                        document.text.len(),
+                        start.elapsed(),
+                        document.warnings
+                    );
                 }
             }
             Err(error) => eprintln!("{error}"),

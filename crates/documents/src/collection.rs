@@ -90,7 +90,8 @@ fn read_folder(
     text_bytes: &mut u64,
 ) -> Result<(), DocumentError> {
     let (documents_before, left_out_before) = (collection.documents.len(), collection.left_out.count());
-    let files = folder::files(name, folder, limits)?;
+    let (files, too_deep) = folder::files(name, folder, limits)?;
+    collection.left_out.failures.extend(too_deep);
     if collection.documents.len() + files.len() > limits.files {
         return Err(DocumentError::TooManyFiles {
             name: name.to_owned(),
@@ -102,7 +103,7 @@ fn read_folder(
         match read_file(&file_name, &path, limits) {
             Ok(document) if document.text.trim().is_empty() => collection.left_out.empty += 1,
             Ok(document) => add(collection, document, limits, text_bytes)?,
-            Err(DocumentError::Binary { .. } | DocumentError::OldOffice { .. } | DocumentError::NotUtf8 { .. }) => {
+            Err(DocumentError::Binary { .. } | DocumentError::OldOffice { .. }) => {
                 collection.left_out.binary += 1;
             }
             Err(error) => collection.left_out.failures.push(error.to_string()),

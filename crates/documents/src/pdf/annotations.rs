@@ -35,7 +35,12 @@ const COMMENTED: [&str; 12] = [
 pub(super) fn draw(interpreter: &mut Interpreter<'_>, page: &Page) -> Result<Vec<String>, Refusal> {
     let file = interpreter.file;
     let mut comments = Vec::new();
-    for annotation in file.get_array(&page.dict, "Annots").unwrap_or_default().iter().take(ANNOTATIONS) {
+    for annotation in file
+        .get_array(&page.dict, "Annots")
+        .unwrap_or_default()
+        .iter()
+        .take(ANNOTATIONS)
+    {
         let annotation = file.resolved(annotation);
         let Some(annotation) = annotation.dict() else { continue };
         let kind = file.get_name(annotation, "Subtype").unwrap_or_default();
@@ -97,13 +102,21 @@ fn placed(file: &File, annotation: &Dict, stream: &Stream) -> Matrix {
         _ => super::content::IDENTITY,
     };
     let at = |x: f64, y: f64| (own[0] * x + own[2] * y + own[4], own[1] * x + own[3] * y + own[5]);
-    let points = [at(from[0], from[1]), at(from[2], from[1]), at(from[0], from[3]), at(from[2], from[3])];
+    let points = [
+        at(from[0], from[1]),
+        at(from[2], from[1]),
+        at(from[0], from[3]),
+        at(from[2], from[3]),
+    ];
     let least = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).fold(f64::INFINITY, f64::min);
     let most = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).fold(f64::NEG_INFINITY, f64::max);
     let (left, right) = (least(|point| point.0), most(|point| point.0));
     let (bottom, top) = (least(|point| point.1), most(|point| point.1));
     let ratio = |goal: f64, from: f64| if from > 0.0 { goal / from } else { 1.0 };
-    let (x, y) = (ratio(goal[2] - goal[0], right - left), ratio(goal[3] - goal[1], top - bottom));
+    let (x, y) = (
+        ratio(goal[2] - goal[0], right - left),
+        ratio(goal[3] - goal[1], top - bottom),
+    );
     [x, 0.0, 0.0, y, goal[0] - left * x, goal[1] - bottom * y]
 }
 
@@ -114,7 +127,9 @@ fn value(file: &File, annotation: &Dict) -> Option<String> {
         match file.get(&field, "V") {
             Some(Object::Text(text)) => return Some(text_string(&text)).filter(|text| !text.trim().is_empty()),
             Some(Object::Array(items)) => {
-                let items = items.iter().filter_map(|item| file.resolved(item).text().map(text_string));
+                let items = items
+                    .iter()
+                    .filter_map(|item| file.resolved(item).text().map(text_string));
                 return Some(items.collect::<Vec<_>>().join(", "));
             }
             Some(_) => return None,
@@ -133,9 +148,16 @@ fn write(interpreter: &mut Interpreter<'_>, page: &Page, annotation: &Dict, text
     let size = (height / lines.len().max(1) as f64 * 0.8).min(12.0);
     for (at, line) in lines.iter().enumerate() {
         interpreter.spend(line.len() as u64 + 1)?;
-        let from_top = if lines.len() == 1 { (height + size) / 2.0 } else { size * (at as f64 + 1.0) };
+        let from_top = if lines.len() == 1 {
+            (height + size) / 2.0
+        } else {
+            size * (at as f64 + 1.0)
+        };
         let mut x = a.min(c) as f32;
-        let point = product(&[1.0, 0.0, 0.0, 1.0, f64::from(x), b.max(d) - from_top + size * 0.2], &page.matrix);
+        let point = product(
+            &[1.0, 0.0, 0.0, 1.0, f64::from(x), b.max(d) - from_top + size * 0.2],
+            &page.matrix,
+        );
         x = point[4] as f32;
         for letter in line.chars() {
             let width = size as f32 * super::encoding::width_of("Helvetica", letter) / 1000.0;

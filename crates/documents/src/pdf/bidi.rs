@@ -33,7 +33,10 @@ pub(super) fn by_place(order: &[u32], glyphs: &[Glyph]) -> Vec<u32> {
     let mut signs: Vec<Vec<u32>> = vec![Vec::new(); letters.len()];
     for sign in order.iter().filter(|at| is_sign(at)) {
         let behind = letters.partition_point(|letter| middle(letter) < middle(sign));
-        let near = [behind.checked_sub(1), Some(behind)].into_iter().flatten().filter(|at| *at < letters.len());
+        let near = [behind.checked_sub(1), Some(behind)]
+            .into_iter()
+            .flatten()
+            .filter(|at| *at < letters.len());
         let distance = |at: &usize| (middle(&letters[*at]) - middle(sign)).abs();
         if let Some(nearest) = near.min_by(|a, b| distance(a).total_cmp(&distance(b))) {
             signs[nearest].push(*sign);
@@ -41,7 +44,9 @@ pub(super) fn by_place(order: &[u32], glyphs: &[Glyph]) -> Vec<u32> {
     }
     // The order is turned round later: so signs stand before their letters here.
     let pairs = letters.into_iter().zip(signs);
-    pairs.flat_map(|(letter, signs)| signs.into_iter().rev().chain([letter])).collect()
+    pairs
+        .flat_map(|(letter, signs)| signs.into_iter().rev().chain([letter]))
+        .collect()
 }
 
 /// Pieces in the order in which they are read, from their order on the page.
@@ -53,7 +58,11 @@ pub(super) fn logical(pieces: Vec<String>, is_rtl_page: bool) -> Vec<String> {
     }
     let is_rtl_line = right > left || (is_rtl_page && right * 3 > left);
     let kinds: Vec<Kind> = pieces.iter().map(|piece| kind(piece)).collect();
-    let (inner, outer) = if is_rtl_line { (Kind::Left, Kind::Right) } else { (Kind::Right, Kind::Left) };
+    let (inner, outer) = if is_rtl_line {
+        (Kind::Left, Kind::Right)
+    } else {
+        (Kind::Right, Kind::Left)
+    };
     let runs = runs(&kinds, inner, outer);
     let mut read: Vec<Vec<String>> = Vec::new();
     let mut pieces = pieces.into_iter();
@@ -112,7 +121,9 @@ fn runs(kinds: &[Kind], inner: Kind, outer: Kind) -> Vec<(bool, usize)> {
             last = None;
         } else if *kind == Kind::Number && inner == Kind::Right && last.is_some() {
             // A number within words that run to the left.
-            let goes_on = kinds[at..].iter().find(|kind| !matches!(kind, Kind::Number | Kind::Neutral | Kind::Space));
+            let goes_on = kinds[at..]
+                .iter()
+                .find(|kind| !matches!(kind, Kind::Number | Kind::Neutral | Kind::Space));
             if goes_on != Some(&Kind::Right) {
                 last = None;
             }
@@ -149,7 +160,10 @@ fn turned(run: Vec<String>) -> Vec<String> {
 
 /// Adds a number that was collected from its end; a sign at its front is none of it.
 fn flush(number: &mut Vec<String>, out: &mut Vec<String>) {
-    let digits = number.iter().rposition(|piece| kind(piece) == Kind::Number).map_or(0, |at| at + 1);
+    let digits = number
+        .iter()
+        .rposition(|piece| kind(piece) == Kind::Number)
+        .map_or(0, |at| at + 1);
     let behind = number.split_off(digits);
     out.extend(number.drain(..).rev());
     out.extend(behind);

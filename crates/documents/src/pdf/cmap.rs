@@ -138,6 +138,14 @@ impl CMap {
         if let Some(last) = units.last_mut() {
             *last = last.wrapping_add((code - codes.first) as u16);
         }
+        // Ghostscript swaps the bytes of ligatures.
+        if units.len() > 1 && units.iter().all(|unit| unit & 0xff == 0) {
+            let letters: Vec<char> = units.iter().map(|unit| char::from((unit >> 8) as u8)).collect();
+            return letters
+                .iter()
+                .all(char::is_ascii_lowercase)
+                .then(|| letters.into_iter().collect());
+        }
         let text = String::from_utf16_lossy(&units);
         let is_known = text.chars().any(|c| c != '\u{fffd}' && c != '\0');
         is_known.then_some(text)
@@ -177,7 +185,10 @@ pub(super) fn code(bytes: &[u8]) -> u32 {
 fn units(text: &[u8]) -> Vec<u16> {
     match text {
         [one] => vec![u16::from(*one)],
-        text => text.chunks_exact(2).map(|unit| u16::from_be_bytes([unit[0], unit[1]])).collect(),
+        text => text
+            .chunks_exact(2)
+            .map(|unit| u16::from_be_bytes([unit[0], unit[1]]))
+            .collect(),
     }
 }
 
@@ -193,7 +204,9 @@ impl Predefined {
             return known.clone();
         }
         let loaded = load_embedded(CMapName::from_bytes(name.as_bytes()));
-        let map = loaded.and_then(|bytes| Collection::parse(bytes, load_embedded)).map(Rc::new);
+        let map = loaded
+            .and_then(|bytes| Collection::parse(bytes, load_embedded))
+            .map(Rc::new);
         // Names that are unknown are a stranger's, and might be many.
         if map.is_some() {
             self.loaded.borrow_mut().insert(name.to_owned(), map.clone());

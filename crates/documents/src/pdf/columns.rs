@@ -91,7 +91,8 @@ impl Order {
     fn add_lines(&mut self, rows: Vec<Row>, is_table: bool) {
         let region = self.regions;
         self.regions += 1;
-        self.lines.extend(rows.into_iter().map(|row| Line { row, region, is_table }));
+        self.lines
+            .extend(rows.into_iter().map(|row| Line { row, region, is_table }));
     }
 }
 
@@ -106,7 +107,8 @@ fn band(rows: &[Row]) -> Option<(usize, Gutter)> {
         let left = subtracted(&free, row);
         let had_inner = inner(&free).next().is_some();
         let has_inner = inner(&left).next().is_some();
-        if (had_inner && !has_inner) || (!has_inner && count >= ONE_SIDED) || left.len() > 64 {
+        let is_over = !has_inner && (had_inner || count >= ONE_SIDED);
+        if is_over || left.len() > 64 {
             break;
         }
         free = left;
@@ -115,8 +117,14 @@ fn band(rows: &[Row]) -> Option<(usize, Gutter)> {
     let width = |gutter: &Gutter| gutter.right - gutter.left;
     let widest = inner(&free).max_by(|a, b| width(a).total_cmp(&width(b)))?;
     let rows = &rows[..count];
-    let left = rows.iter().filter(|row| row.segments.iter().any(|segment| segment.right <= widest.left)).count();
-    let right = rows.iter().filter(|row| row.segments.iter().any(|segment| segment.left >= widest.right)).count();
+    let left = rows
+        .iter()
+        .filter(|row| row.segments.iter().any(|segment| segment.right <= widest.left))
+        .count();
+    let right = rows
+        .iter()
+        .filter(|row| row.segments.iter().any(|segment| segment.left >= widest.right))
+        .count();
     let both = left + right - count;
     let mut sizes: Vec<f32> = rows.iter().map(|row| row.size).collect();
     sizes.sort_by(f32::total_cmp);
@@ -128,7 +136,9 @@ fn band(rows: &[Row]) -> Option<(usize, Gutter)> {
 
 /// Gaps with something on both sides.
 fn inner(free: &[Gutter]) -> impl Iterator<Item = Gutter> + '_ {
-    free.iter().filter(|gutter| gutter.left.is_finite() && gutter.right.is_finite()).copied()
+    free.iter()
+        .filter(|gutter| gutter.left.is_finite() && gutter.right.is_finite())
+        .copied()
 }
 
 /// The parts of gaps that a row leaves free.
@@ -155,18 +165,21 @@ fn subtracted(free: &[Gutter], row: &Row) -> Vec<Gutter> {
             });
         }
     }
-    // Gaps narrower than a letter part nothing, now or later.
-    out.retain(|gutter| gutter.right - gutter.left > 0.5 * row.size);
+    // Gaps narrower than a letter part nothing, now or later: so a page's number in a gutter ends its columns.
+    out.retain(|gutter| gutter.right - gutter.left > 0.7 * row.size);
     out
 }
 
 /// Columns of prose have long lines that reach their ends, or lines at other heights than their neighbours.
 fn beside(rows: &[Row], gutter: Gutter) -> Beside {
     let side = |row: &Row, is_left: bool| {
-        let here: Vec<&Segment> = row.segments.iter().filter(|segment| (segment.right <= gutter.left) == is_left).collect();
-        let (first, last) = (here.first()?, here.last()?);
-        let letters: usize = here.iter().map(|segment| segment.glyphs.len()).sum();
-        Some((letters, last.right - first.left))
+        // The segment beside the gutter: behind it there may be further columns.
+        let mut here = row
+            .segments
+            .iter()
+            .filter(|segment| (segment.right <= gutter.left) == is_left);
+        let nearest = if is_left { here.next_back() } else { here.next() };
+        nearest.map(|segment| (segment.glyphs.len(), segment.right - segment.left))
     };
     let left: Vec<(usize, f32)> = rows.iter().filter_map(|row| side(row, true)).collect();
     let right: Vec<(usize, f32)> = rows.iter().filter_map(|row| side(row, false)).collect();
@@ -193,8 +206,10 @@ fn beside(rows: &[Row], gutter: Gutter) -> Beside {
 fn parted(rows: Vec<Row>, gutter: Gutter) -> (Vec<Row>, Vec<Row>) {
     let (mut left, mut right) = (Vec::new(), Vec::new());
     for row in rows {
-        let (here, there): (Vec<Segment>, Vec<Segment>) =
-            row.segments.into_iter().partition(|segment| segment.right <= gutter.left);
+        let (here, there): (Vec<Segment>, Vec<Segment>) = row
+            .segments
+            .into_iter()
+            .partition(|segment| segment.right <= gutter.left);
         for (side, segments) in [(&mut left, here), (&mut right, there)] {
             if let Some(size) = segments.iter().map(|segment| segment.size).reduce(f32::max) {
                 side.push(Row {

@@ -98,6 +98,8 @@ pub(super) struct Interpreter<'a> {
     pub(super) file: &'a File,
     predefined: Predefined,
     fonts: HashMap<u32, Rc<Font>>,
+    /// Stands in for fonts that are not there.
+    missing: Option<Rc<Font>>,
     resources: HashMap<usize, Rc<Dict>>,
     parts: u64,
     deadline: Instant,
@@ -124,6 +126,7 @@ impl<'a> Interpreter<'a> {
             file,
             predefined: Predefined::default(),
             fonts: HashMap::new(),
+            missing: None,
             resources: HashMap::new(),
             parts: PARTS,
             deadline,
@@ -176,10 +179,13 @@ impl<'a> Interpreter<'a> {
         let before = self.parts;
         self.parts = before.saturating_sub(parts);
         let is_late = before / CLOCK != self.parts / CLOCK && Instant::now() > self.deadline;
-        if self.parts == 0 || is_late || self.drawn.glyphs.len() > LETTERS {
-            return Err(Refusal::TooMuch);
+        if self.parts == 0 || self.drawn.glyphs.len() > LETTERS {
+            Err(Refusal::TooMuchWork)
+        } else if is_late {
+            Err(Refusal::Late)
+        } else {
+            Ok(())
         }
-        Ok(())
     }
 
     /// Draws a form, and sees a picture.
@@ -252,7 +258,10 @@ impl<'a> Interpreter<'a> {
             b"TL" => state.leading = number(0),
             b"Ts" => state.rise = number(0),
             b"Tf" => {
-                let font = operands.first().and_then(Object::name).and_then(|name| self.font(frame, name));
+                let font = operands
+                    .first()
+                    .and_then(Object::name)
+                    .and_then(|name| self.font(frame, name));
                 (frame.state.size, frame.state.font) = (number(1), font);
             }
             b"Td" => frame.move_line(number(0), number(1)),
@@ -337,8 +346,12 @@ impl<'a> Interpreter<'a> {
 
     /// Places the letters of a string.
     fn show(&mut self, frame: &mut Frame<'_>, string: Option<&Object>) -> Result<(), Refusal> {
-        let (Some(bytes), Some(font)) = (string.and_then(Object::text), frame.state.font.clone()) else {
+        let Some(bytes) = string.and_then(Object::text) else {
             return Ok(());
+        };
+        let font = match &frame.state.font {
+            Some(font) => Rc::clone(font),
+            None => Rc::clone(self.missing.get_or_insert_with(|| Rc::new(Font::missing(self.file)))),
         };
         self.spend(bytes.len() as u64)?;
         let Drawn { glyphs, unknown, .. } = &mut self.drawn;
@@ -451,7 +464,11 @@ impl<'r> Frame<'r> {
             space += state.word_space;
         }
         let width = f64::from(letter.advance) * state.size;
-        let along = if is_vertical { [-trm[2], -trm[3]] } else { [trm[0] * state.scale, trm[1] * state.scale] };
+        let along = if is_vertical {
+            [-trm[2], -trm[3]]
+        } else {
+            [trm[0] * state.scale, trm[1] * state.scale]
+        };
         let signed = [along[0] * state.size, along[1] * state.size];
         let turn = signed[1].atan2(signed[0]);
         let (sin, cos) = turn.sin_cos();
@@ -459,7 +476,11 @@ impl<'r> Frame<'r> {
         let (x, y) = (trm[4] + trm[2] * rise, trm[5] + trm[3] * rise);
         let (left, base) = (x * cos + y * sin, y * cos - x * sin);
         let per_unit = along[0].hypot(along[1]);
-        let height = if is_vertical { trm[0].hypot(trm[1]) } else { trm[2].hypot(trm[3]) };
+        let height = if is_vertical {
+            trm[0].hypot(trm[1])
+        } else {
+            trm[2].hypot(trm[3])
+        };
         let scale = if height > 0.0 { height } else { per_unit };
         let size = (scale * state.size.abs()).clamp(0.1, 1e6);
         let right = left + width.abs() * per_unit;
@@ -469,7 +490,13 @@ impl<'r> Frame<'r> {
             self.advance((width + space) * self.state.scale, 0.0);
         }
         let degrees = turn.to_degrees().round() as i16;
-        (left as f32, right as f32, base as f32, size as f32, if degrees == -180 { 180 } else { degrees })
+        (
+            left as f32,
+            right as f32,
+            base as f32,
+            size as f32,
+            if degrees == -180 { 180 } else { degrees },
+        )
     }
 }
 

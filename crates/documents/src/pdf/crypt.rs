@@ -10,8 +10,8 @@ use super::object::{Dict, Object};
 
 /// Stands for the characters that a password lacks.
 const PADDING: [u8; 32] = [
-    0x28, 0xbf, 0x4e, 0x5e, 0x4e, 0x75, 0x8a, 0x41, 0x64, 0x00, 0x4e, 0x56, 0xff, 0xfa, 0x01, 0x08, 0x2e, 0x2e, 0x00, 0xb6, 0xd0,
-    0x68, 0x3e, 0x80, 0x2f, 0x0c, 0xa9, 0xfe, 0x64, 0x53, 0x69, 0x7a,
+    0x28, 0xbf, 0x4e, 0x5e, 0x4e, 0x75, 0x8a, 0x41, 0x64, 0x00, 0x4e, 0x56, 0xff, 0xfa, 0x01, 0x08, 0x2e, 0x2e, 0x00,
+    0xb6, 0xd0, 0x68, 0x3e, 0x80, 0x2f, 0x0c, 0xa9, 0xfe, 0x64, 0x53, 0x69, 0x7a,
 ];
 
 /// A way to encrypt strings or streams.
@@ -40,7 +40,10 @@ pub(super) struct Locked;
 impl Crypt {
     /// The key that the empty password gives.
     pub(super) fn new(encrypt: &Dict, id: &[u8]) -> Result<Self, Locked> {
-        let is_standard = encrypt.get("Filter").and_then(Object::name).is_none_or(|name| name == "Standard");
+        let is_standard = encrypt
+            .get("Filter")
+            .and_then(Object::name)
+            .is_none_or(|name| name == "Standard");
         if !is_standard {
             return Err(Locked);
         }
@@ -164,7 +167,9 @@ fn key_of_256(encrypt: &Dict, revision: u32) -> Result<Vec<u8>, Locked> {
     let key = hash(&salts[8..16]);
     let mut bytes = wrapped.to_vec();
     let decryptor = cbc::Decryptor::<Aes256>::new_from_slices(&key, &[0; 16]).map_err(|_| Locked)?;
-    decryptor.decrypt_padded_mut::<NoPadding>(&mut bytes).map_err(|_| Locked)?;
+    decryptor
+        .decrypt_padded_mut::<NoPadding>(&mut bytes)
+        .map_err(|_| Locked)?;
     Ok(bytes)
 }
 

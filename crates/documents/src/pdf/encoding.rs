@@ -7,11 +7,15 @@ use unicode_normalization::UnicodeNormalization;
 
 /// Characters of glyphs, by name.
 static GLYPHS: LazyLock<HashMap<&str, String>> = LazyLock::new(|| {
-    let lines = include_str!("../../data/glyphs.txt").lines().filter(|line| !line.starts_with('#'));
+    let lines = include_str!("../../data/glyphs.txt")
+        .lines()
+        .filter(|line| !line.starts_with('#'));
     let of_line = |line: &'static str| {
         let mut words = line.split(' ');
         let name = words.next()?;
-        let text: Option<String> = words.map(|code| char::from_u32(u32::from_str_radix(code, 16).ok()?)).collect();
+        let text: Option<String> = words
+            .map(|code| char::from_u32(u32::from_str_radix(code, 16).ok()?))
+            .collect();
         Some((name, text?))
     };
     lines.filter_map(of_line).collect()
@@ -35,7 +39,9 @@ static ENCODINGS: LazyLock<HashMap<&str, HashMap<u8, &str>>> = LazyLock::new(|| 
 
 /// Widths of the characters from space to tilde, by font.
 static WIDTHS: LazyLock<HashMap<&str, Vec<f32>>> = LazyLock::new(|| {
-    let lines = include_str!("../../data/widths.txt").lines().filter(|line| !line.starts_with('#'));
+    let lines = include_str!("../../data/widths.txt")
+        .lines()
+        .filter(|line| !line.starts_with('#'));
     let of_line = |line: &'static str| {
         let (name, widths) = line.split_once(' ')?;
         Some((name, widths.split(' ').filter_map(|width| width.parse().ok()).collect()))
@@ -61,12 +67,20 @@ fn text_of_part(name: &str) -> Option<String> {
     }
     let code = |digits: &str| char::from_u32(u32::from_str_radix(digits, 16).ok()?);
     let is_hex = |digits: &str| digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-    if let Some(digits) = name.strip_prefix("uni").filter(|digits| digits.len() >= 4 && is_hex(digits)) {
-        let units = digits.as_bytes().chunks_exact(4).filter_map(|unit| std::str::from_utf8(unit).ok());
+    if let Some(digits) = name
+        .strip_prefix("uni")
+        .filter(|digits| digits.len() >= 4 && is_hex(digits))
+    {
+        let units = digits
+            .as_bytes()
+            .chunks_exact(4)
+            .filter_map(|unit| std::str::from_utf8(unit).ok());
         let units: Vec<u16> = units.filter_map(|unit| u16::from_str_radix(unit, 16).ok()).collect();
         return String::from_utf16(&units).ok();
     }
-    let digits = name.strip_prefix('u').filter(|digits| (4..=6).contains(&digits.len()) && is_hex(digits))?;
+    let digits = name
+        .strip_prefix('u')
+        .filter(|digits| (4..=6).contains(&digits.len()) && is_hex(digits))?;
     code(digits).map(String::from)
 }
 
@@ -88,7 +102,9 @@ pub(super) fn width_of(font: &str, c: char) -> f32 {
     }
     let is_bold = lower.contains("bold") || lower.contains("black");
     let is_italic = lower.contains("italic") || lower.contains("oblique");
-    let is_serif = ["times", "serif", "roman", "garamond", "georgia"].iter().any(|part| lower.contains(part));
+    let is_serif = ["times", "serif", "roman", "garamond", "georgia"]
+        .iter()
+        .any(|part| lower.contains(part));
     let name = match (is_serif && !lower.contains("sans"), is_bold, is_italic) {
         (true, true, true) => "Times-BoldItalic",
         (true, true, false) => "Times-Bold",
@@ -100,7 +116,11 @@ pub(super) fn width_of(font: &str, c: char) -> f32 {
     // An accent makes no letter wider.
     let base = c.nfkd().next().unwrap_or(c);
     let at = u32::from(base).wrapping_sub(32) as usize;
-    WIDTHS.get(name).and_then(|widths| widths.get(at)).copied().unwrap_or(556.0)
+    WIDTHS
+        .get(name)
+        .and_then(|widths| widths.get(at))
+        .copied()
+        .unwrap_or(556.0)
 }
 
 #[cfg(test)]

@@ -32,8 +32,12 @@ const FILTERS: usize = 8;
 pub(super) enum Refusal {
     /// It needs a password.
     Locked,
-    /// It holds more than it may, or makes more work than any document.
+    /// It holds more than it may.
     TooMuch,
+    /// It makes more work than any document.
+    TooMuchWork,
+    /// It took longer than it may.
+    Late,
     Damaged(&'static str),
 }
 
@@ -108,7 +112,12 @@ impl File {
     }
 
     fn unlock(&mut self) -> Result<(), Refusal> {
-        let Some(encrypt) = self.entries.trailer.get("Encrypt").map(|encrypt| self.resolved(encrypt)) else {
+        let Some(encrypt) = self
+            .entries
+            .trailer
+            .get("Encrypt")
+            .map(|encrypt| self.resolved(encrypt))
+        else {
             return Ok(());
         };
         let Some(encrypt) = encrypt.dict() else { return Ok(()) };
@@ -163,7 +172,12 @@ impl File {
     /// Numbers of an array; those that are none count as nought.
     pub(super) fn get_numbers(&self, dict: &Dict, key: &str) -> Option<Vec<f64>> {
         let array = self.get_array(dict, key)?;
-        Some(array.iter().map(|item| self.resolved(item).number().unwrap_or(0.0)).collect())
+        Some(
+            array
+                .iter()
+                .map(|item| self.resolved(item).number().unwrap_or(0.0))
+                .collect(),
+        )
     }
 
     /// The object that a reference leads to.
@@ -189,7 +203,9 @@ impl File {
         }
         self.depth.set(self.depth.get() + 1);
         let before = self.left_work.get();
-        let object = self.parsed(number, &self.entries).or_else(|| self.parsed(number, &self.found()));
+        let object = self
+            .parsed(number, &self.entries)
+            .or_else(|| self.parsed(number, &self.found()));
         self.depth.set(self.depth.get() - 1);
         let object = object.unwrap_or(Object::Null);
         let work = 1 + before - self.left_work.get();
@@ -217,10 +233,17 @@ impl File {
         let mut entries = xref::search(&self.bytes);
         let numbers: Vec<(u32, usize)> = entries.streams_of_objects.clone();
         for (number, at) in numbers {
-            let Some(Object::Stream(stream)) = self.indirect(at, number) else { continue };
-            let Some(packed) = self.unpack_objects(&stream) else { continue };
+            let Some(Object::Stream(stream)) = self.indirect(at, number) else {
+                continue;
+            };
+            let Some(packed) = self.unpack_objects(&stream) else {
+                continue;
+            };
             for inner in packed.starts.keys() {
-                entries.by_number.entry(*inner).or_insert(Entry::Packed { stream: number });
+                entries
+                    .by_number
+                    .entry(*inner)
+                    .or_insert(Entry::Packed { stream: number });
             }
         }
         if !entries.trailer.contains_key("Root") {
@@ -256,7 +279,9 @@ impl File {
         if parser.word() != b"stream" {
             return Some(object);
         }
-        let Object::Dict(dict) = object else { return Some(object) };
+        let Object::Dict(dict) = object else {
+            return Some(object);
+        };
         let start = match &self.bytes[parser.at..] {
             [b'\r', b'\n', ..] => parser.at + 2,
             [b'\n' | b'\r', ..] => parser.at + 1,
@@ -354,9 +379,15 @@ impl File {
         }
     }
 
-    /// True once a stream was larger than the limits allow.
-    pub(super) fn is_exhausted(&self) -> bool {
-        self.left_work.get() == 0 || self.left_bytes.get() == 0 || self.left_again.get() == 0
+    /// An error once the limits of bytes or of work are reached.
+    pub(super) fn check(&self) -> Result<(), Refusal> {
+        if self.left_bytes.get() == 0 || self.left_again.get() == 0 {
+            Err(Refusal::TooMuch)
+        } else if self.left_work.get() == 0 {
+            Err(Refusal::TooMuchWork)
+        } else {
+            Ok(())
+        }
     }
 
     /// The unpacked bytes of a stream.
@@ -390,11 +421,12 @@ impl File {
 
     fn unpack(&self, stream: &Stream, most: usize) -> Result<Vec<u8>, FilterError> {
         let raw = self.bytes.get(stream.data.clone()).unwrap_or_default();
-        let list = |long: &str, short: &str| match self.get(&stream.dict, long).or_else(|| self.get(&stream.dict, short)) {
-            Some(Object::Array(items)) => items.iter().map(|item| self.resolved(item)).collect(),
-            Some(object) => vec![object],
-            None => Vec::new(),
-        };
+        let list =
+            |long: &str, short: &str| match self.get(&stream.dict, long).or_else(|| self.get(&stream.dict, short)) {
+                Some(Object::Array(items)) => items.iter().map(|item| self.resolved(item)).collect(),
+                Some(object) => vec![object],
+                None => Vec::new(),
+            };
         let (filters, parameters) = (list("Filter", "F"), list("DecodeParms", "DP"));
         let is_open = filters.iter().any(|filter| filter.name() == Some("Crypt"))
             || stream.dict.get("Type").and_then(Object::name) == Some("XRef");

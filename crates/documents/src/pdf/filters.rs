@@ -70,7 +70,9 @@ fn inflate(data: &[u8], most: usize) -> Result<Vec<u8>, FilterError> {
     // What was unpacked before an error is kept.
     let _ = ZlibDecoder::new(data).take(most as u64 + 1).read_to_end(&mut bytes);
     if bytes.is_empty() && data.len() > 2 {
-        let _ = DeflateDecoder::new(&data[2..]).take(most as u64 + 1).read_to_end(&mut bytes);
+        let _ = DeflateDecoder::new(&data[2..])
+            .take(most as u64 + 1)
+            .read_to_end(&mut bytes);
     }
     limited(bytes, most)
 }
@@ -82,7 +84,9 @@ fn ascii_hex(data: &[u8]) -> Vec<u8> {
         .filter_map(|byte| hex(*byte))
         .collect();
     let pairs = digits.chunks(2);
-    pairs.map(|pair| pair[0] << 4 | pair.get(1).copied().unwrap_or(0)).collect()
+    pairs
+        .map(|pair| pair[0] << 4 | pair.get(1).copied().unwrap_or(0))
+        .collect()
 }
 
 fn ascii_85(data: &[u8]) -> Vec<u8> {
@@ -112,9 +116,9 @@ fn ascii_85(data: &[u8]) -> Vec<u8> {
 }
 
 fn of_85(group: &[u8]) -> [u8; 4] {
-    let value = group
-        .iter()
-        .fold(0u32, |value, digit| value.wrapping_mul(85).wrapping_add(u32::from(*digit)));
+    let value = group.iter().fold(0u32, |value, digit| {
+        value.wrapping_mul(85).wrapping_add(u32::from(*digit))
+    });
     value.to_be_bytes()
 }
 
@@ -257,7 +261,10 @@ mod tests {
         // ISO 32000-1, 7.4.4.2: 45 45 45 45 45 65 45 45 45 66.
         let lzw = [0x80, 0x0b, 0x60, 0x50, 0x22, 0x0c, 0x0c, 0x85, 0x01];
         assert_eq!(of("LZWDecode", &lzw), [45, 45, 45, 45, 45, 65, 45, 45, 45, 66]);
-        assert_eq!(of("ASCII85Decode", b"9jqo^BlbD-BleB1DJ+*+F(f,q~>"), b"Man is distinguished");
+        assert_eq!(
+            of("ASCII85Decode", b"9jqo^BlbD-BleB1DJ+*+F(f,q~>"),
+            b"Man is distinguished"
+        );
         assert_eq!(of("ASCIIHexDecode", b"61 6 2 7>"), b"abp");
         assert_eq!(of("RunLengthDecode", &[2, 1, 2, 3, 254, 9, 128]), [1, 2, 3, 9, 9, 9]);
         let too_long = [[129u8, 0]; 100].concat();

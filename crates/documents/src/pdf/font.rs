@@ -12,6 +12,9 @@ use super::file::File;
 use super::object::{Dict, Object};
 use super::program::Program;
 
+/// Letters of the longest ligature of a living script.
+const LIGATURE: usize = 4;
+
 /// A letter of a string.
 #[derive(Debug, Clone)]
 pub(super) struct Letter {
@@ -70,6 +73,13 @@ struct Widths {
 }
 
 impl Font {
+    /// The font of text whose font is missing.
+    pub(super) fn missing(file: &File) -> Self {
+        let encoding = Object::Name("WinAnsiEncoding".to_owned());
+        let dict = Dict::from([("Encoding".to_owned(), encoding)]);
+        Self::read(file, &dict, &Predefined::default())
+    }
+
     /// A font by its dictionary.
     pub(super) fn read(file: &File, dict: &Dict, predefined: &Predefined) -> Self {
         if file.get_name(dict, "Subtype").as_deref() == Some("Type0") {
@@ -156,7 +166,11 @@ impl Composite {
         let glyph = self.glyph(length, code);
         let letter = Letter {
             text: self.text(file, (length, code), glyph).map(Rc::from),
-            advance: if is_vertical { 1.0 } else { self.widths.of(glyph) / 1000.0 },
+            advance: if is_vertical {
+                1.0
+            } else {
+                self.widths.of(glyph) / 1000.0
+            },
             is_space_code: length == 1 && code == 32,
         };
         self.known.borrow_mut().insert((length, code), letter.clone());
@@ -176,9 +190,17 @@ impl Composite {
     }
 
     fn text(&self, file: &File, (length, code): (usize, u32), glyph: u32) -> Option<String> {
-        if let Some(text) = self.to_unicode.as_ref().and_then(|map| map.text(code)) {
-            return Some(text);
+        let told = self.to_unicode.as_ref().and_then(|map| map.text(code));
+        // Some programs give whole words to one letter.
+        let is_word = |text: &String| text.chars().count() > LIGATURE;
+        if told.is_some() && !told.as_ref().is_some_and(is_word) {
+            return told;
         }
+        self.untold(file, (length, code), glyph).or(told)
+    }
+
+    /// What a glyph says by the font's collection or program.
+    fn untold(&self, file: &File, (length, code): (usize, u32), glyph: u32) -> Option<String> {
         if let Codes::Predefined { is_unicode: true, .. } = self.codes {
             return match length {
                 2 => char::from_u32(code).map(String::from),
@@ -234,7 +256,8 @@ impl Widths {
     fn of(&self, glyph: u32) -> f32 {
         let before = self.ranges.partition_point(|range| range.0 <= glyph);
         let last = before.checked_sub(1).map(|at| self.ranges[at]);
-        last.filter(|range| glyph <= range.1).map_or(self.default, |range| range.2)
+        last.filter(|range| glyph <= range.1)
+            .map_or(self.default, |range| range.2)
     }
 }
 
@@ -243,7 +266,11 @@ fn codes(file: &File, dict: &Dict, predefined: &Predefined) -> (Codes, bool) {
     match file.get(dict, "Encoding") {
         Some(Object::Name(name)) => {
             let is_vertical = name.ends_with("-V") || name == "V";
-            let map = if name.starts_with("Identity") { None } else { predefined.get(&name) };
+            let map = if name.starts_with("Identity") {
+                None
+            } else {
+                predefined.get(&name)
+            };
             let is_unicode = name.contains("-UCS2-") || name.contains("-UTF16-");
             let codes = map.map_or(Codes::Identity, |map| Codes::Predefined { map, is_unicode });
             (codes, is_vertical)
@@ -296,9 +323,16 @@ fn simple(file: &File, dict: &Dict) -> [Letter; 256] {
         // Line ends in a string show nothing.
         let text = text.or_else(|| matches!(byte, b'\t' | b'\n' | b'\r').then(String::new));
         let at = usize::try_from(code as i64 - first).ok();
-        let width = widths.as_ref().and_then(|widths| at.and_then(|at| widths.get(at)).copied());
+        let width = widths
+            .as_ref()
+            .and_then(|widths| at.and_then(|at| widths.get(at)).copied());
         let width = width.or(missing.filter(|_| widths.is_some())).map(|width| width as f32);
-        let width = width.unwrap_or_else(|| width_of(&base_font, text.as_ref().and_then(|text| text.chars().next()).unwrap_or('n')));
+        let width = width.unwrap_or_else(|| {
+            width_of(
+                &base_font,
+                text.as_ref().and_then(|text| text.chars().next()).unwrap_or('n'),
+            )
+        });
         Letter {
             text: text.map(Rc::from),
             advance: width * scale,

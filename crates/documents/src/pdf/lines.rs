@@ -40,7 +40,25 @@ pub(super) fn rows(glyphs: &[Glyph], chosen: &[u32]) -> Vec<Row> {
             None => rows.push(vec![run]),
         }
     }
-    rows.into_iter().map(|row| merged(row, glyphs)).collect()
+    with_scripts(rows).into_iter().map(|row| merged(row, glyphs)).collect()
+}
+
+/// Rows with those of small letters beside theirs taken into the row that they belong to.
+fn with_scripts(rows: Vec<Vec<Segment>>) -> Vec<Vec<Segment>> {
+    let mut out: Vec<Vec<Segment>> = Vec::with_capacity(rows.len());
+    let is_script_of =
+        |small: &[Segment], row: &[Segment]| small.iter().all(|run| row.iter().any(|other| is_script(run, other)));
+    for row in rows {
+        match out.last_mut() {
+            Some(above) if row.len() * above.len() < 10_000 && is_script_of(&row, above) => above.extend(row),
+            Some(above) if row.len() * above.len() < 10_000 && is_script_of(above, &row) => {
+                let scripts = std::mem::replace(above, row);
+                above.extend(scripts);
+            }
+            _ => out.push(row),
+        }
+    }
+    out
 }
 
 fn is_blank(glyph: &Glyph) -> bool {
@@ -55,7 +73,9 @@ fn runs(glyphs: &[Glyph], chosen: &[u32]) -> Vec<Segment> {
     for at in chosen {
         let glyph = &glyphs[*at as usize];
         let size = glyph.size;
-        let last = runs.last_mut().filter(|run| (run.base - glyph.base).abs() <= 0.12 * size && alike(run.size, size));
+        let last = runs
+            .last_mut()
+            .filter(|run| (run.base - glyph.base).abs() <= 0.12 * size && alike(run.size, size));
         if is_blank(glyph) {
             if let Some(run) = last.filter(|_| glyph.left > pen - size && glyph.left < pen + size) {
                 run.glyphs.push(*at);
@@ -72,7 +92,9 @@ fn runs(glyphs: &[Glyph], chosen: &[u32]) -> Vec<Segment> {
             let precedes = (run.left - glyph.right).abs() < 0.3 * size;
             let previous = run.glyphs.last().map(|last| &glyphs[*last as usize]);
             let is_twice = previous.is_some_and(|previous| {
-                previous.text == glyph.text && (previous.left - glyph.left).abs() < 0.15 * size && glyph.right > glyph.left
+                previous.text == glyph.text
+                    && (previous.left - glyph.left).abs() < 0.15 * size
+                    && glyph.right > glyph.left
             });
             if is_twice {
                 continue;
@@ -106,16 +128,20 @@ fn alike(a: f32, b: f32) -> bool {
 fn level_scripts(runs: &mut [Segment]) {
     for at in 0..runs.len() {
         let beside = [at.checked_sub(1), Some(at + 1)].into_iter().flatten();
-        let line = beside.filter_map(|other| runs.get(other)).find(|other| {
-            let run = &runs[at];
-            let gap = (run.left - other.right).max(other.left - run.right);
-            let rise = (run.base - other.base).abs();
-            run.size < 0.85 * other.size && rise < 0.6 * other.size && gap < 0.4 * other.size
-        });
+        let line = beside
+            .filter_map(|other| runs.get(other))
+            .find(|other| is_script(&runs[at], other));
         if let Some(base) = line.map(|other| other.base) {
             runs[at].base = base;
         }
     }
+}
+
+/// True for an index or an exponent beside its letters.
+fn is_script(run: &Segment, other: &Segment) -> bool {
+    let gap = (run.left - other.right).max(other.left - run.right);
+    let rise = (run.base - other.base).abs();
+    run.size < 0.9 * other.size && rise < 0.7 * other.size && gap < 0.4 * other.size
 }
 
 /// A row with its runs joined as far as they stand close together.
@@ -157,7 +183,9 @@ fn is_shadow(one: &Segment, other: &Segment, glyphs: &[Glyph]) -> bool {
 /// The text of a segment, with spaces where letters stand apart.
 pub(super) fn text(segment: &Segment, glyphs: &[Glyph], is_rtl: bool) -> String {
     let mut order = segment.glyphs.clone();
-    let has_rtl = order.iter().any(|at| glyphs[*at as usize].text.chars().any(super::bidi::is_rtl));
+    let has_rtl = order
+        .iter()
+        .any(|at| glyphs[*at as usize].text.chars().any(super::bidi::is_rtl));
     if has_rtl {
         order = super::bidi::by_place(&order, glyphs);
     }
@@ -169,7 +197,11 @@ pub(super) fn text(segment: &Segment, glyphs: &[Glyph], is_rtl: bool) -> String 
         if is_blank(glyph) {
             // Blanks of no text belong to letters that say it for them.
             is_apart |= !glyph.text.is_empty();
-            end = if glyph.text.is_empty() { end.max(glyph.right) } else { end };
+            end = if glyph.text.is_empty() {
+                end.max(glyph.right)
+            } else {
+                end
+            };
             continue;
         }
         if !pieces.is_empty() && (is_apart || glyph.left - end > gap * glyph.size) {
@@ -183,7 +215,11 @@ pub(super) fn text(segment: &Segment, glyphs: &[Glyph], is_rtl: bool) -> String 
         }
         is_apart = false;
     }
-    let pieces = if has_rtl { super::bidi::logical(pieces, is_rtl) } else { pieces };
+    let pieces = if has_rtl {
+        super::bidi::logical(pieces, is_rtl)
+    } else {
+        pieces
+    };
     super::normal::cleaned(&pieces)
 }
 

@@ -56,8 +56,13 @@ fn combining(c: char) -> Option<char> {
 }
 
 fn alone(mark: char) -> char {
-    let accents = ['\u{a8}', '\u{b4}', '\u{b8}', '\u{2c6}', '\u{2c7}', '\u{2d8}', '\u{2d9}', '\u{2da}', '\u{2dc}'];
-    accents.into_iter().find(|c| combining(*c) == Some(mark)).unwrap_or(mark)
+    let accents = [
+        '\u{a8}', '\u{b4}', '\u{b8}', '\u{2c6}', '\u{2c7}', '\u{2d8}', '\u{2d9}', '\u{2da}', '\u{2dc}',
+    ];
+    accents
+        .into_iter()
+        .find(|c| combining(*c) == Some(mark))
+        .unwrap_or(mark)
 }
 
 /// True for characters that stand for others on paper alone. Exponents, fractions and wide commas say something of their own.

@@ -10,6 +10,9 @@ const DEPTH: usize = 64;
 /// Objects within one object. No document has as many; a hostile one would fill memory with them.
 const PARTS: usize = 1 << 20;
 
+/// What a dictionary counts as, in objects.
+const DICT_PARTS: usize = 16;
+
 /// A dictionary, by its keys without their slash.
 pub(super) type Dict = BTreeMap<String, Object>;
 
@@ -48,7 +51,7 @@ impl Object {
     /// A whole number that is not negative.
     pub(super) fn index(&self) -> Option<usize> {
         let number = self.number()?;
-        (number >= 0.0 && number < 4e15).then_some(number as usize)
+        (0.0..4e15).contains(&number).then_some(number as usize)
     }
 
     pub(super) fn name(&self) -> Option<&str> {
@@ -127,6 +130,11 @@ impl<'a> Parser<'a> {
             let before = self.at;
             if let Some(object) = self.object() {
                 return Some(Part::Operand(object));
+            }
+            if self.parts == 0 {
+                // Beyond the limits: what was read of it is not read again.
+                self.at = self.at.max(before + 1);
+                continue;
             }
             self.at = before;
             let word = self.word();
@@ -222,13 +230,19 @@ impl<'a> Parser<'a> {
 
     fn dict(&mut self, depth: usize) -> Option<Dict> {
         self.enter(depth)?;
+        // A dictionary takes as much memory as many numbers.
+        self.parts = self.parts.saturating_sub(DICT_PARTS);
         let mut dict = Dict::new();
         loop {
             self.skip_space();
             match self.bytes.get(self.at) {
                 None => return Some(dict),
                 Some(b'>') => {
-                    self.at += if self.bytes.get(self.at + 1) == Some(&b'>') { 2 } else { 1 };
+                    self.at += if self.bytes.get(self.at + 1) == Some(&b'>') {
+                        2
+                    } else {
+                        1
+                    };
                     return Some(dict);
                 }
                 Some(b'/') => {
@@ -267,7 +281,9 @@ impl<'a> Parser<'a> {
             self.skip_space();
             if self.digits().is_some() {
                 self.skip_space();
-                if self.bytes.get(self.at) == Some(&b'R') && self.bytes.get(self.at + 1).is_none_or(|byte| !is_regular(*byte)) {
+                if self.bytes.get(self.at) == Some(&b'R')
+                    && self.bytes.get(self.at + 1).is_none_or(|byte| !is_regular(*byte))
+                {
                     self.at += 1;
                     return Some(Object::Reference(number as u32));
                 }
@@ -375,7 +391,9 @@ impl<'a> Parser<'a> {
             b'0'..=b'7' => {
                 let mut code = u32::from(byte - b'0');
                 for _ in 0..2 {
-                    let Some(digit @ b'0'..=b'7') = self.bytes.get(self.at) else { break };
+                    let Some(digit @ b'0'..=b'7') = self.bytes.get(self.at) else {
+                        break;
+                    };
                     code = code * 8 + u32::from(digit - b'0');
                     self.at += 1;
                 }
@@ -423,7 +441,9 @@ impl<'a> Parser<'a> {
         while let Some(byte) = self.bytes.get(self.at) {
             match byte {
                 b'%' => {
-                    let end = self.bytes[self.at..].iter().position(|byte| matches!(byte, b'\r' | b'\n'));
+                    let end = self.bytes[self.at..]
+                        .iter()
+                        .position(|byte| matches!(byte, b'\r' | b'\n'));
                     self.at = end.map_or(self.bytes.len(), |end| self.at + end);
                 }
                 byte if is_space(*byte) => self.at += 1,
@@ -435,7 +455,10 @@ impl<'a> Parser<'a> {
 
 /// True for words that stand outside of objects alone.
 fn ends_objects(word: &[u8]) -> bool {
-    matches!(word, b"obj" | b"endobj" | b"endstream" | b"stream" | b"trailer" | b"xref")
+    matches!(
+        word,
+        b"obj" | b"endobj" | b"endstream" | b"stream" | b"trailer" | b"xref"
+    )
 }
 
 pub(super) fn is_space(byte: u8) -> bool {
@@ -443,7 +466,10 @@ pub(super) fn is_space(byte: u8) -> bool {
 }
 
 fn is_delimiter(byte: u8) -> bool {
-    matches!(byte, b'(' | b')' | b'<' | b'>' | b'[' | b']' | b'{' | b'}' | b'/' | b'%')
+    matches!(
+        byte,
+        b'(' | b')' | b'<' | b'>' | b'[' | b']' | b'{' | b'}' | b'/' | b'%'
+    )
 }
 
 fn is_regular(byte: u8) -> bool {

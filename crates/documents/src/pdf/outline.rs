@@ -34,7 +34,11 @@ pub(super) fn read(file: &File, catalog: &Dict, pages: &PageNumbers) -> Vec<Chap
     let mut chapters = Vec::new();
     let mut visited = HashSet::new();
     // Entries to read next, the first of them last.
-    let mut left: Vec<(Object, usize)> = outline.get("First").map(|first| (first.clone(), 0)).into_iter().collect();
+    let mut left: Vec<(Object, usize)> = outline
+        .get("First")
+        .map(|first| (first.clone(), 0))
+        .into_iter()
+        .collect();
     while let Some((entry, level)) = left.pop() {
         if let Object::Reference(number) = entry
             && !visited.insert(number)
@@ -51,7 +55,11 @@ pub(super) fn read(file: &File, catalog: &Dict, pages: &PageNumbers) -> Vec<Chap
             left.extend(entry.get("First").map(|first| (first.clone(), level + 1)));
         }
         let title = file.get(entry, "Title");
-        let title = title.as_ref().and_then(Object::text).map(text_string).unwrap_or_default();
+        let title = title
+            .as_ref()
+            .and_then(Object::text)
+            .map(text_string)
+            .unwrap_or_default();
         if let Some((page, top)) = destination(file, entry, &names, pages) {
             chapters.push(Chapter {
                 title,
@@ -106,7 +114,9 @@ fn names(file: &File, catalog: &Dict) -> HashMap<Vec<u8>, Object> {
     for (name, place) in file.get_dict(catalog, "Dests").unwrap_or_default() {
         names.insert(name.into_bytes(), place);
     }
-    let tree = file.get_dict(catalog, "Names").and_then(|tree| tree.get("Dests").cloned());
+    let tree = file
+        .get_dict(catalog, "Names")
+        .and_then(|tree| tree.get("Dests").cloned());
     let mut left: Vec<Object> = tree.into_iter().collect();
     let mut visited = HashSet::new();
     while let Some(node) = left.pop() {

@@ -74,7 +74,8 @@ impl<'a> Pages<'a> {
             let Some(dict) = node.dict() else { continue };
             let inherited = self.inherited(dict, &inherited);
             if let Some(kids) = self.file.get_array(dict, "Kids") {
-                self.left.extend(kids.into_iter().rev().map(|kid| (kid, inherited.clone())));
+                self.left
+                    .extend(kids.into_iter().rev().map(|kid| (kid, inherited.clone())));
                 if self.left.len() > PAGES {
                     return Err(Refusal::TooMuch);
                 }
@@ -114,7 +115,11 @@ fn page(object: Option<u32>, dict: &Dict, inherited: &Inherited) -> Page {
         _ => IDENTITY,
     };
     let is_on_its_side = turned[0] == 0.0;
-    let size = if is_on_its_side { (height, width) } else { (width, height) };
+    let size = if is_on_its_side {
+        (height, width)
+    } else {
+        (width, height)
+    };
     Page {
         object,
         dict: dict.clone(),
@@ -179,7 +184,11 @@ impl Labels {
                 let label = file.resolved(&pair[1]);
                 if let (Some(first), Some(label)) = (file.resolved(&pair[0]).index(), label.dict()) {
                     let prefix = file.get(label, "P");
-                    let prefix = prefix.as_ref().and_then(Object::text).map(text_string).unwrap_or_default();
+                    let prefix = prefix
+                        .as_ref()
+                        .and_then(Object::text)
+                        .map(text_string)
+                        .unwrap_or_default();
                     let number = file.get_number(label, "St").unwrap_or(1.0).clamp(0.0, 1e9) as usize;
                     ranges.push((first, file.get_name(label, "S"), prefix, number));
                 }

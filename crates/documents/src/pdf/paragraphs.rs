@@ -81,7 +81,9 @@ fn flow(lines: &[TextLine], joints: &mut [Joint], range: std::ops::Range<usize>,
     let Some(first) = block.first().filter(|first| block.len() > 1 && !first.is_table) else {
         return;
     };
-    let region = lines.iter().filter(|line| line.region == first.region && !line.is_table);
+    let region = lines
+        .iter()
+        .filter(|line| line.region == first.region && !line.is_table);
     let (mut left, mut right) = (f32::INFINITY, f32::NEG_INFINITY);
     for line in region {
         left = left.min(line.left);
@@ -109,11 +111,14 @@ fn flow(lines: &[TextLine], joints: &mut [Joint], range: std::ops::Range<usize>,
 }
 
 /// The letters before a hyphen at the end of a line and those behind it, where both are words.
-fn parted<'a>(before: &'a str, behind: &'a str) -> Option<(&'a str, &'a str)> {
+pub(super) fn parted<'a>(before: &'a str, behind: &'a str) -> Option<(&'a str, &'a str)> {
     let stem = before.strip_suffix(['-', '\u{2010}', '\u{ad}'])?;
     let is_letter = |c: char| c.is_alphabetic();
     let start = stem.char_indices().rev().take_while(|(_, c)| is_letter(*c)).last()?.0;
-    let end = behind.char_indices().find(|(_, c)| !is_letter(*c)).map_or(behind.len(), |(at, _)| at);
+    let end = behind
+        .char_indices()
+        .find(|(_, c)| !is_letter(*c))
+        .map_or(behind.len(), |(at, _)| at);
     let is_lower = behind.chars().next().is_some_and(char::is_lowercase);
     (is_lower && end > 0).then(|| (&stem[start..], &behind[..end]))
 }
@@ -152,7 +157,7 @@ impl Hyphens {
             if !is_compound || text.ends_with('\u{ad}') {
                 text.pop();
             }
-        } else if !ends_open(text) && !(ends_wide(text) && line.chars().next().is_some_and(is_wide)) {
+        } else if !(ends_open(text) || ends_wide(text) && line.chars().next().is_some_and(is_wide)) {
             text.push(' ');
         }
         text.push_str(line);

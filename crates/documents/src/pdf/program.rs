@@ -70,7 +70,9 @@ impl Program {
         let Some(start) = positions(bytes, b"/Encoding").first().copied() else {
             return;
         };
-        let end = positions(&bytes[start..], b"eexec").first().map_or(bytes.len(), |end| start + end);
+        let end = positions(&bytes[start..], b"eexec")
+            .first()
+            .map_or(bytes.len(), |end| start + end);
         let text = String::from_utf8_lossy(&bytes[start..end]);
         let mut words = text.split_ascii_whitespace();
         while let Some(word) = words.next() {
@@ -115,7 +117,9 @@ impl Program {
             let is_unicode = subtable.is_unicode();
             // The ranges of a table are not believed: each code is asked for.
             for code in (0..LAST_CODE).filter(|code| is_unicode || *code < 0x100 || *code >> 8 == 0xf0) {
-                let Some(GlyphId(glyph)) = subtable.glyph_index(code) else { continue };
+                let Some(GlyphId(glyph)) = subtable.glyph_index(code) else {
+                    continue;
+                };
                 let c = char::from_u32(code).filter(|c| is_unicode && !('\u{e000}'..='\u{f8ff}').contains(c));
                 match c {
                     Some(c) => {

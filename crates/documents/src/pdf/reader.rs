@@ -8,7 +8,7 @@ use super::content::{Drawn, Glyph, Interpreter};
 use super::file::{File, Refusal};
 use super::outline::{self, Chapter};
 use super::pages::{Labels, Page, PageNumbers, Pages, contents};
-use super::paragraphs::{Hyphens, Joint, TextLine, joints};
+use super::paragraphs::{Hyphens, Joint, TextLine, joints, parted};
 use super::running::Running;
 use super::{annotations, lines};
 use crate::builder::{TextBuilder, title};
@@ -46,6 +46,11 @@ pub(crate) fn read(name: &str, bytes: Vec<u8>, limits: &Limits) -> Result<Docume
         Refusal::TooMuch => DocumentError::TooMuchInside {
             name: name.to_owned(),
             limit_bytes: limits.expanded_bytes,
+        },
+        Refusal::TooMuchWork => DocumentError::TooMuchWork { name: name.to_owned() },
+        Refusal::Late => DocumentError::TimedOut {
+            name: name.to_owned(),
+            limit: limits.time,
         },
         Refusal::Damaged(reason) => DocumentError::damaged(name, DocumentKind::Pdf, reason),
     };
@@ -91,7 +96,8 @@ fn read_pages(file: &File, limits: &Limits, missing: &mut Missing) -> Result<Vec
         }
         let text = read_page(&mut interpreter, &page, texts.len() + 1, missing)?;
         text_bytes += text.lines.iter().map(|line| line.text.len() as u64).sum::<u64>();
-        if text_bytes > limits.expanded_bytes || file.is_exhausted() {
+        file.check()?;
+        if text_bytes > limits.expanded_bytes {
             return Err(Refusal::TooMuch);
         }
         matrices.push(page.matrix);
@@ -140,7 +146,10 @@ fn read_page(
 
 /// True if most letters of a page belong to scripts that run to the left.
 fn is_rtl(glyphs: &[Glyph]) -> bool {
-    let letters = glyphs.iter().flat_map(|glyph| glyph.text.chars()).filter(|c| c.is_alphabetic());
+    let letters = glyphs
+        .iter()
+        .flat_map(|glyph| glyph.text.chars())
+        .filter(|c| c.is_alphabetic());
     let (mut right, mut all) = (0usize, 0usize);
     for letter in letters {
         all += 1;
@@ -163,7 +172,12 @@ fn lines_of(glyphs: &[Glyph], is_rtl: bool) -> Vec<TextLine> {
     for (_, chosen) in turns {
         let region = out.last().map_or(0, |line| line.region + 1);
         for line in Order::of(lines::rows(glyphs, &chosen), is_rtl) {
-            let mut texts: Vec<String> = line.row.segments.iter().map(|part| lines::text(part, glyphs, is_rtl)).collect();
+            let mut texts: Vec<String> = line
+                .row
+                .segments
+                .iter()
+                .map(|part| lines::text(part, glyphs, is_rtl))
+                .collect();
             texts.retain(|text| !text.is_empty());
             if is_rtl {
                 texts.reverse();
@@ -228,8 +242,11 @@ fn add_page(builder: &mut TextBuilder, page: PageText, hyphens: &Hyphens) {
     let mut chapters = page.chapters.into_iter().peekable();
     let mut text = String::new();
     for (line, joint) in page.lines.iter().zip(joints) {
-        let is_chapter = chapters.peek().is_some_and(|(_, top)| line.base <= top + 0.2 * line.size);
-        if joint == Joint::Flow && !is_chapter {
+        let is_chapter = chapters
+            .peek()
+            .is_some_and(|(_, top)| line.base <= top + 0.2 * line.size);
+        let goes_on = joint == Joint::Flow || (joint == Joint::Line && parted(&text, &line.text).is_some());
+        if goes_on && !is_chapter {
             hyphens.join(&mut text, &line.text);
             continue;
         }
@@ -256,7 +273,11 @@ fn add_page(builder: &mut TextBuilder, page: PageText, hyphens: &Hyphens) {
 fn mark(builder: &mut TextBuilder, chapter: &Chapter) {
     let name = title(&chapter.title);
     if !name.is_empty() {
-        builder.mark(if chapter.level == 0 { PlaceKind::Chapter(name) } else { PlaceKind::Heading(name) });
+        builder.mark(if chapter.level == 0 {
+            PlaceKind::Chapter(name)
+        } else {
+            PlaceKind::Heading(name)
+        });
     }
 }
 

@@ -47,7 +47,11 @@ impl Running {
             let has_words = key.text.chars().any(char::is_alphabetic);
             (!has_words || pages.first() != Some(&page)).then_some(())
         };
-        let mut off: Vec<usize> = found.into_iter().filter(|(_, key)| is_off(key).is_some()).map(|(at, _)| at).collect();
+        let mut off: Vec<usize> = found
+            .into_iter()
+            .filter(|(_, key)| is_off(key).is_some())
+            .map(|(at, _)| at)
+            .collect();
         // A page of nothing else is no page with a header.
         if off.len() == lines.len() {
             return;
@@ -61,7 +65,9 @@ impl Running {
     /// One line about lines that were taken off, if any were.
     pub(super) fn warning(&self) -> Option<String> {
         let running = self.pages.iter().filter(|(_, pages)| is_running(pages));
-        let by_text: BTreeMap<(usize, &Key), ()> = running.map(|(key, pages)| ((usize::MAX - pages.len(), key), ())).collect();
+        let by_text: BTreeMap<(usize, &Key), ()> = running
+            .map(|(key, pages)| ((usize::MAX - pages.len(), key), ()))
+            .collect();
         let ((left, first), ()) = by_text.first_key_value()?;
         let others = match by_text.len() {
             1 => String::new(),
@@ -88,12 +94,20 @@ fn edges(page: usize, lines: &[TextLine], height: f32) -> Vec<(usize, Key)> {
     by_height.sort_by(|a, b| lines[*b].base.total_cmp(&lines[*a].base));
     let mut found = Vec::new();
     for is_top in [true, false] {
-        let order: Vec<usize> = if is_top { by_height.clone() } else { by_height.iter().rev().copied().collect() };
+        let order: Vec<usize> = if is_top {
+            by_height.clone()
+        } else {
+            by_height.iter().rev().copied().collect()
+        };
         // A header may have two lines, with words on the left and on the right.
         let mut edge = Vec::new();
         for (place, at) in order.iter().enumerate().take(4) {
             let line = &lines[*at];
-            let share = if is_top { (height - line.base) / height } else { line.base / height };
+            let share = if is_top {
+                (height - line.base) / height
+            } else {
+                line.base / height
+            };
             if share > MARGIN {
                 break;
             }
@@ -111,7 +125,11 @@ fn edges(page: usize, lines: &[TextLine], height: f32) -> Vec<(usize, Key)> {
 /// The text of a line with its page's number left open.
 fn key(page: usize, text: &str, is_top: bool) -> Key {
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    let start = text.char_indices().rev().find(|(_, c)| c.is_ascii_digit()).map(|(at, _)| at + 1);
+    let start = text
+        .char_indices()
+        .rev()
+        .find(|(_, c)| c.is_ascii_digit())
+        .map(|(at, _)| at + 1);
     // The number of a page stands at the end of its line, or at the beginning.
     let last = start.map(|end| {
         let digits = text[..end].bytes().rev().take_while(u8::is_ascii_digit).count();

@@ -4,8 +4,8 @@ use encoding_rs::{UTF_16BE, UTF_16LE};
 
 /// Characters of PDFDocEncoding at 0x80 and behind it, as far as they are not Latin-1's.
 const DOC_ENCODING: [char; 32] = [
-    '•', '†', '‡', '…', '—', '–', 'ƒ', '⁄', '‹', '›', '−', '‰', '„', '“', '”', '‘', '’', '‚', '™', 'ﬁ', 'ﬂ', 'Ł', 'Œ', 'Š', 'Ÿ',
-    'Ž', 'ı', 'ł', 'œ', 'š', 'ž', '\u{fffd}',
+    '•', '†', '‡', '…', '—', '–', 'ƒ', '⁄', '‹', '›', '−', '‰', '„', '“', '”', '‘', '’', '‚', '™', 'ﬁ', 'ﬂ', 'Ł', 'Œ',
+    'Š', 'Ÿ', 'Ž', 'ı', 'ł', 'œ', 'š', 'ž', '\u{fffd}',
 ];
 
 /// A string as its first bytes say: UTF-16, UTF-8, or PDFDocEncoding.

@@ -53,7 +53,7 @@ impl Entries {
             let Entry::At(at) = entry else { continue };
             let mut parser = Parser::of_file(bytes, *at);
             // Only a short look: a catalog names itself near its beginning.
-            let near = &bytes[*at..bytes.len().min(at + 4096)];
+            let near = &bytes[*at..bytes.len().min(at + 256)];
             if !positions(near, b"/Catalog").is_empty()
                 && head(&mut parser).is_some()
                 && let Some(Object::Dict(dict)) = parser.object()
@@ -92,7 +92,10 @@ pub(super) fn read(bytes: &[u8], stream: &mut ReadStream<'_>) -> Result<Option<E
     let mut parser = Parser::of_file(bytes, near + last + 9);
     parser.skip_space();
     // Offsets count from the header, which may stand behind a few other bytes.
-    let header = positions(&bytes[..bytes.len().min(1024)], b"%PDF-").first().copied().unwrap_or(0);
+    let header = positions(&bytes[..bytes.len().min(1024)], b"%PDF-")
+        .first()
+        .copied()
+        .unwrap_or(0);
     let Some(first) = parser.digits() else { return Ok(None) };
     let mut entries = Entries::default();
     let mut visited = HashSet::new();
@@ -207,7 +210,9 @@ pub(super) fn search(bytes: &[u8]) -> Entries {
         if entries.by_number.len() >= OBJECTS {
             break;
         }
-        let Some((number, start)) = head_before(bytes, at) else { continue };
+        let Some((number, start)) = head_before(bytes, at) else {
+            continue;
+        };
         entries.by_number.insert(number, Entry::At(start));
         let near = &bytes[at..bytes.len().min(at + 512)];
         let near = &near[..positions(near, b"stream").first().copied().unwrap_or(near.len())];
@@ -233,9 +238,19 @@ fn head_before(bytes: &[u8], at: usize) -> Option<(u32, usize)> {
     let mut end = at;
     let mut fields = [0; 2];
     for field in &mut fields {
-        let spaces = bytes[..end].iter().rev().take_while(|byte| is_space(**byte)).take(8).count();
+        let spaces = bytes[..end]
+            .iter()
+            .rev()
+            .take_while(|byte| is_space(**byte))
+            .take(8)
+            .count();
         end -= spaces;
-        let digits = bytes[..end].iter().rev().take_while(|byte| byte.is_ascii_digit()).take(10).count();
+        let digits = bytes[..end]
+            .iter()
+            .rev()
+            .take_while(|byte| byte.is_ascii_digit())
+            .take(10)
+            .count();
         if digits == 0 {
             return None;
         }
