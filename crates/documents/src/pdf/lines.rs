@@ -192,6 +192,7 @@ pub(super) fn text(segment: &Segment, glyphs: &[Glyph], is_rtl: bool) -> String 
     let gap = word_gap(&order, glyphs);
     let mut pieces: Vec<String> = Vec::with_capacity(order.len());
     let (mut end, mut is_apart) = (f32::NEG_INFINITY, false);
+    let mut before: Option<&Glyph> = None;
     for at in order {
         let glyph = &glyphs[at as usize];
         if is_blank(glyph) {
@@ -202,6 +203,15 @@ pub(super) fn text(segment: &Segment, glyphs: &[Glyph], is_rtl: bool) -> String 
             } else {
                 end
             };
+            continue;
+        }
+        let width = before.map_or(0.0, |before| (before.right - before.left).min(glyph.right - glyph.left));
+        let is_over = !is_apart && before.is_some_and(|before| glyph.left < before.right - 0.4 * width);
+        let whole = before.filter(|_| is_over).and_then(|before| super::normal::accented(&before.text, &glyph.text));
+        before = Some(glyph);
+        if let (Some(whole), Some(last)) = (whole, pieces.last_mut()) {
+            *last = whole;
+            end = end.max(glyph.right);
             continue;
         }
         if !pieces.is_empty() && (is_apart || glyph.left - end > gap * glyph.size) {

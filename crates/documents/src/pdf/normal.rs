@@ -6,37 +6,29 @@ use unicode_normalization::char::compose;
 /// The text of pieces, each a letter or a few.
 pub(super) fn cleaned(pieces: &[String]) -> String {
     let mut text = String::new();
-    let mut accent: Option<char> = None;
-    for piece in pieces {
-        // TeX's older fonts draw an accent and then its letter.
-        let mut letters = piece.chars();
-        if let (Some(c), None) = (letters.next(), letters.next()) {
-            if let Some(mark) = accent.take() {
-                match compose(c, mark) {
-                    Some(whole) => {
-                        text.push(whole);
-                        continue;
-                    }
-                    None => text.push(alone(mark)),
-                }
-            }
-            if let Some(mark) = combining(c) {
-                accent = Some(mark);
-                continue;
-            }
-        } else if let Some(mark) = accent.take() {
-            text.push(alone(mark));
-        }
-        for c in piece.chars() {
-            if is_compatible(c) {
-                text.extend(c.nfkc());
-            } else {
-                text.push(c);
-            }
+    for c in pieces.iter().flat_map(|piece| piece.chars()) {
+        if is_compatible(c) {
+            text.extend(c.nfkc());
+        } else {
+            text.push(c);
         }
     }
-    text.extend(accent.map(alone));
     if text.is_ascii() { text } else { text.nfc().collect() }
+}
+
+/// The letter of two that were drawn over one another, if one of them is an accent: TeX's older fonts do so.
+pub(super) fn accented(one: &str, other: &str) -> Option<String> {
+    let lone = |text: &str| {
+        let mut letters = text.chars();
+        letters.next().filter(|_| letters.next().is_none())
+    };
+    let (one, other) = (lone(one)?, lone(other)?);
+    let whole = match (combining(one), combining(other)) {
+        (Some(mark), None) => compose(other, mark),
+        (None, Some(mark)) => compose(one, mark),
+        _ => None,
+    };
+    whole.map(String::from)
 }
 
 /// The mark above or below a letter that an accent on its own stands for.
@@ -55,16 +47,6 @@ fn combining(c: char) -> Option<char> {
     })
 }
 
-fn alone(mark: char) -> char {
-    let accents = [
-        '\u{a8}', '\u{b4}', '\u{b8}', '\u{2c6}', '\u{2c7}', '\u{2d8}', '\u{2d9}', '\u{2da}', '\u{2dc}',
-    ];
-    accents
-        .into_iter()
-        .find(|c| combining(*c) == Some(mark))
-        .unwrap_or(mark)
-}
-
 /// True for characters that stand for others on paper alone. Exponents, fractions and wide commas say something of their own.
 fn is_compatible(c: char) -> bool {
     matches!(c,
@@ -78,8 +60,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ligatures_radicals_and_lone_accents_become_letters_and_exponents_stay() {
-        let pieces = ["ﬁ", "x", "²", "⽉", "´", "e", "ﻻ", "¨", "7"].map(str::to_owned);
-        assert_eq!(cleaned(&pieces), "fix²月éلا¨7");
+    fn ligatures_and_radicals_become_letters_and_exponents_stay() {
+        let pieces = ["ﬁ", "x", "²", "⽉", "ﻻ", "¨", "7"].map(str::to_owned);
+        assert_eq!(cleaned(&pieces), "fix²月لا¨7");
+    }
+
+    #[test]
+    fn accents_over_letters_become_one_letter() {
+        assert_eq!(accented("´", "e").as_deref(), Some("é"));
+        assert_eq!(accented("u", "¨").as_deref(), Some("ü"));
+        assert_eq!(accented("´", "7"), None);
     }
 }

@@ -41,16 +41,21 @@ const NARROW: f32 = 14.0;
 /// How each line of a page follows the one before it.
 pub(super) fn joints(lines: &[TextLine], is_rtl: bool) -> Vec<Joint> {
     let mut joints = Vec::with_capacity(lines.len());
+    let mut edges: HashMap<usize, (f32, f32)> = HashMap::new();
+    for line in lines.iter().filter(|line| !line.is_table) {
+        let (left, right) = edges.entry(line.region).or_insert((line.left, line.right));
+        (*left, *right) = (left.min(line.left), right.max(line.right));
+    }
     let mut start = 0;
     for at in 0..lines.len() {
         let is_new = at == 0 || is_new_paragraph(lines, at);
         joints.push(if is_new { Joint::Paragraph } else { Joint::Line });
         if is_new {
-            flow(lines, &mut joints, start..at, is_rtl);
+            flow(&lines[start..at], &mut joints[start..], &edges, is_rtl);
             start = at;
         }
     }
-    flow(lines, &mut joints, start..lines.len(), is_rtl);
+    flow(&lines[start..], &mut joints[start..], &edges, is_rtl);
     joints
 }
 
@@ -76,19 +81,13 @@ fn is_new_paragraph(lines: &[TextLine], at: usize) -> bool {
 }
 
 /// Marks lines of a paragraph that go on in the next one.
-fn flow(lines: &[TextLine], joints: &mut [Joint], range: std::ops::Range<usize>, is_rtl: bool) {
-    let block = &lines[range.clone()];
+fn flow(block: &[TextLine], joints: &mut [Joint], edges: &HashMap<usize, (f32, f32)>, is_rtl: bool) {
     let Some(first) = block.first().filter(|first| block.len() > 1 && !first.is_table) else {
         return;
     };
-    let region = lines
-        .iter()
-        .filter(|line| line.region == first.region && !line.is_table);
-    let (mut left, mut right) = (f32::INFINITY, f32::NEG_INFINITY);
-    for line in region {
-        left = left.min(line.left);
-        right = right.max(line.right);
-    }
+    let Some((left, right)) = edges.get(&first.region).copied() else {
+        return;
+    };
     let width = right - left;
     if width < NARROW * first.size {
         return;
@@ -105,7 +104,7 @@ fn flow(lines: &[TextLine], joints: &mut [Joint], range: std::ops::Range<usize>,
         let indent = block[at].left - block[at - 1].left;
         let is_indented = !is_rtl && indent > 0.8 * first.size && at > 1;
         if is_full(&block[at - 1]) && !is_indented {
-            joints[range.start + at] = Joint::Flow;
+            joints[at] = Joint::Flow;
         }
     }
 }

@@ -12,6 +12,9 @@ const OBJECTS: usize = 2 << 20;
 /// Cross-references that name one before them.
 const CHAIN: usize = 1024;
 
+/// Catalogs that are looked at in a file that names none.
+const CATALOGS: usize = 64;
+
 /// Where an object stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Entry {
@@ -46,24 +49,21 @@ impl Entries {
         }
     }
 
-    /// Makes a catalog that stands in the file the root.
+    /// Makes the last catalog that stands in the file the root.
     pub(super) fn find_root(&mut self, bytes: &[u8]) {
-        let mut found: Vec<(usize, u32)> = Vec::new();
-        for (number, entry) in &self.by_number {
-            let Entry::At(at) = entry else { continue };
-            let mut parser = Parser::of_file(bytes, *at);
-            // Only a short look: a catalog names itself near its beginning.
-            let near = &bytes[*at..bytes.len().min(at + 256)];
-            if !positions(near, b"/Catalog").is_empty()
-                && head(&mut parser).is_some()
+        for at in positions(bytes, b"/Catalog").into_iter().rev().take(CATALOGS) {
+            // A catalog names itself near its beginning.
+            let near = at.saturating_sub(4096);
+            let Some(obj) = memchr::memmem::rfind(&bytes[near..at], b"obj") else { continue };
+            let Some((number, start)) = head_before(bytes, near + obj) else { continue };
+            let mut parser = Parser::of_file(bytes, start);
+            if head(&mut parser).is_some()
                 && let Some(Object::Dict(dict)) = parser.object()
                 && dict.get("Type").and_then(Object::name) == Some("Catalog")
             {
-                found.push((*at, *number));
+                self.trailer.insert("Root".to_owned(), Object::Reference(number));
+                return;
             }
-        }
-        if let Some((_, number)) = found.into_iter().max() {
-            self.trailer.insert("Root".to_owned(), Object::Reference(number));
         }
     }
 }

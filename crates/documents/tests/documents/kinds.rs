@@ -9,7 +9,7 @@ use riffle_documents::{DocumentError, DocumentKind, Limits};
 use crate::{place, read_one, read_within};
 use riffle_testing::documents::{archive, docx, epub, epub_with, pdf, pdf_of_streams};
 
-fn squeezed(bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn squeezed(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = ZlibEncoder::new(Vec::new(), Compression::best());
     encoder.write_all(bytes).expect("memory");
     encoder.finish().expect("memory")
