@@ -207,7 +207,9 @@ pub(super) fn text(segment: &Segment, glyphs: &[Glyph], is_rtl: bool) -> String 
         }
         let width = before.map_or(0.0, |before| (before.right - before.left).min(glyph.right - glyph.left));
         let is_over = !is_apart && before.is_some_and(|before| glyph.left < before.right - 0.4 * width);
-        let whole = before.filter(|_| is_over).and_then(|before| super::normal::accented(&before.text, &glyph.text));
+        let whole = before
+            .filter(|_| is_over)
+            .and_then(|before| super::normal::accented(&before.text, &glyph.text));
         before = Some(glyph);
         if let (Some(whole), Some(last)) = (whole, pieces.last_mut()) {
             *last = whole;

@@ -1,6 +1,6 @@
 //! Lines that stand at the top or the bottom of many pages, such as titles and page numbers.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use super::paragraphs::TextLine;
 
@@ -21,7 +21,7 @@ pub(super) struct Running {
 }
 
 /// A line at an edge; its number counts from that of its page.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Key {
     is_top: bool,
     text: String,
@@ -65,18 +65,19 @@ impl Running {
     /// One line about lines that were taken off, if any were.
     pub(super) fn warning(&self) -> Option<String> {
         let running = self.pages.iter().filter(|(_, pages)| is_running(pages));
-        let by_text: BTreeMap<(usize, &Key), ()> = running
-            .map(|(key, pages)| ((usize::MAX - pages.len(), key), ()))
-            .collect();
-        let ((left, first), ()) = by_text.first_key_value()?;
-        let others = match by_text.len() {
+        let mut running: Vec<(usize, &str)> = running.map(|(key, pages)| (pages.len(), key.text.as_str())).collect();
+        // The most frequent line with words stands for all of them.
+        let has_words = |text: &str| text.chars().any(char::is_alphabetic);
+        running.sort_by_key(|(pages, text)| (!has_words(text), std::cmp::Reverse(*pages), *text));
+        let (pages, first) = running.first()?;
+        let others = match running.len() {
             1 => String::new(),
+            2 => " and one other".to_owned(),
             count => format!(" and {} others", count - 1),
         };
+        let first = crate::builder::title(&first.replace('#', "…"));
         Some(format!(
-            "running headers and footers are left out: {:?} on {} pages{others}",
-            crate::builder::title(&first.text),
-            usize::MAX - left
+            "running headers and footers are left out: {first:?} on {pages} pages{others}"
         ))
     }
 }

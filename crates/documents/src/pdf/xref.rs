@@ -54,8 +54,12 @@ impl Entries {
         for at in positions(bytes, b"/Catalog").into_iter().rev().take(CATALOGS) {
             // A catalog names itself near its beginning.
             let near = at.saturating_sub(4096);
-            let Some(obj) = memchr::memmem::rfind(&bytes[near..at], b"obj") else { continue };
-            let Some((number, start)) = head_before(bytes, near + obj) else { continue };
+            let Some(obj) = memchr::memmem::rfind(&bytes[near..at], b"obj") else {
+                continue;
+            };
+            let Some((number, start)) = head_before(bytes, near + obj) else {
+                continue;
+            };
             let mut parser = Parser::of_file(bytes, start);
             if head(&mut parser).is_some()
                 && let Some(Object::Dict(dict)) = parser.object()
