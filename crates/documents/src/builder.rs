@@ -115,7 +115,13 @@ impl TextBuilder {
         if self.text.is_empty() {
             return;
         }
-        let there = self.text.bytes().rev().take_while(|byte| *byte == b'\n').count();
+        let there = self
+            .text
+            .bytes()
+            .rev()
+            .take(breaks)
+            .take_while(|byte| *byte == b'\n')
+            .count();
         for _ in there..breaks {
             self.text.push('\n');
         }

@@ -90,7 +90,8 @@ fn read_folder(
     text_bytes: &mut u64,
 ) -> Result<(), DocumentError> {
     let (documents_before, left_out_before) = (collection.documents.len(), collection.left_out.count());
-    let files = folder::files(name, folder, limits)?;
+    let (files, too_deep) = folder::files(name, folder, limits)?;
+    collection.left_out.failures.extend(too_deep);
     if collection.documents.len() + files.len() > limits.files {
         return Err(DocumentError::TooManyFiles {
             name: name.to_owned(),
@@ -102,7 +103,7 @@ fn read_folder(
         match read_file(&file_name, &path, limits) {
             Ok(document) if document.text.trim().is_empty() => collection.left_out.empty += 1,
             Ok(document) => add(collection, document, limits, text_bytes)?,
-            Err(DocumentError::Binary { .. } | DocumentError::OldOffice { .. } | DocumentError::NotUtf8 { .. }) => {
+            Err(DocumentError::Binary { .. } | DocumentError::OldOffice { .. }) => {
                 collection.left_out.binary += 1;
             }
             Err(error) => collection.left_out.failures.push(error.to_string()),
@@ -156,7 +157,7 @@ fn guarded(name: &str, kind: DocumentKind, bytes: Vec<u8>, limits: &Arc<Limits>)
     let (owned, shared) = (name.to_owned(), Arc::clone(limits));
     let parsed = guard::run(limits.time, move || match kind {
         DocumentKind::Html => Ok(html::read(&owned, &bytes)),
-        DocumentKind::Pdf => pdf::read(&owned, &bytes, &shared),
+        DocumentKind::Pdf => pdf::read(&owned, bytes, &shared),
         _ => match archive::kind_of(&owned, &bytes)? {
             Some(DocumentKind::Epub) => epub::read(&owned, &bytes, &shared),
             Some(_) => docx::read(&owned, &bytes, &shared),

@@ -36,6 +36,8 @@ pub struct Place {
 pub enum PlaceKind {
     /// A page of the file, from 1.
     Page(usize),
+    /// The label of a page where it is another than its number, such as `iv`.
+    Label(String),
     /// A chapter, by its title.
     Chapter(String),
     /// What stands under a heading, up to the next one.
@@ -57,6 +59,11 @@ impl Document {
         if let Some(first) = page(range.start) {
             parts.push(numbers("page", first, page(last).unwrap_or(first)));
         }
+        let label = self.at(range.start).find_map(|place| match place {
+            PlaceKind::Label(label) => Some(label),
+            _ => None,
+        });
+        parts.extend(label.map(|label| format!("labelled {label}")));
         let chapter = self.at(range.start).find_map(|place| match place {
             PlaceKind::Chapter(title) => Some(title),
             _ => None,

@@ -42,14 +42,24 @@ pub(crate) fn read(name: &str, bytes: &[u8], limits: &Limits) -> Result<Document
             paragraphs.take(&notes).map_err(|why| archive.damaged(why))?;
         }
     }
+    let warning = (!is_whole(&text)).then(|| "its text ends in the middle: the rest is missing in the file".to_owned());
     let (text, places) = paragraphs.builder.finish();
     Ok(Document {
         name: name.to_owned(),
         kind: DocumentKind::Docx,
         text,
         places,
-        warnings: Vec::new(),
+        warnings: warning.into_iter().collect(),
     })
+}
+
+/// True if the last tag of a part ends its document.
+fn is_whole(part: &[u8]) -> bool {
+    let last = part.iter().rposition(|byte| *byte == b'<').map(|at| &part[at..]);
+    let name = last.and_then(|last| last.strip_prefix(b"</")).unwrap_or_default();
+    let name = name.split(|byte| *byte == b'>').next().unwrap_or_default().trim_ascii();
+    // Parts in UTF-16 are not looked into.
+    name.ends_with(b"document") || part.contains(&0)
 }
 
 /// The part with the text, as the package says; `None` where it says nothing.

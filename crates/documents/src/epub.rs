@@ -7,6 +7,9 @@ use crate::builder::{TextBuilder, title};
 use crate::xml::{self, XmlEvent, attribute};
 use crate::{Document, DocumentError, DocumentKind, Limits, PlaceKind, html};
 
+/// Missing parts that a warning names.
+const NAMED_PARTS: usize = 5;
+
 /// What the package says.
 #[derive(Default)]
 struct Package {
@@ -32,7 +35,7 @@ pub(crate) fn read(name: &str, bytes: &[u8], limits: &Limits) -> Result<Document
     let locked = locked_parts(&mut archive)?;
     let titles = titles(&mut archive, &package)?;
     let mut builder = TextBuilder::default();
-    let mut warnings = Vec::new();
+    let mut missing = Vec::new();
     let mut chapters = 0;
     for id in &package.spine {
         let Some(item) = package.items.get(id).filter(|item| item.is_page) else {
@@ -45,7 +48,7 @@ pub(crate) fn read(name: &str, bytes: &[u8], limits: &Limits) -> Result<Document
             return Err(archive.encrypted());
         }
         let Some(chapter) = archive.part(&item.path)? else {
-            warnings.push(format!("{} is missing in the file", item.path));
+            missing.push(item.path.as_str());
             continue;
         };
         builder.end_line(2);
@@ -72,8 +75,19 @@ pub(crate) fn read(name: &str, bytes: &[u8], limits: &Limits) -> Result<Document
         kind: DocumentKind::Epub,
         text,
         places,
-        warnings,
+        warnings: missing_parts(&missing).into_iter().collect(),
     })
+}
+
+/// One line about chapters that the package names and the file lacks.
+fn missing_parts(missing: &[&str]) -> Option<String> {
+    let named = missing.iter().take(NAMED_PARTS).copied().collect::<Vec<_>>().join(", ");
+    match missing.len() {
+        0 => None,
+        1 => Some(format!("{named} is missing in the file")),
+        count if count <= NAMED_PARTS => Some(format!("{count} parts are missing in the file: {named}")),
+        count => Some(format!("{count} parts are missing in the file: {named} and others")),
+    }
 }
 
 /// The path of the package's description.

@@ -34,6 +34,12 @@ pub enum DocumentError {
         /// [`Limits::expanded_bytes`](crate::Limits::expanded_bytes).
         limit_bytes: u64,
     },
+    /// Reading the file takes more work than any document of its kind, such as forms that draw one another ten times each.
+    #[error("{name}: reading it takes more work than any document of its kind; do not trust it")]
+    TooMuchWork {
+        /// The file.
+        name: String,
+    },
     /// All documents together have more text than is read.
     #[error("more than {limit_bytes} bytes of text in all, from {name} on; give fewer files")]
     TooMuchText {

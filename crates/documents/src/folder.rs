@@ -6,16 +6,16 @@ use ignore::WalkBuilder;
 
 use crate::{DocumentError, Limits};
 
-/// Paths of the regular files of a folder, in the order of their names. Hidden files and those that `.gitignore`, `.ignore` or git's own
+/// Paths of the regular files of a folder, in the order of their names, and folders that are too deep to be read. Hidden files and those that `.gitignore`, `.ignore` or git's own
 /// excludes name are left out, links are not followed.
-pub(crate) fn files(name: &str, folder: &Path, limits: &Limits) -> Result<Vec<PathBuf>, DocumentError> {
+pub(crate) fn files(name: &str, folder: &Path, limits: &Limits) -> Result<(Vec<PathBuf>, Vec<String>), DocumentError> {
     let walk = WalkBuilder::new(folder)
         .follow_links(false)
         .require_git(false)
         .max_depth(Some(limits.depth))
         .sort_by_file_name(|a, b| a.cmp(b))
         .build();
-    let mut files = Vec::new();
+    let (mut files, mut too_deep) = (Vec::new(), Vec::new());
     for entry in walk {
         let entry = match entry {
             Ok(entry) => entry,
@@ -28,7 +28,14 @@ pub(crate) fn files(name: &str, folder: &Path, limits: &Limits) -> Result<Vec<Pa
                 });
             }
         };
-        if !entry.file_type().is_some_and(|kind| kind.is_file()) {
+        let kind = entry.file_type();
+        if entry.depth() == limits.depth && kind.is_some_and(|kind| kind.is_dir()) && too_deep.len() < limits.files {
+            let (path, depth) = (entry.path().display(), limits.depth);
+            too_deep.push(format!(
+                "{path}: more than {depth} folders within one another; name it to read its files"
+            ));
+        }
+        if !kind.is_some_and(|kind| kind.is_file()) {
             continue;
         }
         if files.len() == limits.files {
@@ -39,5 +46,5 @@ pub(crate) fn files(name: &str, folder: &Path, limits: &Limits) -> Result<Vec<Pa
         }
         files.push(entry.into_path());
     }
-    Ok(files)
+    Ok((files, too_deep))
 }

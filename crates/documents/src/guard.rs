@@ -42,11 +42,6 @@ pub(crate) fn run<T: Send + 'static>(time: Duration, parse: impl FnOnce() -> T +
     }
 }
 
-/// Calls `parse` on a thread of [`run`], and makes its panic an error.
-pub(crate) fn caught<T>(parse: impl FnOnce() -> T) -> Result<T, Fault> {
-    catch_unwind(AssertUnwindSafe(parse)).map_err(|_| Fault::Panicked)
-}
-
 /// Lets panics of parsing threads print nothing: they become errors. Other threads' panics are printed as before.
 fn quiet_panics() {
     static ONCE: Once = Once::new();

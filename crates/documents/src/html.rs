@@ -2,7 +2,9 @@
 //!
 //! The page is taken token by token; no tree is built, so nesting costs nothing.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
+use std::collections::HashMap;
 
 use html5ever::tokenizer::states::RawKind;
 use html5ever::tokenizer::{BufferQueue, Tag, TagKind, Token, TokenSink, TokenSinkResult, Tokenizer, TokenizerOpts};
@@ -28,8 +30,12 @@ const SKIPPED: [&str; 10] = [
 const IN_HEAD: [&str; 10] = [
     "base", "basefont", "bgsound", "link", "meta", "noframes", "noscript", "script", "style", "template",
 ];
-/// Elements within a picture that hold a page's own.
-const PAGE_IN_PICTURE: [&str; 3] = ["foreignobject", "desc", "title"];
+/// Elements within a picture whose words are not shown in it.
+const HIDDEN_IN_PICTURE: [&str; 2] = ["desc", "title"];
+/// Elements within a picture whose words are.
+const SHOWN_IN_PICTURE: [&str; 2] = ["text", "foreignobject"];
+/// Attributes of one tag; the tokenizer compares each with all before it.
+const ATTRIBUTES: usize = 2000;
 /// Elements of a page that no picture holds: they end one that was left open, as HTML's rules for foreign content say.
 const ENDS_PICTURE: [&str; 38] = [
     "b",
@@ -121,7 +127,7 @@ pub(crate) enum Dialect {
 /// A web page.
 pub(crate) fn read(name: &str, bytes: &[u8]) -> Document {
     let mut page = Page::new(Dialect::Html, TextBuilder::default());
-    page = page.take(&decode_markup(bytes));
+    page = page.take(&without_endless_tags(&decode_markup(bytes)));
     let (text, places) = page.state.into_inner().builder.finish();
     Document {
         name: name.to_owned(),
@@ -134,7 +140,7 @@ pub(crate) fn read(name: &str, bytes: &[u8]) -> Document {
 
 /// Adds the text of a part of a book. Returns its first heading.
 pub(crate) fn read_into(builder: TextBuilder, bytes: &[u8]) -> (TextBuilder, Option<String>) {
-    let page = Page::new(Dialect::Xhtml, builder).take(&decode_markup(bytes));
+    let page = Page::new(Dialect::Xhtml, builder).take(&without_endless_tags(&decode_markup(bytes)));
     let state = page.state.into_inner();
     (state.builder, state.first_heading)
 }
@@ -149,6 +155,10 @@ struct State {
     builder: TextBuilder,
     /// Open elements that are not read.
     skipped: Vec<String>,
+    /// How many of them have each name.
+    skipped_names: HashMap<String, usize>,
+    /// Open elements of a picture whose words are read.
+    shown_in_picture: usize,
     /// Open elements whose white space is kept.
     verbatim: usize,
     /// The heading that is open, and what it says so far.
@@ -165,6 +175,8 @@ impl Page {
             state: RefCell::new(State {
                 builder,
                 skipped: Vec::new(),
+                skipped_names: HashMap::new(),
+                shown_in_picture: 0,
                 verbatim: 0,
                 heading: None,
                 first_heading: None,
@@ -202,9 +214,9 @@ impl TokenSink for Page {
 impl State {
     fn text(&mut self, text: &str) {
         if self.is_in_head() && !text.trim().is_empty() {
-            self.skipped.clear();
+            self.end_skipped(0);
         }
-        if !self.skipped.is_empty() {
+        if !self.skipped.is_empty() && !self.is_shown() {
             return;
         }
         if let Some(heading) = &mut self.heading {
@@ -222,16 +234,22 @@ impl State {
         if is_start {
             self.end_what_was_left_open(name);
         }
-        let is_foreign = self.skipped.iter().any(|open| open == "svg") || name == "svg";
+        let is_foreign = self.skips("svg") || name == "svg";
         let closes_itself = tag.self_closing && (dialect == Dialect::Xhtml || is_foreign);
-        let is_skipped = SKIPPED.contains(&name) || (is_foreign && PAGE_IN_PICTURE.contains(&name));
+        let is_skipped = SKIPPED.contains(&name) || (is_foreign && HIDDEN_IN_PICTURE.contains(&name));
         if is_start && is_skipped {
             if !closes_itself {
                 self.skipped.push(name.to_owned());
+                *self.skipped_names.entry(name.to_owned()).or_default() += 1;
             }
-        } else if !is_start && let Some(open) = self.skipped.iter().rposition(|open| open == name) {
-            self.skipped.truncate(open);
+        } else if !is_start
+            && self.skips(name)
+            && let Some(open) = self.skipped.iter().rposition(|open| open == name)
+        {
+            self.end_skipped(open);
             return TokenSinkResult::Continue;
+        } else if is_foreign && !closes_itself {
+            self.show_in_picture(name, is_start);
         }
         if self.skipped.is_empty() {
             match tag.kind {
@@ -249,6 +267,45 @@ impl State {
         }
     }
 
+    /// True if an open element of this name is not read.
+    fn skips(&self, name: &str) -> bool {
+        self.skipped_names.contains_key(name)
+    }
+
+    /// Ends elements that are not read, from one of them on.
+    fn end_skipped(&mut self, from: usize) {
+        for name in self.skipped.drain(from..) {
+            if let Some(count) = self.skipped_names.get_mut(&name) {
+                *count -= 1;
+                if *count == 0 {
+                    self.skipped_names.remove(&name);
+                }
+            }
+        }
+        if !self.skips("svg") {
+            self.shown_in_picture = 0;
+        }
+    }
+
+    /// True within words that a picture shows.
+    fn is_shown(&self) -> bool {
+        self.shown_in_picture > 0 && self.skipped.last().is_some_and(|open| open == "svg")
+    }
+
+    /// Begins or ends words of a picture; other elements part them.
+    fn show_in_picture(&mut self, name: &str, is_start: bool) {
+        if SHOWN_IN_PICTURE.contains(&name) {
+            self.builder.end_line(1);
+            self.shown_in_picture = if is_start {
+                self.shown_in_picture + 1
+            } else {
+                self.shown_in_picture.saturating_sub(1)
+            };
+        } else if self.is_shown() && name != "tspan" {
+            self.builder.flow(" ");
+        }
+    }
+
     /// True if the head is open and nothing within it.
     fn is_in_head(&self) -> bool {
         self.skipped.len() == 1 && self.skipped[0] == "head"
@@ -257,15 +314,16 @@ impl State {
     /// Ends the head, or the pictures, that a start tag shows to be over.
     fn end_what_was_left_open(&mut self, name: &str) {
         if self.is_in_head() && !IN_HEAD.contains(&name) && !["title", "head", "html"].contains(&name) {
-            self.skipped.clear();
+            self.end_skipped(0);
         }
-        if ENDS_PICTURE.contains(&name) {
-            while self.skipped.last().is_some_and(|open| open == "svg") {
-                self.skipped.pop();
-            }
+        // A page's own elements stand within a picture's foreign object.
+        if ENDS_PICTURE.contains(&name) && self.shown_in_picture == 0 {
+            let pictures = self.skipped.iter().rev().take_while(|open| *open == "svg").count();
+            self.end_skipped(self.skipped.len() - pictures);
         }
-        if name == "body" {
-            self.skipped.retain(|open| open != "head");
+        if name == "body" && self.skips("head") {
+            let head = self.skipped.iter().position(|open| open == "head");
+            self.end_skipped(head.unwrap_or(self.skipped.len()));
         }
     }
 
@@ -319,6 +377,49 @@ impl State {
     }
 }
 
+/// The page without the attributes of a tag that has more than any page needs.
+fn without_endless_tags(text: &str) -> Cow<'_, str> {
+    let mut endless: Vec<std::ops::Range<usize>> = Vec::new();
+    let (mut tag, mut quote, mut words, mut was_space) = (false, None, 0, false);
+    let mut cut = 0;
+    for (at, byte) in text.bytes().enumerate() {
+        let is_space = byte.is_ascii_whitespace();
+        match (tag, quote, byte) {
+            (false, _, b'<') => (tag, quote, words) = (true, None, 0),
+            (true, None, b'>') => {
+                tag = false;
+                if words > ATTRIBUTES {
+                    endless.push(cut..at);
+                }
+            }
+            (true, None, b'"' | b'\'') => quote = Some(byte),
+            (true, Some(open), _) if open == byte => quote = None,
+            (true, None, _) if is_space && !was_space => {
+                words += 1;
+                if words == ATTRIBUTES {
+                    cut = at;
+                }
+            }
+            _ => {}
+        }
+        was_space = is_space;
+    }
+    if tag && words > ATTRIBUTES {
+        endless.push(cut..text.len());
+    }
+    if endless.is_empty() {
+        return Cow::Borrowed(text);
+    }
+    let mut kept = String::with_capacity(text.len());
+    let mut from = 0;
+    for range in endless {
+        kept.push_str(&text[from..range.start]);
+        from = range.end;
+    }
+    kept.push_str(&text[from..]);
+    Cow::Owned(kept)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -347,11 +448,39 @@ mod tests {
             "<body><math /><p>Text.</body>",
             "<body><svg><path d=M0><p>Text.</body>",
             "<body><svg><g><style/><script/></g></svg><p>Text.</body>",
-            "<body><svg><title>In a picture</title><text>a</text></svg>Text.</body>",
-            "<body><svg><foreignObject><p>of the picture</p></foreignObject></svg><p>Text.",
+            "<body><svg><title>In a picture</title><g><path/></g></svg>Text.</body>",
         ] {
             let document = read("a.html", format!("<!doctype html>{page}").as_bytes());
             assert_eq!(document.text, "Text.\n", "{page}");
+        }
+    }
+
+    #[test]
+    fn words_that_a_picture_shows_are_read() {
+        for (page, text) in [
+            (
+                "<svg><title>T</title><text>Label <tspan>in</tspan></text><path/><text>b</text></svg><p>end",
+                "Label in\nb\n\nend\n",
+            ),
+            (
+                "<svg><foreignObject><p>of the picture</p></foreignObject></svg><p>Text.",
+                "of the picture\n\nText.\n",
+            ),
+        ] {
+            assert_eq!(read("a.html", page.as_bytes()).text, text);
+        }
+    }
+
+    #[test]
+    fn hostile_tags_cost_no_more_than_their_length() {
+        let attributes: String = (0..200_000).map(|at| format!(" a{at}=1")).collect();
+        for page in [
+            format!("<p{attributes}>Text."),
+            format!("{}{}</svg>", "<svg>".repeat(200_000), "</math></title>".repeat(200_000)),
+            format!("<pre>{}", "<p>\n".repeat(400_000)),
+        ] {
+            let document = read("a.html", format!("<p>kept</p>{page}").as_bytes());
+            assert!(document.text.starts_with("kept"));
         }
     }
 

@@ -4,13 +4,12 @@ use std::io::Write;
 
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
-use pdf_extract::{EncryptionState, EncryptionVersion, Permissions};
 use riffle_documents::{DocumentError, DocumentKind, Limits};
 
 use crate::{place, read_one, read_within};
 use riffle_testing::documents::{archive, docx, epub, epub_with, pdf, pdf_of_streams};
 
-fn squeezed(bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn squeezed(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = ZlibEncoder::new(Vec::new(), Compression::best());
     encoder.write_all(bytes).expect("memory");
     encoder.finish().expect("memory")
@@ -60,27 +59,17 @@ fn a_pdf_of_pictures_and_an_encrypted_one_say_what_to_do() {
         "{error}"
     );
 
-    let plain = pdf(&["secret"]);
-    let encrypted = |user: &str| {
-        let mut document = pdf_extract::Document::load_mem(&plain).expect("a PDF");
-        let version = EncryptionVersion::V2 {
-            document: &document,
-            owner_password: "owner",
-            user_password: user,
-            key_length: 128,
-            permissions: Permissions::all(),
-        };
-        let state = EncryptionState::try_from(version).expect("a state");
-        document.encrypt(&state).expect("encrypted");
-        let mut bytes = Vec::new();
-        document.save_to(&mut bytes).expect("written");
-        bytes
-    };
-    let error = read_one("a.pdf", &encrypted("user")).unwrap_err();
+    let error = read_one("a.pdf", include_bytes!("../fixtures/locked.pdf")).unwrap_err();
     assert!(matches!(error, DocumentError::Encrypted { .. }), "{error}");
     assert!(error.to_string().contains("remove the password"), "{error}");
     // Without a user's password everybody may read it.
-    assert_eq!(read_one("a.pdf", &encrypted("")).unwrap().text, "secret\n");
+    for file in [
+        &include_bytes!("../fixtures/open-rc4.pdf")[..],
+        include_bytes!("../fixtures/open-aes128.pdf"),
+        include_bytes!("../fixtures/open-aes256.pdf"),
+    ] {
+        assert_eq!(read_one("a.pdf", file).unwrap().text, "secret\n");
+    }
 }
 
 #[test]

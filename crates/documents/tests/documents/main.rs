@@ -2,6 +2,7 @@
 
 mod damage;
 mod kinds;
+mod pages;
 mod trees;
 
 use std::fs;

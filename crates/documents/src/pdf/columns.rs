@@ -1,0 +1,224 @@
+//! The order in which the rows of a page are read: columns one after another, tables row by row.
+
+use super::lines::{Row, Segment};
+
+/// Columns within columns.
+const DEPTH: usize = 6;
+
+/// Rows of one page that are looked at for columns.
+const ROWS: usize = 3000;
+
+/// Rows that may stand before both columns begin.
+const ONE_SIDED: usize = 4;
+
+/// Letters of a usual line of a column, blanks included; cells of tables have fewer.
+const COLUMN_LETTERS: usize = 12;
+
+/// Rows of the shortest columns whose lines stand side by side.
+const COLUMN_ROWS: usize = 4;
+
+/// Segments that are read as one line.
+#[derive(Debug, Clone)]
+pub(super) struct Line {
+    pub(super) row: Row,
+    /// The number of its column on the page.
+    pub(super) region: usize,
+    /// True if its segments are cells of a table.
+    pub(super) is_table: bool,
+}
+
+/// Puts the rows of a page in their order.
+#[derive(Debug)]
+pub(super) struct Order {
+    is_rtl: bool,
+    regions: usize,
+    lines: Vec<Line>,
+}
+
+/// A gap between two columns, or between two cells of every row.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Gutter {
+    left: f32,
+    right: f32,
+}
+
+/// What stands beside a gutter.
+#[derive(Debug, PartialEq, Eq)]
+enum Beside {
+    Columns,
+    Cells,
+}
+
+impl Order {
+    /// The lines of rows; on a page that is read from right to left the column on the right is the first.
+    pub(super) fn of(rows: Vec<Row>, is_rtl: bool) -> Vec<Line> {
+        let mut order = Self {
+            is_rtl,
+            regions: 0,
+            lines: Vec::with_capacity(rows.len()),
+        };
+        let depth = if rows.len() > ROWS { DEPTH } else { 0 };
+        order.add(rows, depth);
+        order.lines
+    }
+
+    fn add(&mut self, rows: Vec<Row>, depth: usize) {
+        let mut rows = rows;
+        let mut plain = 0;
+        while plain < rows.len() {
+            let found = if depth < DEPTH { band(&rows[plain..]) } else { None };
+            let Some((count, gutter)) = found else {
+                plain += 1;
+                continue;
+            };
+            let behind = rows.split_off(plain + count);
+            let inside = rows.split_off(plain);
+            self.add_lines(std::mem::replace(&mut rows, behind), false);
+            plain = 0;
+            match beside(&inside, gutter) {
+                Beside::Cells => self.add_lines(inside, true),
+                Beside::Columns => {
+                    let (left, right) = parted(inside, gutter);
+                    let (first, second) = if self.is_rtl { (right, left) } else { (left, right) };
+                    self.add(first, depth + 1);
+                    self.add(second, depth + 1);
+                }
+            }
+        }
+        self.add_lines(rows, false);
+    }
+
+    fn add_lines(&mut self, rows: Vec<Row>, is_table: bool) {
+        let region = self.regions;
+        self.regions += 1;
+        self.lines
+            .extend(rows.into_iter().map(|row| Line { row, region, is_table }));
+    }
+}
+
+/// The number of rows from the first on that a gutter parts, and the gutter.
+fn band(rows: &[Row]) -> Option<(usize, Gutter)> {
+    let mut free = vec![Gutter {
+        left: f32::NEG_INFINITY,
+        right: f32::INFINITY,
+    }];
+    let mut count = 0;
+    for row in rows {
+        let left = subtracted(&free, row);
+        let had_inner = inner(&free).next().is_some();
+        let has_inner = inner(&left).next().is_some();
+        let is_over = !has_inner && (had_inner || count >= ONE_SIDED);
+        if is_over || left.len() > 64 {
+            break;
+        }
+        free = left;
+        count += 1;
+    }
+    let width = |gutter: &Gutter| gutter.right - gutter.left;
+    let widest = inner(&free).max_by(|a, b| width(a).total_cmp(&width(b)))?;
+    let rows = &rows[..count];
+    let left = rows
+        .iter()
+        .filter(|row| row.segments.iter().any(|segment| segment.right <= widest.left))
+        .count();
+    let right = rows
+        .iter()
+        .filter(|row| row.segments.iter().any(|segment| segment.left >= widest.right))
+        .count();
+    let both = left + right - count;
+    let mut sizes: Vec<f32> = rows.iter().map(|row| row.size).collect();
+    sizes.sort_by(f32::total_cmp);
+    let size = sizes[sizes.len() / 2];
+    let is_gutter = width(&widest) >= 0.6 * size && left >= 3 && right >= 3;
+    let is_gap = width(&widest) >= 1.2 * size && both >= 2;
+    (is_gutter || is_gap).then_some((count, widest))
+}
+
+/// Gaps with something on both sides.
+fn inner(free: &[Gutter]) -> impl Iterator<Item = Gutter> + '_ {
+    free.iter()
+        .filter(|gutter| gutter.left.is_finite() && gutter.right.is_finite())
+        .copied()
+}
+
+/// The parts of gaps that a row leaves free.
+fn subtracted(free: &[Gutter], row: &Row) -> Vec<Gutter> {
+    let mut out = Vec::with_capacity(free.len() + row.segments.len());
+    for gutter in free {
+        let mut left = gutter.left;
+        for segment in &row.segments {
+            if segment.right <= left || segment.left >= gutter.right {
+                continue;
+            }
+            if segment.left > left {
+                out.push(Gutter {
+                    left,
+                    right: segment.left,
+                });
+            }
+            left = left.max(segment.right);
+        }
+        if left < gutter.right {
+            out.push(Gutter {
+                left,
+                right: gutter.right,
+            });
+        }
+    }
+    // Gaps narrower than a letter part nothing, now or later: so a page's number in a gutter ends its columns.
+    out.retain(|gutter| gutter.right - gutter.left > 0.7 * row.size);
+    out
+}
+
+/// Columns of prose have long lines that reach their ends, or lines at other heights than their neighbours.
+fn beside(rows: &[Row], gutter: Gutter) -> Beside {
+    let side = |row: &Row, is_left: bool| {
+        // The segment beside the gutter: behind it there may be further columns.
+        let mut here = row
+            .segments
+            .iter()
+            .filter(|segment| (segment.right <= gutter.left) == is_left);
+        let nearest = if is_left { here.next_back() } else { here.next() };
+        nearest.map(|segment| (segment.glyphs.len(), segment.right - segment.left))
+    };
+    let left: Vec<(usize, f32)> = rows.iter().filter_map(|row| side(row, true)).collect();
+    let right: Vec<(usize, f32)> = rows.iter().filter_map(|row| side(row, false)).collect();
+    let both = left.len() + right.len() - rows.len();
+    if both * 2 < left.len().min(right.len()) {
+        return Beside::Columns;
+    }
+    let is_prose = |lines: &[(usize, f32)]| {
+        let mut letters: Vec<usize> = lines.iter().map(|line| line.0).collect();
+        let mut widths: Vec<f32> = lines.iter().map(|line| line.1).collect();
+        letters.sort_unstable();
+        widths.sort_by(f32::total_cmp);
+        let middle = lines.len() / 2;
+        letters[middle] >= COLUMN_LETTERS && widths[middle] >= 0.7 * widths[widths.len() - 1]
+    };
+    if rows.len() >= COLUMN_ROWS && is_prose(&left) && is_prose(&right) {
+        Beside::Columns
+    } else {
+        Beside::Cells
+    }
+}
+
+/// Rows on the left and on the right of a gutter.
+fn parted(rows: Vec<Row>, gutter: Gutter) -> (Vec<Row>, Vec<Row>) {
+    let (mut left, mut right) = (Vec::new(), Vec::new());
+    for row in rows {
+        let (here, there): (Vec<Segment>, Vec<Segment>) = row
+            .segments
+            .into_iter()
+            .partition(|segment| segment.right <= gutter.left);
+        for (side, segments) in [(&mut left, here), (&mut right, there)] {
+            if let Some(size) = segments.iter().map(|segment| segment.size).reduce(f32::max) {
+                side.push(Row {
+                    base: row.base,
+                    size,
+                    segments,
+                });
+            }
+        }
+    }
+    (left, right)
+}

@@ -1,0 +1,25 @@
+//! PDF files: letters placed on pages become lines, columns, paragraphs and chapters.
+
+mod annotations;
+mod bidi;
+mod cmap;
+mod columns;
+mod content;
+mod crypt;
+mod encoding;
+mod file;
+mod filters;
+mod font;
+mod lines;
+mod normal;
+mod object;
+mod outline;
+mod pages;
+mod paragraphs;
+mod program;
+mod reader;
+mod running;
+mod strings;
+mod xref;
+
+pub(crate) use reader::read;
