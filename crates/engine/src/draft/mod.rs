@@ -24,6 +24,7 @@ mod predictor;
 mod step;
 
 use crate::answer::Answer;
+use crate::draft_spec::MOST_TOKENS;
 use crate::{DraftCount, DraftSpec, EngineError, GenerateOptions, Generation, Sequence, StopReason};
 use costs::{Drafts, costs};
 use gain::{Acceptance, Balance, Costs, Offer};
@@ -293,6 +294,18 @@ impl DraftedAnswer {
             drafts: drafts.unwrap_or_default(),
             ..self.answer.end(stop)
         }
+    }
+}
+
+/// Most rows of an answer in a pass: the latest token and a draft.
+pub(crate) const MOST_ROWS: usize = MOST_TOKENS + 1;
+
+/// Rows of an answer that may be read in one pass with the bits that they have one by one.
+pub(crate) fn rows_alike(sequence: &Sequence) -> usize {
+    if refusal(sequence).is_none() && sequence.options().decode.follows_from_keys() {
+        MOST_ROWS
+    } else {
+        1
     }
 }
 

@@ -10,6 +10,9 @@ use crate::parse::typed_bytes;
 /// Contexts shorter than this are no answer to a lack of memory.
 const LEAST_CONTEXT_TOKENS: usize = 64;
 
+/// The context that is named where there is no room for any.
+const SHORT_CONTEXT_TOKENS: usize = 4096;
+
 /// Options in words, and the run with them.
 struct Way {
     text: String,
@@ -62,6 +65,7 @@ pub(super) fn of(planner: &Planner<'_>, options: &EngineOptions, plan: &MemoryPl
     if plan.largest_context_tokens >= LEAST_CONTEXT_TOKENS && options.sequence.window.is_none() {
         found.push(format!("`context_tokens={}` or less", plan.largest_context_tokens));
     }
+    found.extend(short_context(planner, options, plan).map(|way| way.text));
     let ways = [
         budgets(planner, Way::new(options)),
         (options.cache.kv_tiers.disk.is_none())
@@ -197,6 +201,21 @@ fn memory(planner: &Planner<'_>, options: &EngineOptions, plan: &MemoryPlan) -> 
         ..*planner
     };
     fits(&planner, &way).then_some(way)
+}
+
+/// A short context with the memory that it needs, where there is no room for any.
+fn short_context(planner: &Planner<'_>, options: &EngineOptions, plan: &MemoryPlan) -> Option<Way> {
+    let is_long = plan.context_tokens > SHORT_CONTEXT_TOKENS && options.sequence.window.is_none();
+    if plan.largest_context_tokens > 0 || !is_long {
+        return None;
+    }
+    let text = format!("`context_tokens={SHORT_CONTEXT_TOKENS}`");
+    let short = Way::new(options).and(text, |options| {
+        options.model.context_tokens = Some(SHORT_CONTEXT_TOKENS)
+    });
+    let plan = planner.plan_only(&short.options).ok()?;
+    let enough = memory(planner, &short.options, &plan)?;
+    Some(short.and(enough.text, |options| *options = enough.options))
 }
 
 /// Several options, where no single one is enough.

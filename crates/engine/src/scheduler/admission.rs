@@ -96,10 +96,18 @@ impl Scheduler {
             request,
             mut clock,
             parked,
+            resumed_tokens,
             is_held,
         } = waiting;
+        let was_parked = parked.is_some();
         let (sequence, stage) = match parked {
-            Some(parked) => parked,
+            Some((mut sequence, mut stage)) => {
+                if let Err(error) = adopt_again(&request, &mut sequence, &mut stage) {
+                    tell(Event::Failed(id, error));
+                    return None;
+                }
+                (sequence, stage)
+            }
             None => {
                 let sequence = match self.sequence_for(&request) {
                     Ok(sequence) => sequence,
@@ -114,6 +122,7 @@ impl Scheduler {
             }
         };
         let started = Running {
+            promised_tokens: self.first_promise(&request, &sequence, &stage),
             id,
             request,
             sequence,
@@ -121,30 +130,30 @@ impl Scheduler {
             clock,
             turn: 0,
             offered: Offered::default(),
-            resumed_tokens: 0,
+            resumed_tokens,
             is_cancelled: false,
         };
-        loop {
-            let needed = self.taken_bytes() + self.growth_bytes(&started);
-            if needed <= self.capacity_bytes() && self.alive() < self.engine.options().machine.sequences {
-                self.running.push(started);
-                return None;
-            }
-            if !self.drop_oldest_idle() {
-                break;
+        let rank = (std::cmp::Reverse(started.request.priority), id);
+        while !self.has_room_for(&started) {
+            let is_placed = self.alive() < self.engine.options().machine.sequences;
+            // A request that has begun takes pages of those behind it.
+            let has_yielded = self.drop_oldest_idle() || is_placed && self.take_pages(rank, was_parked);
+            if !has_yielded {
+                let parked = started.waits(is_held);
+                return Some(if was_parked {
+                    parked
+                } else {
+                    Waiting { parked: None, ..parked }
+                });
             }
         }
-        let parked = match started.stage {
-            Stage::Answering { .. } => Some((started.sequence, started.stage)),
-            Stage::Reading { .. } => None,
-        };
-        Some(Waiting {
-            id,
-            request: started.request,
-            clock,
-            parked,
-            is_held,
-        })
+        self.running.push(started);
+        None
+    }
+
+    fn has_room_for(&self, started: &Running) -> bool {
+        let needed = self.taken_bytes() + self.growth_bytes(started);
+        needed <= self.capacity_bytes() && self.alive() < self.engine.options().machine.sequences
     }
 
     /// An empty sequence for a request, or one that holds what others have read of its prompt.
@@ -209,9 +218,9 @@ impl Scheduler {
         self.running.len() + parked.count() + self.idle.len() + self.promised.amount().sequences
     }
 
-    /// Bytes of pages that a request may still take.
+    /// Bytes of pages that a request may still take of what it is promised.
     fn growth_bytes(&self, running: &Running) -> u64 {
-        let most = self.bytes_of(running.request.most_tokens());
+        let most = self.bytes_of(running.promised_tokens);
         // A page that is shared in part is copied when it is written to.
         let copied = self.pool.shape().row_bytes();
         if has_evicted(&running.sequence) {
@@ -234,6 +243,17 @@ impl Scheduler {
         let copied = self.pool.shape().row_bytes();
         self.engine.plan().kv_bytes.saturating_add(copied)
     }
+}
+
+/// Lets a request whose pages were taken go on from what others hold of its prompt.
+fn adopt_again(request: &Request, sequence: &mut Sequence, stage: &mut Stage) -> Result<(), EngineError> {
+    let Stage::Reading { reused_tokens, .. } = stage else {
+        return Ok(());
+    };
+    if sequence.tokens().is_empty() && !sequence.recurrence().is_recurrent() && can_share(sequence) {
+        *reused_tokens = adopt_prefix(sequence, &request.tokens)?;
+    }
+    Ok(())
 }
 
 /// The stage of a request that begins with what its sequence holds of the prompt.

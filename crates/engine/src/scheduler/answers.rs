@@ -33,7 +33,12 @@ impl Scheduler {
     pub(super) fn answer(&mut self, tell: &mut Tell<'_>) -> Result<(), EngineError> {
         let began = Instant::now();
         self.turn += 1;
-        let places = self.answers_next();
+        let (places, again) = self.answers_next();
+        let failed = if again.is_empty() {
+            Vec::new()
+        } else {
+            self.read_answers_again(&again)?
+        };
         let mut ids = Vec::with_capacity(places.len());
         let mut steps = Vec::with_capacity(places.len());
         let answering = self.running.iter_mut().enumerate();
@@ -65,7 +70,7 @@ impl Scheduler {
                 }
             },
         )?;
-        let mut ended = Vec::new();
+        let mut ended = failed;
         for ((place, told), outcome) in places.into_iter().zip(told).zip(outcomes) {
             let end = match (told, outcome) {
                 (_, Some(Failure { error, .. })) | (Err(error), _) => Some(End::Failed(error)),
@@ -81,8 +86,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The answers that take part in the next pass, in the order of the running requests.
-    fn answers_next(&self) -> Vec<usize> {
+    /// The answers that take part in the next pass, in the order of the running requests, and apart from them those that are read again.
+    fn answers_next(&self) -> (Vec<usize>, Vec<usize>) {
         let answers = self.running.iter().enumerate();
         let answers = answers.filter(|(_, running)| matches!(running.stage, Stage::Answering { .. }));
         let mut places: Vec<usize> = answers.map(|(place, _)| place).collect();
@@ -96,7 +101,10 @@ impl Scheduler {
             places.truncate(few_rows);
             places.sort_unstable();
         }
-        places
+        places.into_iter().partition(|place| match &self.running[*place].stage {
+            Stage::Answering(open) => open.is_whole(),
+            Stage::Reading { .. } => false,
+        })
     }
 
     /// Hands out the logits of rows of the latest pass of prompts; returns the requests that failed.
@@ -159,6 +167,7 @@ impl Scheduler {
                     reused_tokens,
                     answer,
                     token: told.token,
+                    again: Vec::new(),
                 }));
                 self.take_told(place, told)
             }

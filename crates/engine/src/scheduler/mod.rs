@@ -7,7 +7,8 @@
 //! What it keeps to:
 //!
 //! - A request that can never fit is refused when it is submitted; one that fits later waits. Requests are admitted by priority,
-//!   then first come, first served. Whoever was admitted has pages for its whole prompt and answer.
+//!   then first come, first served. Whoever was admitted has pages for its prompt and a slice of its answer, and gets further slices.
+//!   Where there is no room for one, younger requests give their pages to older ones and read their text again later.
 //! - Prompts get a fixed share of the time while answers are written, so neither side starves.
 //! - What was read of a prompt stays when its owner goes: the sequence becomes idle, and serves whoever asks next until its pages
 //!   or its place are needed. Two requests with one prompt read it once. With a prefix cache on disk it outlives the process.
@@ -20,6 +21,7 @@ mod compressing;
 mod disk;
 mod holdings;
 mod idle;
+mod promises;
 mod prompts;
 mod request;
 mod sessions;
@@ -125,6 +127,8 @@ struct Waiting {
     clock: Clock,
     /// The sequence and the answer of a request that was parked.
     parked: Option<(Sequence, Stage)>,
+    /// As of [`Running`].
+    resumed_tokens: usize,
     /// True if it waits until [`Scheduler::resume`] is called.
     is_held: bool,
 }
@@ -141,6 +145,8 @@ struct Running {
     offered: Offered,
     /// Tokens of the answer that its text ends with, since it was read again.
     resumed_tokens: usize,
+    /// Tokens that its sequence may hold for now.
+    promised_tokens: usize,
     /// Its owner has gone; it leaves when the pass it is part of ends.
     is_cancelled: bool,
 }
@@ -167,6 +173,8 @@ struct OpenAnswer {
     answer: DraftedAnswer,
     /// The token that was drawn last. The sequence has not read it yet.
     token: u32,
+    /// Tokens before it that the sequence has to read again.
+    again: Vec<u32>,
 }
 
 /// When what happened to a request.
@@ -353,6 +361,7 @@ impl Scheduler {
                 begun: now,
             },
             parked: None,
+            resumed_tokens: 0,
             is_held: false,
         });
         Ok(id)
@@ -423,21 +432,8 @@ impl Scheduler {
 
     fn park_running(&mut self, place: usize, is_held: bool) -> Result<(), EngineError> {
         self.running[place].sequence.park()?;
-        let Running {
-            id,
-            request,
-            sequence,
-            stage,
-            clock,
-            ..
-        } = self.running.remove(place);
-        self.enqueue(Waiting {
-            id,
-            request,
-            clock,
-            parked: Some((sequence, stage)),
-            is_held,
-        });
+        let running = self.running.remove(place);
+        self.enqueue(running.waits(is_held));
         Ok(())
     }
 
@@ -461,8 +457,8 @@ impl Scheduler {
 
     fn enqueue(&mut self, waiting: Waiting) {
         self.is_blocked = false;
-        let rank = |waiting: &Waiting| (std::cmp::Reverse(waiting.request.priority), waiting.id);
-        let place = self.waiting.partition_point(|before| rank(before) < rank(&waiting));
+        let rank = waiting.rank();
+        let place = self.waiting.partition_point(|before| before.rank() < rank);
         self.waiting.insert(place, waiting);
     }
 

@@ -69,6 +69,7 @@ impl Scheduler {
     /// # Errors
     /// Failures that are of no single request, such as a lost device. Requests stay as they were before the piece.
     pub fn step(&mut self, tell: &mut Tell<'_>) -> Result<bool, EngineError> {
+        self.renew_promises()?;
         self.admit(tell)?;
         self.running.iter_mut().for_each(Running::read_turned_again);
         let standing = self.standing();

@@ -1,6 +1,7 @@
 //! What a scheduler promises to those who ask.
 
 mod holdings;
+mod promises;
 mod sessions;
 mod shared_prompts;
 mod shared_store;

@@ -117,21 +117,28 @@ impl Forms {
         let factory = factory
             .as_ref()
             .map_err(|problem| Failure::new(StatusCode::NOT_IMPLEMENTED, problem.clone()))?;
-        let grammar = grammar_of(form).map_err(|problem| refused(place, problem))?;
-        let matcher = Matcher::new(factory.create_parser(grammar));
-        // What may come first is computed once, so that a form that is too wide fails here and not in an answer.
-        let problem = match matcher.get_error() {
-            None => matcher
-                .deep_clone()
-                .compute_mask_or_eos()
-                .err()
-                .map(|error| error.to_string()),
-            problem => problem,
-        };
-        match problem {
-            None => Ok(Arc::new(PreparedForm::new(matcher, self.worker.clone()))),
-            Some(problem) => Err(refused(place, one_line(&problem))),
+        let grammars = grammars_of(form).map_err(|problem| refused(place, problem))?;
+        let mut problem = None;
+        for grammar in grammars {
+            match matcher_of(factory, grammar) {
+                Ok(matcher) => return Ok(Arc::new(PreparedForm::new(matcher, self.worker.clone()))),
+                Err(found) => problem = Some(found),
+            }
         }
+        Err(refused(place, one_line(&problem.unwrap_or_default())))
+    }
+}
+
+/// Compiles a grammar.
+fn matcher_of(factory: &ParserFactory, grammar: TopLevelGrammar) -> Result<Matcher, String> {
+    let matcher = Matcher::new(factory.create_parser(grammar));
+    if let Some(problem) = matcher.get_error() {
+        return Err(problem);
+    }
+    // The first mask is computed here, so that a form that is too wide fails now and not in an answer.
+    match matcher.deep_clone().compute_mask_or_eos() {
+        Ok(_) => Ok(matcher),
+        Err(error) => Err(error.to_string()),
     }
 }
 
@@ -139,24 +146,45 @@ fn refused(place: &str, problem: String) -> Failure {
     Failure::field(place, problem).with_code("unsupported_schema")
 }
 
-/// A form as llguidance takes it.
+/// The order of names in closed objects.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum NameOrder {
+    Any,
+    Declared,
+}
+
+/// A form as llguidance takes it: the first of these grammars that can be compiled.
 ///
 /// # Errors
 /// For a form beyond the bounds, or one that cannot be held exactly.
-fn grammar_of(form: Form) -> Result<TopLevelGrammar, String> {
+fn grammars_of(form: Form) -> Result<Vec<TopLevelGrammar>, String> {
     Ok(match form {
-        Form::JsonObject => TopLevelGrammar::from_json_schema(with_options(json!({"type": "object"}))?),
+        Form::JsonObject => vec![TopLevelGrammar::from_json_schema(with_options(
+            json!({"type": "object"}),
+        )?)],
         Form::Schema(mut schema) => {
             refuse_options(&schema)?;
             bounds::check_schema(&schema)?;
             schema::prepare(&mut schema)?;
-            TopLevelGrammar::from_json_schema(with_options(schema)?)
+            let schema = with_options(schema)?;
+            let any = schema::any_order(&schema).map(TopLevelGrammar::from_lark);
+            any.into_iter()
+                .chain([TopLevelGrammar::from_json_schema(schema)])
+                .collect()
         }
         Form::Pattern(pattern) => {
             bounds::check_pattern(&pattern)?;
-            TopLevelGrammar::from_regex(&pattern)
+            vec![TopLevelGrammar::from_regex(&pattern)]
         }
-        Form::Grammar(grammar) => TopLevelGrammar::from_lark(bounds::prepared_grammar(&grammar)?),
+        Form::Grammar(grammar) => {
+            let any = bounds::prepared_grammar(&grammar, NameOrder::Any)?;
+            let declared = bounds::prepared_grammar(&grammar, NameOrder::Declared)?;
+            let any = (any != declared).then_some(any);
+            any.into_iter()
+                .chain([declared])
+                .map(TopLevelGrammar::from_lark)
+                .collect()
+        }
     })
 }
 

@@ -182,6 +182,30 @@ fn a_reference_to_itself_is_refused_in_words_that_say_so() {
 }
 
 #[test]
+fn a_reference_to_another_document_is_refused_by_its_name() {
+    let engine = engine();
+    for reference in [
+        "http://example.com/item.json",
+        "item.json#/$defs/a",
+        "file:///etc/item.json",
+    ] {
+        let schema = json!({"type": "object", "properties": {"a": {"$ref": reference}}});
+        let problem = problem(&engine, Form::Schema(schema));
+        assert!(
+            problem.contains(&format!("{reference:?} names another document")),
+            "{problem}"
+        );
+    }
+    let own = json!({
+        "$id": "https://example.org/list.json",
+        "$defs": {"I": {"$id": "item.json", "const": {"$ref": "http://example.com/"}}},
+        "type": "array",
+        "items": {"$ref": "item.json"},
+    });
+    assert!(fits(&engine, Form::Schema(own), r#"[{"$ref":"http://example.com/"}]"#));
+}
+
+#[test]
 fn json_may_be_indented_but_not_be_filled_with_spaces() {
     let engine = engine();
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
@@ -204,4 +228,102 @@ fn json_may_be_indented_but_not_be_filled_with_spaces() {
     let any = |text: &str| fits(&engine, Form::Schema(json!(true)), text);
     assert!(any("[1, \"b\"]") && any("[1,\n        \"b\"\n]"));
     assert!(!any(&format!("[\n{}1]", " ".repeat(25))));
+}
+
+#[test]
+fn names_of_a_closed_object_stand_in_any_order_and_each_once() {
+    let engine = engine();
+    let fits = |schema: &Value, text: &str| fits(&engine, Form::Schema(schema.clone()), text);
+    let person = json!({
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "name": {"type": "string"}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+    });
+    let people = json!({
+        "$defs": {"P": person, "N": {"enum": [1, 2]}},
+        "type": ["object", "null"],
+        "properties": {
+            "list": {"type": "array", "items": {"$ref": "#/$defs/P"}, "minItems": 1, "maxItems": 2},
+            "first": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/P"}, {"type": "integer"}]},
+            "numbers": {"type": "object", "additionalProperties": {"$ref": "#/$defs/N"}},
+            "next": {"$ref": "#"},
+        },
+        "required": ["first"],
+    });
+    for text in [
+        r#"{"city": "Bern", "name": "Ada", "age": 36}"#,
+        r#"{"age":36,"city":"Bern","name":"Ada"}"#,
+        "{\n  \"age\": 36,\n  \"name\": \"Ada\"\n}",
+    ] {
+        assert!(fits(&person, text), "{text}");
+        for nested in [
+            format!("{{\"list\": [{text}, {text}], \"first\": null}}"),
+            format!("{{\"first\": {text}, \"list\": [\n{text}\n]}}"),
+            format!("{{\"next\": {{\"numbers\": {{\"a\": 1}}, \"first\": 5}}, \"first\": {text}}}"),
+        ] {
+            assert!(fits(&people, &nested), "{nested}");
+        }
+    }
+    assert!(fits(&people, "null"));
+    for text in [
+        r#"{"age": 36, "city": "Bern"}"#,
+        r#"{"age": 36, "name": "Ada", "age": 36}"#,
+        r#"{"name": "Ada", "age": "36"}"#,
+        r#"{"name": "Ada", "age": 36, "more": 1}"#,
+        r#"{"name": "Ada", "age": 36,}"#,
+        "{}",
+    ] {
+        assert!(!fits(&person, text), "{text}");
+        assert!(!fits(&people, &format!("{{\"first\": {text}}}")), "{text}");
+    }
+    let person = r#"{"age": 36, "name": "Ada"}"#;
+    for text in [
+        r#"{"first": 1, "list": []}"#,
+        r#"{"first": 1, "numbers": {"a": 3}}"#,
+        r#"{"first": 1, "next": {}}"#,
+        &format!("{{\"first\": 1, \"list\": [{person}, {person}, {person}]}}"),
+    ] {
+        assert!(!fits(&people, text), "{text}");
+    }
+}
+
+#[test]
+fn objects_with_more_names_than_a_rule_counts_keep_the_order_of_the_schema() {
+    let engine = engine();
+    let wide = |names: usize| {
+        let name = |at: usize| (format!("p{at}"), json!({"const": at}));
+        let names: serde_json::Map<String, Value> = (0..names).map(name).collect();
+        let required: Vec<String> = names.keys().cloned().collect();
+        json!({"type": "object", "properties": names, "required": required, "additionalProperties": false})
+    };
+    let text = |order: &mut dyn Iterator<Item = usize>| {
+        let fields: Vec<String> = order.map(|at| format!("\"p{at}\":{at}")).collect();
+        format!("{{{}}}", fields.join(","))
+    };
+    for (names, takes_any) in [(64, true), (65, false)] {
+        let fits = |text: &str| fits(&engine, Form::Schema(wide(names)), text);
+        assert!(fits(&text(&mut (0..names))));
+        assert!(!fits(&text(&mut (1..names))));
+        assert_eq!(fits(&text(&mut (0..names).rev())), takes_any, "{names} names");
+    }
+}
+
+#[test]
+fn objects_in_each_other_take_any_order_within_a_quarter_of_the_stack_and_deeper_ones_do_not() {
+    let engine = engine();
+    let deep = |levels: usize| {
+        (0..levels).fold(json!({"type": "string"}), |schema, _| {
+            json!({"type": "object", "properties": {"a": schema, "b": {"type": "null"}}, "additionalProperties": false})
+        })
+    };
+    for (levels, takes_any) in [(200, true), (201, false)] {
+        let (engine, schema) = (Arc::clone(&engine), deep(levels));
+        let thread = std::thread::Builder::new().stack_size(bounds::STACK_BYTES / 4);
+        let check = move || {
+            let fits = |text: &str| fits(&engine, Form::Schema(schema.clone()), text);
+            assert!(fits(r#"{"a": {"b": null}, "b": null}"#));
+            assert_eq!(fits(r#"{"b": null, "a": {}}"#), takes_any, "{levels} levels");
+        };
+        thread.spawn(check).unwrap().join().unwrap();
+    }
 }

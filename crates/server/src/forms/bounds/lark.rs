@@ -3,15 +3,17 @@
 use serde_json::Value;
 
 use super::{GRAMMAR_LEVELS, PATTERN_CHARACTERS, check_count, schema};
+use crate::forms::NameOrder;
 use crate::json;
 
 /// A grammar whose schemas are as llguidance is given them.
 ///
 /// # Errors
 /// For a grammar with too many rules and terminals, or one that is nested too deeply, and for a schema in it.
-pub(in crate::forms) fn prepared(grammar: &str) -> Result<String, String> {
+pub(in crate::forms) fn prepared(grammar: &str, order: NameOrder) -> Result<String, String> {
     let mut reader = Reader {
         rest: grammar,
+        order,
         prepared: String::with_capacity(grammar.len()),
         levels: 0,
         open: 0,
@@ -33,6 +35,8 @@ pub(in crate::forms) fn prepared(grammar: &str) -> Result<String, String> {
 
 struct Reader<'a> {
     rest: &'a str,
+    /// The order of names in its schemas.
+    order: NameOrder,
     /// The text before it, as it is given to llguidance.
     prepared: String,
     /// Of the definitions before: one for each, and its deepest nesting.
@@ -53,8 +57,7 @@ impl<'a> Reader<'a> {
         }
         for keyword in ["%json", "%llguidance", "%regex"] {
             if rest.starts_with(keyword) {
-                self.pass(keyword.len());
-                return self.pass_json(keyword == "%json");
+                return self.pass_json(keyword);
             }
         }
         match rest.as_bytes()[0] {
@@ -99,28 +102,43 @@ impl<'a> Reader<'a> {
         self.deepest = self.open;
     }
 
-    /// Passes JSON, which may be a schema.
-    fn pass_json(&mut self, is_schema: bool) -> Result<(), String> {
-        let mut values = serde_json::Deserializer::from_str(self.rest).into_iter::<Value>();
+    /// Passes a keyword and its JSON, which may be a schema.
+    fn pass_json(&mut self, keyword: &str) -> Result<(), String> {
+        let after = &self.rest[keyword.len()..];
+        let mut values = serde_json::Deserializer::from_str(after).into_iter::<Value>();
         let value = values.next();
-        let text = &self.rest[..values.byte_offset()];
+        let text = &after[..values.byte_offset()];
+        let passed = keyword.len() + text.len();
         match value {
-            Some(Ok(mut schema)) if is_schema => {
+            Some(Ok(schema)) if keyword == "%json" => {
                 json::check_integers(text.as_bytes())?;
-                schema::check(&schema)?;
-                crate::forms::schema::prepare(&mut schema)?;
-                // A grammar may say how its own schemas are read.
-                if schema.get(crate::forms::OPTIONS).is_none() {
-                    schema = crate::forms::with_options(schema)?;
-                }
-                self.prepared.push_str(&format!(" {schema}"));
-                self.rest = &self.rest[text.len()..];
+                let prepared = self.prepared_schema(schema)?;
+                self.prepared.push_str(&prepared);
+                self.rest = &self.rest[passed..];
             }
-            Some(Ok(_)) => self.pass(text.len()),
+            Some(Ok(_)) => self.pass(passed),
             // The lexer refuses text that is no JSON.
             _ => self.pass(self.rest.len()),
         }
         Ok(())
+    }
+
+    /// A schema in a grammar, as the grammar names it.
+    fn prepared_schema(&self, mut schema: Value) -> Result<String, String> {
+        schema::check(&schema)?;
+        crate::forms::schema::prepare(&mut schema)?;
+        // A grammar may say how its own schemas are read.
+        if schema.get(crate::forms::OPTIONS).is_none() {
+            schema = crate::forms::with_options(schema)?;
+            let any = match self.order {
+                NameOrder::Any => crate::forms::schema::any_order(&schema),
+                NameOrder::Declared => None,
+            };
+            if let Some(rules) = any {
+                return Ok(format!("%lark {{\n{rules}}}"));
+            }
+        }
+        Ok(format!("%json {schema}"))
     }
 }
 

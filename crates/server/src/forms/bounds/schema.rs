@@ -7,6 +7,9 @@ use serde_json::Value;
 use super::{NAME_PATTERNS, PATTERN_CHARACTERS, PROPERTY_NAMES, SCHEMA_LEVELS, SCHEMA_VALUES, check_count, nesting};
 use crate::forms::schema::{References, is_conjunction};
 
+/// Keywords that hold data.
+const DATA: [&str; 4] = ["const", "default", "enum", "examples"];
+
 /// Refuses a schema that is nested too deeply, directly or through references, or is too large.
 pub(in crate::forms) fn check(schema: &Value) -> Result<(), String> {
     let references = References::of(schema)?;
@@ -25,6 +28,7 @@ pub(in crate::forms) fn check(schema: &Value) -> Result<(), String> {
         }
     }
     check_count("levels with those of its references", levels, SCHEMA_LEVELS)?;
+    refuse_other_documents(schema, &references)?;
     refuse_empty_cycle(schema, &references, &counts)?;
     let mut sizes = Sizes {
         references: &references,
@@ -117,6 +121,29 @@ impl<'a> Sizes<'a> {
             most = most.max(values);
         }
         most
+    }
+}
+
+/// Refuses a reference to a document that is not part of the schema.
+fn refuse_other_documents(value: &Value, references: &References<'_>) -> Result<(), String> {
+    match value {
+        Value::Array(items) => items
+            .iter()
+            .try_for_each(|item| refuse_other_documents(item, references)),
+        Value::Object(fields) => {
+            if let Some(reference) = fields.get("$ref").and_then(Value::as_str)
+                && references.names_other_document(reference)
+            {
+                return Err(format!(
+                    "the $ref {reference:?} names another document: only references to parts of the same schema are followed"
+                ));
+            }
+            let schemas = fields.iter().filter(|(name, _)| !DATA.contains(&name.as_str()));
+            schemas
+                .into_iter()
+                .try_for_each(|(_, value)| refuse_other_documents(value, references))
+        }
+        _ => Ok(()),
     }
 }
 

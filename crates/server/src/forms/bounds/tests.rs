@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::STACK_BYTES;
 use crate::forms::tests::engine;
-use crate::forms::{Form, Forms, grammar_of};
+use crate::forms::{Form, Forms, grammars_of};
 
 /// Stack of the threads that draw tokens, a quarter of what they have.
 const DRAWING_STACK: usize = 512 << 10;
@@ -106,7 +106,7 @@ fn forms_at_the_bounds_take_a_quarter_of_the_stack_and_those_beyond_are_refused(
         let (mut within, mut beyond) = (1, 40_000);
         while beyond - within > 1 {
             let middle = usize::midpoint(within, beyond);
-            match on_stack(STACK_BYTES / 4, move || grammar_of(kind(middle)).map(drop)) {
+            match on_stack(STACK_BYTES / 4, move || grammars_of(kind(middle)).map(drop)) {
                 Ok(()) => within = middle,
                 Err(problem) => {
                     assert!(problem.contains("the limit"), "{name}: {problem}");

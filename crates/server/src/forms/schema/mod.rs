@@ -1,5 +1,6 @@
 //! Schemas as they are given to llguidance: with numbers that it holds exactly, and objects closed to names that nobody declared.
 
+mod any_order;
 mod closing;
 mod levels;
 mod numbers;
@@ -8,6 +9,7 @@ mod references;
 
 use serde_json::{Map, Value};
 
+pub(super) use any_order::any_order;
 pub(super) use levels::levels;
 pub(super) use references::References;
 

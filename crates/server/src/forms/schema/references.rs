@@ -50,6 +50,27 @@ impl<'a> References<'a> {
         }
     }
 
+    /// True if a part of the schema has an `$id`.
+    pub(in crate::forms) fn has_inner_documents(&self) -> bool {
+        let (schema, parts) = self.documents.split_first().unzip();
+        let is_part = |part: &&'a Value| schema.is_none_or(|schema| !std::ptr::eq(*schema, *part));
+        parts.into_iter().flatten().any(is_part)
+    }
+
+    /// True if a reference names a document that is neither the schema nor one of its parts. llguidance knows the schemas of JSON Schema.
+    pub(in crate::forms) fn names_other_document(&self, reference: &str) -> bool {
+        let address = |text: &'_ str| text.split('#').next().unwrap_or_default().to_owned();
+        let named = address(reference);
+        let named = named.trim_start_matches("./");
+        let is_named = |document: &&Value| {
+            let ids = ["$id", "id"].into_iter().filter_map(|name| document[name].as_str());
+            let mut ids = ids.map(address).filter(|id| !id.is_empty());
+            // Either may be relative to the address of a part around it.
+            ids.any(|id| id.ends_with(named) || named.ends_with(&id))
+        };
+        !named.is_empty() && !named.contains("://json-schema.org/") && !self.documents.iter().any(is_named)
+    }
+
     /// Everything that a reference may name: the fragment is looked up in every document, whichever of them it starts from.
     pub(in crate::forms) fn targets(&self, reference: &str) -> Vec<&'a Value> {
         let fragment = decoded(reference.split_once('#').map_or("", |(_, fragment)| fragment));
