@@ -20,7 +20,7 @@ fn long_requests(count: usize, answer: usize) -> (Vec<Request>, EngineOptions) {
             max_tokens: answer,
             min_tokens: answer,
             sampling: SamplingOptions {
-                temperature: if number % 2 == 0 { 0.0 } else { 0.9 },
+                temperature: if number.is_multiple_of(2) { 0.0 } else { 0.9 },
                 seed: number as u64,
                 ..SamplingOptions::default()
             },
