@@ -58,7 +58,7 @@ pub fn plan_questions(info: &ModelInfo, options: &EngineOptions, questions: usiz
 ///
 /// # Errors
 /// As [`run`](crate::run). Room in the plan is needed for the beginning and the longest rest and answer, and for the pages that
-/// each question writes: [`MachineOptions::sequences`] plans for it.
+/// each question writes: [`MachineOptions::sequences`](crate::MachineOptions::sequences) plans for it.
 pub fn run_questions(
     engine: &Arc<Engine>,
     request: &RunRequest,

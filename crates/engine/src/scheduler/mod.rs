@@ -57,7 +57,7 @@ use step::Tell;
 /// How a scheduler shares an engine.
 #[derive(Debug, Clone)]
 pub struct SchedulerOptions {
-    /// Requests that read or answer at a time, at most. Others wait. At most [`MachineOptions::sequences`]: what is left of these
+    /// Requests that read or answer at a time, at most. Others wait. At most [`MachineOptions::sequences`](crate::MachineOptions::sequences): what is left of these
     /// are parked answers and sequences whose owners have gone.
     pub most_running: usize,
     /// Share of the time that prompts get while answers are written, above 0 and below 1.
