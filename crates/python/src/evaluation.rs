@@ -6,8 +6,8 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use riffle_engine::Engine;
 use riffle_eval::{
-    AskPlace, CompareOptions, CompareTask, Corpus, EvalError, Journal, NeedleKind, NeedleOptions, PolicyChoice, Record,
-    RulerOptions, RulerTask, Step, StepWatch, Wording, compare, needle, ruler, to_csv,
+    AskPlace, CellStep, CompareOptions, CompareTask, Corpus, EvalError, Journal, NeedleKind, NeedleOptions,
+    PolicyChoice, Record, RulerOptions, RulerTask, StepWatch, Wording, compare, needle, ruler, to_csv,
 };
 use riffle_policy::Phase;
 use serde::Serialize;
@@ -123,7 +123,7 @@ fn choice(is_prefill: Option<bool>, text: &str) -> Result<PolicyChoice, Failure>
 }
 
 /// Notes how far a measurement is.
-fn note(watch: &Watch, step: &Step<'_>) -> std::ops::ControlFlow<()> {
+fn note(watch: &Watch, step: &CellStep<'_>) -> std::ops::ControlFlow<()> {
     // Work in thousandths: a measurement's own unit has no meaning for callers.
     watch.note(1000.0 * step.done / step.total.max(f64::MIN_POSITIVE), 1000)
 }

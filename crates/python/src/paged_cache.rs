@@ -86,7 +86,7 @@ impl GivenCache {
         let (prefill, decode) = (PolicyRules::from(prefill), PolicyRules::from(decode));
         let preferred = prefill
             .preferred_chunk_tokens()
-            .unwrap_or(EngineOptions::default().chunk_tokens);
+            .unwrap_or(EngineOptions::default().machine.chunk_tokens);
         let attention = match self.attention.as_deref() {
             None | Some("exact") => AttentionPrecision::Exact,
             Some("rounded") => AttentionPrecision::Rounded,
