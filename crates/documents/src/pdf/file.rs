@@ -180,6 +180,34 @@ impl File {
         )
     }
 
+    /// Calls `each` with every pair under `key` in a tree of names or of numbers. A node that comes again is left out, and so are nodes
+    /// below the first `most` or so.
+    pub(super) fn for_each_pair(
+        &self,
+        root: Option<&Object>,
+        key: &str,
+        most: usize,
+        mut each: impl FnMut(&Object, &Object),
+    ) {
+        let mut left: Vec<Object> = root.into_iter().cloned().collect();
+        let mut visited = HashSet::new();
+        while let Some(node) = left.pop() {
+            if let Object::Reference(number) = node
+                && !visited.insert(number)
+            {
+                continue;
+            }
+            let node = self.resolved(&node);
+            let Some(node) = node.dict() else { continue };
+            if visited.len() + left.len() < most {
+                left.extend(self.get_array(node, "Kids").unwrap_or_default());
+            }
+            for pair in self.get_array(node, key).unwrap_or_default().chunks_exact(2) {
+                each(&pair[0], &pair[1]);
+            }
+        }
+    }
+
     /// The object that a reference leads to.
     pub(super) fn resolved(&self, object: &Object) -> Object {
         let mut object = object.clone();
@@ -223,7 +251,7 @@ impl File {
         self.left_work.set(self.left_work.get().saturating_sub(work));
     }
 
-    /// What a search of the whole file finds, once it is needed.
+    /// The objects that a search of the whole file finds. The search runs once.
     fn found(&self) -> Rc<Entries> {
         if let Some(found) = &*self.found.borrow() {
             return Rc::clone(found);

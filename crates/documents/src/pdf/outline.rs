@@ -114,29 +114,14 @@ fn names(file: &File, catalog: &Dict) -> HashMap<Vec<u8>, Object> {
     for (name, place) in file.get_dict(catalog, "Dests").unwrap_or_default() {
         names.insert(name.into_bytes(), place);
     }
-    let tree = file
-        .get_dict(catalog, "Names")
-        .and_then(|tree| tree.get("Dests").cloned());
-    let mut left: Vec<Object> = tree.into_iter().collect();
-    let mut visited = HashSet::new();
-    while let Some(node) = left.pop() {
-        if let Object::Reference(number) = node
-            && !visited.insert(number)
+    let trees = file.get_dict(catalog, "Names");
+    let tree = trees.as_ref().and_then(|trees| trees.get("Dests"));
+    file.for_each_pair(tree, "Names", ENTRIES, |name, place| {
+        if let Object::Text(name) = file.resolved(name)
+            && names.len() < 10 * ENTRIES
         {
-            continue;
+            names.insert(name, place.clone());
         }
-        let node = file.resolved(&node);
-        let Some(node) = node.dict() else { continue };
-        if visited.len() + left.len() < ENTRIES {
-            left.extend(file.get_array(node, "Kids").unwrap_or_default());
-        }
-        for pair in file.get_array(node, "Names").unwrap_or_default().chunks_exact(2) {
-            if let Object::Text(name) = file.resolved(&pair[0])
-                && names.len() < 10 * ENTRIES
-            {
-                names.insert(name, pair[1].clone());
-            }
-        }
-    }
+    });
     names
 }

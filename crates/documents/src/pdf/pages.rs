@@ -24,7 +24,10 @@ pub(super) struct Page {
     pub(super) size: (f32, f32),
 }
 
-/// What pages have from their node.
+/// Nodes of the tree of page labels that are read at most.
+const LABEL_NODES: usize = 10_000;
+
+/// Properties that pages inherit from the node above them.
 #[derive(Debug, Clone)]
 struct Inherited {
     resources: Rc<Dict>,
@@ -167,33 +170,19 @@ pub(super) struct Labels {
 impl Labels {
     pub(super) fn read(file: &File, catalog: &Dict) -> Self {
         let mut ranges = Vec::new();
-        let mut left: Vec<Object> = catalog.get("PageLabels").cloned().into_iter().collect();
-        let mut visited = HashSet::new();
-        while let Some(node) = left.pop() {
-            if let Object::Reference(number) = node
-                && !visited.insert(number)
-            {
-                continue;
+        file.for_each_pair(catalog.get("PageLabels"), "Nums", LABEL_NODES, |first, label| {
+            let label = file.resolved(label);
+            if let (Some(first), Some(label)) = (file.resolved(first).index(), label.dict()) {
+                let prefix = file.get(label, "P");
+                let prefix = prefix
+                    .as_ref()
+                    .and_then(Object::text)
+                    .map(text_string)
+                    .unwrap_or_default();
+                let number = file.get_number(label, "St").unwrap_or(1.0).clamp(0.0, 1e9) as usize;
+                ranges.push((first, file.get_name(label, "S"), prefix, number));
             }
-            let node = file.resolved(&node);
-            let Some(node) = node.dict() else { continue };
-            if visited.len() + left.len() < 10_000 {
-                left.extend(file.get_array(node, "Kids").unwrap_or_default());
-            }
-            for pair in file.get_array(node, "Nums").unwrap_or_default().chunks_exact(2) {
-                let label = file.resolved(&pair[1]);
-                if let (Some(first), Some(label)) = (file.resolved(&pair[0]).index(), label.dict()) {
-                    let prefix = file.get(label, "P");
-                    let prefix = prefix
-                        .as_ref()
-                        .and_then(Object::text)
-                        .map(text_string)
-                        .unwrap_or_default();
-                    let number = file.get_number(label, "St").unwrap_or(1.0).clamp(0.0, 1e9) as usize;
-                    ranges.push((first, file.get_name(label, "S"), prefix, number));
-                }
-            }
-        }
+        });
         ranges.sort_by_key(|range| range.0);
         Self { ranges }
     }
