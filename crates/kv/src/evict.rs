@@ -116,8 +116,7 @@ impl KvCache {
 
     /// Elements of a key, or of a value, of a page table.
     fn width(&self, table: usize, kind: PlaneKind) -> usize {
-        let (layer, _) = self.shape().place_of(table);
-        self.shape().width(self.shape().size_of(layer), kind)
+        self.shape().width(self.shape().size_of_table(table), kind)
     }
 
     /// Forgets the first `pages` whole pages of one layer; later tokens move down by as many places. Freed pages go back

@@ -35,7 +35,7 @@ impl KvCache {
     ) -> Result<(), E> {
         let pool = Arc::clone(&self.pool);
         let store = &mut *pool.write();
-        store.make_room(pool.shape.size_of(pool.shape.place_of(table).0), [1, 1])?;
+        store.make_room(pool.shape.size_of_table(table), [1, 1])?;
         self.push_pages(store, table, 1);
         let page = *self.tables[table].pages().last().expect("a page was added");
         let mut fill = fill;

@@ -17,7 +17,7 @@ pub const MAX_LAYER_KINDS: usize = 4;
 /// Layers of a cache whose layers differ.
 pub const MAX_MIXED_LAYERS: usize = 256;
 
-/// What a layer of a cache holds.
+/// The heads and widths of a layer of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LayerShape {
     /// KV heads.
@@ -253,6 +253,11 @@ impl CacheShape {
     /// The size of a layer's pages, below [`sizes`](Self::sizes).
     pub(crate) fn size_of(&self, layer: usize) -> usize {
         usize::from(self.layers.size_of[self.layers.kind(layer)])
+    }
+
+    /// The size of a page table's pages.
+    pub(crate) fn size_of_table(&self, table: usize) -> usize {
+        self.size_of(self.place_of(table).0)
     }
 
     /// Layers whose pages have a size.

@@ -190,7 +190,7 @@ impl PagePool {
                 let mut expected = PageHash::new(tokens);
                 let stripes = tokens.next_multiple_of(LANES);
                 cache.push_page(table, tokens, |kind, bytes| {
-                    let width = shape.width(shape.size_of(shape.place_of(table).0), kind);
+                    let width = shape.width(shape.size_of_table(table), kind);
                     let bytes = &mut bytes[..shape.format(kind).plane_bytes(stripes, width)];
                     reader.fill(bytes)?;
                     expected.write(bytes);

@@ -219,7 +219,7 @@ impl OffloadEngine {
     /// Loads the keys of far pages of a table to memory of their own, each at a multiple of [`scan_stride`].
     fn load_keys(&mut self, pages: SequencePages<'_>, table: usize, far: &[usize]) -> Result<&[u8], KvError> {
         let shape = pages.shape();
-        let size = shape.size_of(shape.place_of(table).0);
+        let size = shape.size_of_table(table);
         let stride = scan_stride(shape, size);
         let bytes = far.len() * stride;
         if bytes as u64 > self.scan_budget_bytes {

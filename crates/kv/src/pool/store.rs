@@ -176,7 +176,7 @@ impl PageStore {
 
     /// A new page with one holder; [room](Self::make_room) for it has been made.
     pub(crate) fn take(&mut self, table: usize, row: u64) -> PageId {
-        let size = self.shape.size_of(self.shape.place_of(table).0);
+        let size = self.shape.size_of_table(table);
         let slots = self.planes[size].each_mut().map(|planes| planes.near.take());
         let page = self.records.take(size, slots);
         if let Some(order) = &mut self.order {
