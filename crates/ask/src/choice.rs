@@ -244,13 +244,11 @@ fn prefill_policy(
     }
     let spec: PolicySpec = LONG_PREFILL.parse().map_err(EngineError::from)?;
     let layers = policy_shapes(engine.model().config(), wanted);
-    let of_layer = layers
-        .iter()
-        .map(|layer| wanted.machine.cost.break_even_tokens(&spec, Phase::Prefill, layer));
-    // It pays where it pays in every layer.
-    let long = of_layer
-        .reduce(|one, other| one.zip(other).map(|(one, other)| one.max(other)))
-        .flatten();
+    // It pays from where it pays in every layer.
+    let long = layers.iter().try_fold(0, |most: usize, layer| {
+        let own = wanted.machine.cost.break_even_tokens(&spec, Phase::Prefill, layer)?;
+        Some(most.max(own))
+    });
     Ok(match long.map(|tokens| tokens.saturating_mul(BREAK_EVENS)) {
         Some(long) if document_tokens >= long => ChosenPolicy::new(spec, format!("from {long} tokens on")),
         Some(long) => ChosenPolicy::new(PolicySpec::full(), format!("{LONG_PREFILL} from {long} tokens on")),

@@ -119,10 +119,8 @@ impl Problem {
                 let seed = (case * 10 + index) as u64;
                 let value_format = Format::ALL[(index + case) % 5];
                 let starts = [(0, 256), (256, 256), (768, 37)];
-                let mut pages = starts
-                    .map(|place| Page::noise(place, seed, (format, head_dim), (value_format, value_dim)))
-                    .into_iter()
-                    .collect::<Vec<_>>();
+                let page = |place| Page::noise(place, seed, (format, head_dim), (value_format, value_dim));
+                let mut pages = Vec::from(starts.map(page));
                 let selections = [
                     Selection::full(805),
                     Selection::from_spans([Span::new(3, 5), Span::new(130, 300)])

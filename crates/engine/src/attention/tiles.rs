@@ -33,27 +33,28 @@ pub(crate) struct Tile<'a> {
 }
 
 impl Heads {
-    /// Those of a layer of a model.
+    /// The heads of a layer of a model.
     pub(crate) fn of_layer(config: &ModelConfig, layer: usize) -> Self {
         let shape = config.attention_of(layer);
-        Self::over(shape.heads, [shape.kv_heads, shape.key_width, shape.value_width])
+        let cached = LayerShape {
+            kv_heads: shape.kv_heads,
+            key_width: shape.key_width,
+            value_width: shape.value_width,
+        };
+        Self::over_cache(shape.heads, cached)
     }
 
     /// So many query heads over a layer of a cache.
     pub(crate) fn over_cache(heads: usize, layer: LayerShape) -> Self {
-        Self::over(heads, [layer.kv_heads, layer.key_width, layer.value_width])
-    }
-
-    fn over(heads: usize, [kv_heads, key_width, value_width]: [usize; 3]) -> Self {
         Self {
-            kv_heads,
-            group: heads / kv_heads,
-            key_width,
-            value_width,
+            kv_heads: layer.kv_heads,
+            group: heads / layer.kv_heads,
+            key_width: layer.key_width,
+            value_width: layer.value_width,
         }
     }
 
-    /// What policies of the layer are built for.
+    /// The shape that policies of the layer are built for.
     pub(crate) fn for_policies(&self, chunk_tokens: usize) -> PolicyShape {
         PolicyShape {
             kv_heads: self.kv_heads,

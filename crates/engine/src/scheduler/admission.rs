@@ -133,7 +133,7 @@ impl Scheduler {
             resumed_tokens,
             is_cancelled: false,
         };
-        let rank = (std::cmp::Reverse(started.request.priority), id);
+        let rank = started.rank();
         while !self.has_room_for(&started) {
             let is_placed = self.alive() < self.engine.options().machine.sequences;
             // A request that has begun takes pages of those behind it.

@@ -184,7 +184,7 @@ impl Scheduler {
 }
 
 impl Running {
-    fn rank(&self) -> Rank {
+    pub(super) fn rank(&self) -> Rank {
         (Reverse(self.request.priority), self.id)
     }
 
@@ -228,23 +228,19 @@ impl OpenAnswer {
 /// Frees the pages of a sequence, whose text is read again: the prompt in passes of prompts, then the tokens of the answer.
 fn forget(request: &Request, sequence: &mut Sequence, stage: &mut Stage) {
     let text = sequence.forget_all();
-    let reading = Stage::Reading {
+    let from_the_start = |resumed| Stage::Reading {
         reused_tokens: 0,
         lookup: Lookup::Done,
-        resumed: None,
+        resumed,
     };
-    let resumed = match std::mem::replace(stage, reading) {
+    let resumed = match std::mem::replace(stage, from_the_start(None)) {
         Stage::Reading { resumed, .. } => resumed,
         Stage::Answering(mut open) => {
             open.again.splice(..0, text.into_iter().skip(request.tokens.len()));
             Some(open)
         }
     };
-    *stage = Stage::Reading {
-        reused_tokens: 0,
-        lookup: Lookup::Done,
-        resumed,
-    };
+    *stage = from_the_start(resumed);
 }
 
 /// True if the pages of a request can be made again with the same bits.
