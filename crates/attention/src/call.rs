@@ -11,7 +11,7 @@ use crate::{Arithmetic, AttendOptions, Format, KvView, QueryTile, Span};
 /// Rows (positions × heads) whose queries and sums stay in the second cache level while blocks pass by.
 pub(crate) const BLOCK_ROWS: usize = 240;
 
-/// Where a tile's result goes. Slices hold the rows of the call: `[rows, group]`, `[rows, group, value_dim]`.
+/// The place that takes a tile's result. Its slices hold all rows of the call: `[rows, group]`, `[rows, group, value_dim]`.
 pub(crate) enum Output<'a> {
     /// Accumulates into a partial, as one running softmax.
     Partial(Sums<'a>),

@@ -6,8 +6,8 @@ use ignore::WalkBuilder;
 
 use crate::{DocumentError, Limits};
 
-/// Paths of the regular files of a folder, in the order of their names, and folders that are too deep to be read. Hidden files and those that `.gitignore`, `.ignore` or git's own
-/// excludes name are left out, links are not followed.
+/// Lists the regular files of a folder by name, and apart from them the folders that are too deep to be read. Hidden files are left out,
+/// and so are files that `.gitignore`, `.ignore` or git's own excludes name. Links are not followed.
 pub(crate) fn files(name: &str, folder: &Path, limits: &Limits) -> Result<(Vec<PathBuf>, Vec<String>), DocumentError> {
     let walk = WalkBuilder::new(folder)
         .follow_links(false)

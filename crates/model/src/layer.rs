@@ -17,7 +17,7 @@ use crate::{Batch, SegmentPart};
 pub enum Rows {
     /// The residual stream, `[rows, hidden_size]`.
     Hidden,
-    /// What attention returned, `[rows, heads, value_width]`.
+    /// The attention result, `[rows, heads, value_width]`.
     Attended,
     /// Scratch, `[rows, hidden_size]`: as a rule what goes into a block.
     Normed,

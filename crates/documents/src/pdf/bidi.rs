@@ -101,7 +101,7 @@ fn kind(piece: &str) -> Kind {
     if piece == " " { Kind::Space } else { Kind::Neutral }
 }
 
-/// Runs of pieces by their lengths: `true` for those that run against the line.
+/// Neighbouring pieces of one direction as runs: `true` for a run against the line, and its number of pieces.
 fn runs(kinds: &[Kind], inner: Kind, outer: Kind) -> Vec<(bool, usize)> {
     let mut flags = vec![false; kinds.len()];
     let is_inner = |kind: Kind| kind == inner || (kind == Kind::Number && inner == Kind::Left);
@@ -109,7 +109,7 @@ fn runs(kinds: &[Kind], inner: Kind, outer: Kind) -> Vec<(bool, usize)> {
     for (at, kind) in kinds.iter().enumerate() {
         if is_inner(*kind) {
             flags[at] = true;
-            // What stands between two pieces of a run belongs to it; two numbers are parted by a space alone.
+            // Pieces between two pieces of a run belong to the run. A space alone parts two numbers.
             if let Some(last) = last {
                 let are_numbers = kinds[last] == Kind::Number && *kind == Kind::Number;
                 if !(are_numbers && kinds[last..at].contains(&Kind::Space)) {

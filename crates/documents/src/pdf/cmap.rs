@@ -131,7 +131,7 @@ impl CMap {
         }
     }
 
-    /// What a code says; empty text for a code that says nothing on purpose.
+    /// The text of a code; empty for a code that the file maps to no text. `None` for a code that it does not map.
     pub(super) fn text(&self, code: u32) -> Option<String> {
         let codes = find(&self.texts, code)?;
         let mut units = codes.value.clone();
@@ -173,7 +173,7 @@ impl CMap {
 /// The last range that begins at a code or before, if it reaches it.
 fn find<T>(ranges: &[Codes<T>], code: u32) -> Option<&Codes<T>> {
     let before = ranges.partition_point(|codes| codes.first <= code);
-    // Ranges may overlap; those that begin near are enough.
+    // Ranges may overlap: the eight ranges that begin closest before the code are tried.
     ranges[..before].iter().rev().take(8).find(|codes| code <= codes.last)
 }
 
@@ -215,7 +215,7 @@ impl Predefined {
     }
 }
 
-/// What a code of one of Adobe's maps from glyphs to Unicode says.
+/// The text of a glyph by one of Adobe's maps from glyphs to Unicode.
 pub(super) fn text_in(map: &Collection, glyph: u32) -> Option<String> {
     match map.lookup_bf_string(glyph)? {
         BfString::Char(c) => Some(c.to_string()),

@@ -42,7 +42,7 @@ struct Gutter {
     right: f32,
 }
 
-/// What stands beside a gutter.
+/// The kind of text on both sides of a gutter.
 #[derive(Debug, PartialEq, Eq)]
 enum Beside {
     Columns,

@@ -16,7 +16,7 @@ const FORM_DEPTH: usize = 24;
 /// Operands and operators that are run altogether.
 const PARTS: u64 = 100_000_000;
 
-/// What drawing a form counts as, in parts.
+/// Parts that one drawing of a form costs.
 const FORM_PARTS: u64 = 200;
 
 /// Letters of one page.
@@ -303,7 +303,7 @@ impl<'a> Interpreter<'a> {
         Ok(())
     }
 
-    /// What marked contents stand for, by their properties.
+    /// The text that marked contents stand for, by their properties.
     fn mark(&self, frame: &Frame<'_>, properties: Option<&Object>) -> Mark {
         let properties = match properties {
             Some(Object::Dict(dict)) => Some(dict.clone()),
@@ -443,7 +443,7 @@ impl<'r> Frame<'r> {
         self.text = product(&[1.0, 0.0, 0.0, 1.0, right, up], &self.text);
     }
 
-    /// What a letter says within marked contents.
+    /// The text of a letter within marked contents.
     fn marked(&mut self, text: Option<Rc<str>>) -> Option<Rc<str>> {
         let actual = self.marks.iter_mut().find_map(|mark| match mark {
             Mark::Actual(text) => Some(text),

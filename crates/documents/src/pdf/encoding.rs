@@ -54,7 +54,7 @@ pub(super) fn glyph_of(encoding: &str, code: u8) -> Option<&'static str> {
     ENCODINGS.get(encoding)?.get(&code).copied()
 }
 
-/// What a glyph says, by its name: the Adobe Glyph List's rules.
+/// The text of a glyph by its name, as the Adobe Glyph List rules.
 pub(super) fn text_of(name: &str) -> Option<String> {
     let stem = name.split('.').next().filter(|stem| !stem.is_empty())?;
     let parts: Option<Vec<String>> = stem.split('_').map(text_of_part).collect();

@@ -67,7 +67,7 @@ fn inflate(data: &[u8], most: usize) -> Result<Vec<u8>, FilterError> {
     let skipped = data.iter().take_while(|byte| is_space(**byte)).count();
     let data = &data[skipped..];
     let mut bytes = Vec::new();
-    // What was unpacked before an error is kept.
+    // Bytes that were unpacked before an error are kept.
     let _ = ZlibDecoder::new(data).take(most as u64 + 1).read_to_end(&mut bytes);
     if bytes.is_empty() && data.len() > 2 {
         let _ = DeflateDecoder::new(&data[2..])

@@ -18,7 +18,7 @@ const LIGATURE: usize = 4;
 /// A letter of a string.
 #[derive(Debug, Clone)]
 pub(super) struct Letter {
-    /// What it says; `None` where no part of the font tells.
+    /// Its text; `None` if no part of the font tells it.
     pub(super) text: Option<Rc<str>>,
     /// How far it advances, in parts of the font's size.
     pub(super) advance: f32,
@@ -47,7 +47,7 @@ struct Composite {
     to_unicode: Option<CMap>,
     /// From glyphs of one of Adobe's collections to text.
     collection: Option<Rc<Collection>>,
-    /// What the program says, and how to read it once it is asked.
+    /// The font program, read at the first question, and the dictionary that names it.
     program: OnceCell<Program>,
     descendant: Dict,
     /// From glyphs of the collection to those of the font's program, two bytes each.
@@ -199,7 +199,7 @@ impl Composite {
         self.untold(file, (length, code), glyph).or(told)
     }
 
-    /// What a glyph says by the font's collection or program.
+    /// The text of a glyph by the font's collection or program.
     fn untold(&self, file: &File, (length, code): (usize, u32), glyph: u32) -> Option<String> {
         if let Codes::Predefined { is_unicode: true, .. } = self.codes {
             return match length {

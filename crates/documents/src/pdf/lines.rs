@@ -68,7 +68,7 @@ fn is_blank(glyph: &Glyph) -> bool {
 /// Letters that were drawn one behind the other.
 fn runs(glyphs: &[Glyph], chosen: &[u32]) -> Vec<Segment> {
     let mut runs: Vec<Segment> = Vec::new();
-    // Where the pen stands behind the last letter, and true if blanks stand there.
+    // The end of the last letter, and true if blanks follow it.
     let (mut pen, mut has_blank) = (0.0f32, false);
     for at in chosen {
         let glyph = &glyphs[*at as usize];

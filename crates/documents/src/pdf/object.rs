@@ -10,7 +10,7 @@ const DEPTH: usize = 64;
 /// Objects within one object. No document has as many; a hostile one would fill memory with them.
 const PARTS: usize = 1 << 20;
 
-/// What a dictionary counts as, in objects.
+/// Objects that a dictionary counts as.
 const DICT_PARTS: usize = 16;
 
 /// A dictionary, by its keys without their slash.

@@ -21,7 +21,7 @@ const SUBTABLES: usize = 4;
 /// Glyphs whose names are asked for; each name costs a walk over those before it.
 const NAMES: u16 = 2048;
 
-/// What a font's program says of codes and glyphs.
+/// Texts that a font's program gives for codes and glyphs.
 #[derive(Debug, Default)]
 pub(super) struct Program {
     of_code: HashMap<u8, String>,
@@ -51,7 +51,7 @@ impl Program {
         program
     }
 
-    /// What a code says by the program's own encoding.
+    /// The text of a code by the program's own encoding.
     pub(super) fn text_of_code(&self, code: u8) -> Option<String> {
         self.of_code.get(&code).cloned()
     }
@@ -60,7 +60,7 @@ impl Program {
         self.of_glyph.get(&glyph).cloned()
     }
 
-    /// What a glyph says whose name says nothing.
+    /// The text of a glyph whose name tells none.
     pub(super) fn text_of_name(&self, name: &str) -> Option<String> {
         self.of_name.get(name).cloned()
     }

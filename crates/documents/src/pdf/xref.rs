@@ -1,4 +1,4 @@
-//! Where the objects of a file stand: its cross-references, or a search for them.
+//! Places of the objects of a file, from its cross-references or from a search for them.
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -15,7 +15,7 @@ const CHAIN: usize = 1024;
 /// Catalogs that are looked at in a file that names none.
 const CATALOGS: usize = 64;
 
-/// Where an object stands.
+/// The place of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Entry {
     /// At a byte of the file.

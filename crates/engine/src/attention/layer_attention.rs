@@ -193,7 +193,7 @@ impl LayerAttention {
         failure.map_or(Ok(()), Err)
     }
 
-    /// What came of the latest chunk, `[tokens, heads, value_width]`.
+    /// The result of the latest chunk, `[tokens, heads, value_width]`.
     ///
     /// # Errors
     /// A device that fails.

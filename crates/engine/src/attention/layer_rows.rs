@@ -32,8 +32,8 @@ pub(crate) enum NewKeys<'a> {
 }
 
 impl<'a> NewKeys<'a> {
-    /// Those of some rows of the batch, of so many elements of keys and of values each; on the device the rows are named where they
-    /// are used.
+    /// Keys and values of some rows of the batch, of so many elements each. On a device the caller names the rows when it reads
+    /// them.
     pub(crate) fn rows(self, rows: &Range<usize>, [key_stride, value_stride]: [usize; 2]) -> Self {
         match self {
             Self::Host { keys, values } => Self::Host {

@@ -63,7 +63,7 @@ struct HeadScores {
 /// are left alone. Afterwards the sequence goes on, is forked, saved and restored as before; it goes back by the latest tokens that
 /// every head keeps, and further by reading its text again alone; its pages serve no other sequence as a beginning.
 ///
-/// What is read to measure it stands in a second sequence for the time: with farther tiers, [`MachineOptions::sequences`] of 2 leaves
+/// A second sequence holds the tokens that are read to measure it: with farther tiers, [`MachineOptions::sequences`] of 2 leaves
 /// room for its pages.
 ///
 /// [`MachineOptions::sequences`]: crate::MachineOptions::sequences

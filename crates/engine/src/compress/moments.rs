@@ -134,7 +134,7 @@ impl Moments {
         queries
     }
 
-    /// What queries are like at `future_tokens` positions from `first` on, by measured layer and query head.
+    /// Mean and covariance of queries at `future_tokens` positions from `first` on, by measured layer and query head.
     pub(super) fn distributions(&self, first: usize, future_tokens: usize) -> Vec<Vec<QueryDistribution>> {
         let of_layer = |measured: &MeasuredLayer| {
             let turn = self.mean_turn(measured, first, future_tokens);

@@ -311,7 +311,7 @@ fn cache_shape(config: &ModelConfig, options: &EngineOptions) -> Result<CacheSha
     Ok(shape)
 }
 
-/// What the policies of a model are built for: its layers that hold keys and values.
+/// The shapes that policies of a model are built for: one for each layer that holds keys and values.
 pub fn policy_shapes(config: &ModelConfig, options: &EngineOptions) -> Vec<PolicyShape> {
     let of_layer = |layer| Heads::of_layer(config, layer).for_policies(options.machine.chunk_tokens);
     config.cached_layers().map(of_layer).collect()

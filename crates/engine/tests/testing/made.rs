@@ -11,7 +11,7 @@ use riffle_model::{
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
-/// What the engine's options take.
+/// The family, as the engine's options take it.
 pub static FAMILIES: [Family; 1] = [Family::new(&["MadeForCausalLM"], "made", configure, build)];
 
 /// Tokens that the second layer looks back, the token itself counted.
@@ -286,7 +286,7 @@ pub fn logits(tokens: &[u32]) -> Vec<Vec<f64>> {
     project("lm_head.weight", VOCABULARY, &normed("model.norm.weight", &hidden))
 }
 
-/// What attention returns for the queries of a row, `[heads, value_width]`.
+/// The attention result of a row, `[heads, value_width]`.
 fn attend(
     shape: &AttentionShape,
     window: Option<usize>,
