@@ -9,7 +9,9 @@ use crate::{LANES, PageView, Plane, Span};
 pub(crate) struct Block<'a> {
     pub(crate) span: Span,
     pub(crate) keys: Plane<'a>,
+    /// Those of a latent page are its keys.
     pub(crate) values: Plane<'a>,
+    pub(crate) is_latent: bool,
     /// Keys and values of the block that comes next.
     pub(crate) next: Option<(Plane<'a>, Plane<'a>)>,
 }
@@ -40,10 +42,16 @@ pub(crate) fn whole(slots: &[Slot]) -> u128 {
 pub(crate) fn block_of<'a>(page: &PageView<'a>, block: usize, (key_dim, value_dim): (usize, usize)) -> Block<'a> {
     let first = block * KEY_BLOCK;
     let tokens = (page.tokens - first).min(KEY_BLOCK);
+    let (keys, is_latent) = (stripes_of(page.keys, first, tokens, key_dim), page.is_latent());
     Block {
         span: Span::new(page.start + first, page.start + first + tokens),
-        keys: stripes_of(page.keys, first, tokens, key_dim),
-        values: stripes_of(page.values, first, tokens, value_dim),
+        keys,
+        values: if is_latent {
+            keys
+        } else {
+            stripes_of(page.values, first, tokens, value_dim)
+        },
+        is_latent,
         next: None,
     }
 }

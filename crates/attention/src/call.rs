@@ -1,5 +1,6 @@
 //! What one call attends to, where its results go, and how its rows are cut into tiles.
 
+use crate::block::Block;
 use crate::kernel::{LONE_ROWS, pack, tile_width};
 use crate::partial::Sums;
 use crate::parts::Parts;
@@ -98,8 +99,9 @@ impl<V: Visible> Call<'_, V> {
         }
     }
 
-    pub(crate) fn reads_values_in_place(&self, format: Format, total: usize) -> bool {
-        match format {
+    pub(crate) fn reads_values_in_place(&self, block: &Block, total: usize) -> bool {
+        match block.values.format() {
+            _ if block.is_latent => false,
             Format::F32 => true,
             Format::F16 | Format::Bf16 => self.reads_floats_in_place(total),
             Format::Q8_0 | Format::Q4_0 => self.fused(),

@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 use crate::block::{aligned, stripes_of};
 use crate::call::{Call, Output, QueryBlock};
 use crate::kernel::{Diagonal, DiagonalOutput, Pack, Slot, WidenKeys, WidenValues};
+use crate::latent::LatentRows;
 use crate::partial::Sums;
 use crate::simd::Level;
 use crate::visible::{Visible, low_bits};
@@ -234,17 +235,22 @@ impl<'a> Near<'a> {
     {
         let len = self.value_dim * LANES;
         if self.offset == 0
+            && !self.page.is_latent()
             && let Some((_, Plane::F32(values))) = self.planes(self.first_stripe)
         {
             return values;
         }
         let out = aligned(rows, 2 * len);
+        let mut latent = LatentRows::default();
         for (stripe, out) in (self.first_stripe..).zip(out.chunks_exact_mut(len)) {
-            if let Some((_, values)) = self.planes(stripe) {
-                let slots = [Slot {
-                    stripe: 0,
-                    tokens: (self.page.tokens - stripe as usize * LANES).min(LANES),
-                }];
+            if let Some((keys, values)) = self.planes(stripe) {
+                let tokens = (self.page.tokens - stripe as usize * LANES).min(LANES);
+                if self.page.is_latent() {
+                    let values = latent.stripe(self.level, keys, tokens, (self.key_dim, self.value_dim));
+                    out.copy_from_slice(values);
+                    continue;
+                }
+                let slots = [Slot { stripe: 0, tokens }];
                 self.level.run(WidenValues {
                     values,
                     slots: &slots,
@@ -276,10 +282,13 @@ impl<'a> Near<'a> {
         let first = usize::try_from(stripe).ok()? * LANES;
         (first < self.page.tokens).then(|| {
             let stripe = |plane, width| stripes_of(plane, first, LANES, width);
-            (
-                stripe(self.page.keys, self.key_dim),
-                stripe(self.page.values, self.value_dim),
-            )
+            let keys = stripe(self.page.keys, self.key_dim);
+            let values = if self.page.is_latent() {
+                keys
+            } else {
+                stripe(self.page.values, self.value_dim)
+            };
+            (keys, values)
         })
     }
 }

@@ -95,6 +95,7 @@ mod hadamard;
 mod half;
 mod joined;
 mod kernel;
+mod latent;
 mod layout;
 mod math;
 mod maxima;

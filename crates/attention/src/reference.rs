@@ -102,7 +102,12 @@ impl ReferenceJob<'_> {
         for page in kv.pages {
             for slot in 0..page.tokens {
                 let key = key_at(&page.keys, kv.head_dim, slot);
-                tokens.push((page.start + slot, key, value_at(&page.values, value_dim, slot)));
+                let value = if page.is_latent() {
+                    key[..value_dim].to_vec()
+                } else {
+                    value_at(&page.values, value_dim, slot)
+                };
+                tokens.push((page.start + slot, key, value));
             }
         }
         let mut result = ReferenceOutput {

@@ -109,7 +109,8 @@ impl<V: Visible> Call<'_, V> {
     fn round_block(&self, workspace: &mut Workspace, block: &Block, slots: &[Slot]) {
         let (key_dim, value_dim) = self.widths();
         let (key_len, value_len) = (KEY_BLOCK * key_dim, KEY_BLOCK * value_dim);
-        if is_quantised(block.keys) {
+        let keys_widened = is_quantised(block.keys);
+        if keys_widened {
             // The block's first key is taken off the others, whether it is read or not.
             let beginning = Slot {
                 stripe: 0,
@@ -124,7 +125,9 @@ impl<V: Visible> Call<'_, V> {
                 });
             }
         }
-        if is_quantised(block.values) {
+        if block.is_latent {
+            self.turn_values(workspace, block, slots, keys_widened);
+        } else if is_quantised(block.values) {
             self.level.run(WidenValues {
                 values: block.values,
                 slots,
@@ -148,6 +151,7 @@ impl<V: Visible> Call<'_, V> {
             Plane::Q8_0(_) | Plane::Q4_0(_) => task.keys::<F32>(aligned(keys, key_len), &mut rounded.keys),
         }
         match block.values {
+            _ if block.is_latent => task.values::<F32>(aligned(values, value_len), &mut rounded.values),
             Plane::F32(data) => task.values::<F32>(data, &mut rounded.values),
             Plane::F16(data) => task.values::<F16>(data, &mut rounded.values),
             Plane::Bf16(data) => task.values::<Bf16>(data, &mut rounded.values),

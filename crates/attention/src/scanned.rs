@@ -3,9 +3,11 @@
 use alloc::vec::Vec;
 use core::marker::PhantomData;
 
+use crate::block::stripes_of;
 use crate::kernel::{Bf16, Element, F16, F32, FetchTokens, Gather, GatherQuantised, GatherRows};
+use crate::latent::LatentRows;
 use crate::simd::Level;
-use crate::{AttendError, KvView, Partial, Plane, QUANT_BLOCK, Scan, Selection};
+use crate::{AttendError, KvView, LANES, PageView, Partial, Plane, QUANT_BLOCK, Scan, Selection};
 
 /// Adds to `partial` what the queries of a scan read of the values in the selection's spans.
 ///
@@ -168,9 +170,12 @@ impl ScannedPart<'_> {
     }
 
     fn fetch<const R: usize>(&self, list: &Listed<R>) {
-        let value_dim = self.value_dim;
+        let (value_dim, page) = (self.value_dim, &self.kv.pages[list.page]);
+        if page.is_latent() {
+            return;
+        }
         let quantised = |per_column: usize| Some((32 * value_dim.div_ceil(QUANT_BLOCK), per_column));
-        match self.kv.pages[list.page].values {
+        match page.values {
             Plane::F32(values) => fetch(values, &list.tokens, value_dim, None),
             Plane::F16(values) | Plane::Bf16(values) => fetch(values, &list.tokens, value_dim, None),
             Plane::Q8_0(values) => fetch(values, &list.tokens, value_dim, quantised(16)),
@@ -180,7 +185,11 @@ impl ScannedPart<'_> {
 
     fn gather<const R: usize>(&self, list: &Listed<R>, o: &mut [f32]) {
         let level = Level::best();
-        let values = self.kv.pages[list.page].values;
+        let page = &self.kv.pages[list.page];
+        if page.is_latent() {
+            return self.gather_latent(level, page, list, o);
+        }
+        let values = page.values;
         let list = Gather {
             tokens: &list.tokens,
             weights: &list.weights,
@@ -193,6 +202,28 @@ impl ScannedPart<'_> {
             Plane::Bf16(values) => gather::<Bf16, R>(level, list, values),
             Plane::Q8_0(values) => level.run(GatherQuantised::<R, false> { list, values }),
             Plane::Q4_0(values) => level.run(GatherQuantised::<R, true> { list, values }),
+        }
+    }
+
+    /// [`gather`](Self::gather) of a latent page, stripe by stripe.
+    fn gather_latent<const R: usize>(&self, level: Level, page: &PageView, list: &Listed<R>, o: &mut [f32]) {
+        let mut rows = LatentRows::default();
+        let mut first = 0;
+        for tokens in list.tokens.chunk_by(|a, b| a / LANES == b / LANES) {
+            let stripe = tokens[0] / LANES;
+            let held = (page.tokens - stripe * LANES).min(LANES);
+            let keys = stripes_of(page.keys, stripe * LANES, held, self.kv.head_dim);
+            let values = rows.stripe(level, keys, held, (self.kv.head_dim, self.value_dim));
+            let within: [usize; LANES] = core::array::from_fn(|at| tokens.get(at).map_or(0, |token| token % LANES));
+            let weights = &list.weights[first..first + tokens.len()];
+            let list = Gather {
+                tokens: &within[..tokens.len()],
+                weights,
+                o: &mut *o,
+                head_dim: self.value_dim,
+            };
+            gather::<F32, R>(level, list, values);
+            first += tokens.len();
         }
     }
 }

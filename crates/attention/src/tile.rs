@@ -95,7 +95,7 @@ impl<V: Visible> Call<'_, V> {
         };
         let values = match block.values {
             _ if matches!(output, Output::Mass { .. }) => None,
-            Plane::F32(data) => Some(data),
+            Plane::F32(data) if !block.is_latent => Some(data),
             _ => Some(&*aligned(&mut workspace.values, value_len)),
         };
         let (places, keys, values) = gathered.take(part.union, keys, values, self.widths());
@@ -108,6 +108,7 @@ impl<V: Visible> Call<'_, V> {
             span: Span::new(block.span.start, block.span.start + places.len()),
             keys: Plane::F32(keys),
             values: Plane::F32(values),
+            is_latent: false,
             next: None,
         };
         self.tiles(workspace, &block, &part, output);
@@ -120,7 +121,7 @@ impl<V: Visible> Call<'_, V> {
         let total = part.queries.positions * group;
         let keys_only = matches!(output, Output::Mass { .. });
         let keys_in_place = self.reads_keys_in_place(block.keys.format(), total);
-        let values_in_place = self.reads_values_in_place(block.values.format(), total);
+        let values_in_place = self.reads_values_in_place(block, total);
         let mut bias = [0.0; KEY_BLOCK];
         let mut slots = [Slot::default(); STRIPES];
         let mut at = 0;
@@ -166,7 +167,8 @@ impl<V: Visible> Call<'_, V> {
     /// Widens what `total` rows do not read as it lies, or all planes but f32 where no number is given.
     fn widen(&self, workspace: &mut Workspace, block: &Block, slots: &[Slot], total: Option<usize>, keys_only: bool) {
         let (keys, values) = (block.keys.format(), block.values.format());
-        if !total.map_or(keys == Format::F32, |total| self.reads_keys_in_place(keys, total)) {
+        let keys_in_place = total.map_or(keys == Format::F32, |total| self.reads_keys_in_place(keys, total));
+        if !keys_in_place {
             let out = aligned(&mut workspace.keys, KEY_BLOCK * self.kv.head_dim);
             self.level.run(WidenKeys {
                 keys: block.keys,
@@ -175,7 +177,12 @@ impl<V: Visible> Call<'_, V> {
                 out,
             });
         }
-        if !keys_only && !total.map_or(values == Format::F32, |total| self.reads_values_in_place(values, total)) {
+        if keys_only {
+            return;
+        }
+        if block.is_latent {
+            self.turn_values(workspace, block, slots, !keys_in_place);
+        } else if !total.map_or(values == Format::F32, |total| self.reads_values_in_place(block, total)) {
             let out = aligned(&mut workspace.values, KEY_BLOCK * self.value_dim);
             self.level.run(WidenValues {
                 values: block.values,
@@ -211,15 +218,13 @@ impl<V: Visible> Call<'_, V> {
             }
         };
         let keys_lead = |keys: Plane<'b>| lead(keys, self.reads_keys_in_place(keys.format(), total));
-        let values_lead = |values: Plane<'b>| lead(values, self.reads_values_in_place(values.format(), total));
         let keys_in_place = self.reads_keys_in_place(block.keys.format(), total);
-        let values_in_place = self.reads_values_in_place(block.values.format(), total);
+        let values_in_place = self.reads_values_in_place(block, total);
+        let values_lead = |values: Plane<'b>| lead(values, values_in_place);
         let next_keys = block.next.map(|(keys, _)| keys_lead(keys));
-        let next_values = block.next.map(|(_, values)| values_lead(values)).filter(|_| !keys_only);
-        let (keys, values) = (
-            keys_lead(read(block.keys, self.kv.head_dim)),
-            values_lead(read(block.values, self.value_dim)),
-        );
+        let next_values = block.next.map(|(_, values)| values_lead(values));
+        let next_values = next_values.filter(|_| !keys_only && !block.is_latent);
+        let keys = keys_lead(read(block.keys, self.kv.head_dim));
         let own_keys = Some(keys).filter(|_| keys_in_place);
         let first = |ahead: Ahead<'b>| if tile.first == 0 { ahead } else { Ahead::default() };
         if keys_only {
@@ -234,10 +239,13 @@ impl<V: Visible> Call<'_, V> {
                 first(Ahead::new(own_keys, next_values)),
                 first(Ahead::new(None, next_keys)),
             ),
-            (_, true) => (
-                first(Ahead::new(own_keys, Some(values))),
-                first(Ahead::new(Some(values), next_keys)),
-            ),
+            (_, true) => {
+                let values = Some(values_lead(read(block.values, self.value_dim)));
+                (
+                    first(Ahead::new(own_keys, values)),
+                    first(Ahead::new(values, next_keys)),
+                )
+            }
         }
     }
 
@@ -267,7 +275,8 @@ impl<V: Visible> Call<'_, V> {
             &masks
         });
         if let Some(sums) = output.sums() {
-            self.accumulate_tile(workspace, block.values, work, masks, sums);
+            let values = Some(block.values).filter(|_| !block.is_latent);
+            self.accumulate_tile(workspace, values, work, masks, sums);
         } else {
             self.add_tile_mass(workspace, block.span.start, work, masks, output);
         }
@@ -314,11 +323,11 @@ impl<V: Visible> Call<'_, V> {
         }
     }
 
-    /// Turns the workspace's logits into weights and adds the values they weigh.
+    /// Turns the workspace's logits into weights and adds the values they weigh: those of the workspace where no plane is given.
     fn accumulate_tile<const R: usize>(
         &self,
         workspace: &mut Workspace,
-        values: Plane,
+        values: Option<Plane>,
         work: &TileWork,
         masks: Option<&[[u16; STRIPES]; R]>,
         Sums { m, l, o }: Sums,
@@ -347,11 +356,11 @@ impl<V: Visible> Call<'_, V> {
             head_dim,
         };
         match values {
-            Plane::F32(values) => accumulate::<F32, R>(level, rows, values),
-            Plane::F16(values) if work.values_in_place => accumulate::<F16, R>(level, rows, values),
-            Plane::Bf16(values) if work.values_in_place => accumulate::<Bf16, R>(level, rows, values),
-            Plane::Q8_0(data) | Plane::Q4_0(data) if work.values_in_place && R <= 8 => {
-                let four_bits = values.format() == Format::Q4_0;
+            Some(Plane::F32(values)) => accumulate::<F32, R>(level, rows, values),
+            Some(Plane::F16(values)) if work.values_in_place => accumulate::<F16, R>(level, rows, values),
+            Some(Plane::Bf16(values)) if work.values_in_place => accumulate::<Bf16, R>(level, rows, values),
+            Some(plane @ (Plane::Q8_0(data) | Plane::Q4_0(data))) if work.values_in_place && R <= 8 => {
+                let four_bits = plane.format() == Format::Q4_0;
                 let tile = QuantisedTile { rows, values: data };
                 match (level.int8_dot(), four_bits) {
                     (true, false) => level.run(AccumulateInt8::<R, false>(tile)),

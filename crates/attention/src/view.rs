@@ -12,14 +12,22 @@ pub struct PageView<'a> {
     pub tokens: usize,
     /// Keys, `[tokens / 16, key width, 16]`.
     pub keys: Plane<'a>,
-    /// Values, `[tokens, value width]`.
+    /// Values, `[tokens, value width]`. In a *latent* page they are the plane of the keys itself.
     pub values: Plane<'a>,
+}
+
+impl PageView<'_> {
+    /// True if each value is the beginning of its key, as in multi-head latent attention: the plane of values is that of the keys.
+    pub fn is_latent(&self) -> bool {
+        self.tokens > 0 && self.values.is_same_memory(&self.keys)
+    }
 }
 
 /// The K and V of one KV head: pages sorted by start, gaps allowed.
 ///
 /// Keys have the *key width*, which is `head_dim`. Values have the *value width*, which is [`Partial::head_dim`] of the partial
-/// that a call adds to. Both are multiples of 16, and most models have one width for both.
+/// that a call adds to. Both are multiples of 16, and most models have one width for both. Values of latent pages are at most as
+/// wide as keys.
 ///
 /// ```
 /// use riffle_attention::*;
@@ -116,6 +124,16 @@ impl KvView<'_> {
         self.check_keys()?;
         check_head_dim(value_dim)?;
         for page in self.pages {
+            if page.is_latent() {
+                if value_dim > self.head_dim {
+                    return Err(AttendError::Mismatch {
+                        what: "widths of keys and of the values that they begin with",
+                        expected: self.head_dim,
+                        found: value_dim,
+                    });
+                }
+                continue;
+            }
             if page.tokens > page.values.len() {
                 return Err(AttendError::Short {
                     what: "page",

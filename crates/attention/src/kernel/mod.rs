@@ -26,7 +26,7 @@ pub(crate) use diagonal::{Diagonal, DiagonalOutput};
 pub(crate) use gather::{FetchTokens, Gather, GatherQuantised, GatherRows};
 pub(crate) use int8::{Int8Queries, ScoreInt8};
 pub(crate) use maxima::{ByteKeys, ByteQueries, Maxima, RoundKeys, RoundQueries, TOGETHER};
-pub(crate) use pack::{FetchRows, Pack, pack};
+pub(crate) use pack::{FetchRows, Pack, TurnStripes, pack};
 pub(crate) use pairs::{
     AccumulatePairs, PairKeys, PairQueries, PairTile, PairValues, PairWeights, RoundPairKeys, RoundPairValues,
     ScorePairs, WeighPairs,

@@ -1,3 +1,4 @@
+use super::Slot;
 use crate::LANES;
 use crate::simd::{Kernel, Level, Simd};
 
@@ -24,6 +25,34 @@ impl<const R: usize> Kernel for Pack<'_, R> {
                 let mut lanes = [0.0; LANES];
                 simd.store(column, &mut lanes);
                 out.copy_from_slice(&lanes[..R]);
+            }
+        }
+    }
+}
+
+/// Turns the beginnings of keys in stripes, `[stripes, key_dim, 16]`, into rows, `[tokens, value_dim]`.
+pub(crate) struct TurnStripes<'a> {
+    pub(crate) keys: &'a [f32],
+    pub(crate) slots: &'a [Slot],
+    pub(crate) key_dim: usize,
+    pub(crate) value_dim: usize,
+    pub(crate) out: &'a mut [f32],
+}
+
+impl Kernel for TurnStripes<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        for slot in self.slots {
+            let stripe = &self.keys[slot.stripe * LANES * self.key_dim..][..LANES * self.value_dim];
+            let rows = &mut self.out[slot.stripe * LANES * self.value_dim..][..LANES * self.value_dim];
+            for (at, columns) in stripe.as_chunks::<LANES>().0.chunks_exact(LANES).enumerate() {
+                let columns: [S::V; LANES] = core::array::from_fn(|d| simd.load(&columns[d]));
+                let rows = rows.chunks_exact_mut(self.value_dim).take(slot.tokens);
+                for (row, out) in simd.transpose(columns).into_iter().zip(rows) {
+                    simd.store(row, &mut out.as_chunks_mut().0[at]);
+                }
             }
         }
     }

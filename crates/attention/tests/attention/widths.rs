@@ -194,14 +194,111 @@ fn rows_of_other_engines_equal_the_reference_at_their_own_widths() {
     check_rows(&[page], (576, 512));
 }
 
+/// The values in the selection's spans as a scan weighs them.
+fn scanned(shape: &Shape, pages: &[PageView]) -> Partial {
+    let (queries, kv) = (
+        shape.queries(),
+        KvView {
+            head_dim: shape.head_dim,
+            pages,
+        },
+    );
+    let (mut scan, mut partial) = (Scan::default(), shape.partial());
+    let end = shape.start + shape.rows;
+    scan.run(&shape.tile(&queries), &kv, end, &shape.options()).unwrap();
+    attend_scanned(&scan, &shape.selection, &kv, &mut partial).unwrap();
+    partial
+}
+
+/// Widths of latents with their rotated part, and of the latents.
+const LATENT_WIDTHS: [(usize, usize); 3] = [(48, 32), (192, 192), (576, 512)];
+
+#[test]
+fn values_that_are_the_beginning_of_their_keys_equal_the_reference_and_the_same_values_beside_them() {
+    let some = Selection::from_spans([Span::new(3, 5), Span::new(130, 301), Span::new(640, 641)])
+        .with_row_window(40)
+        .with_diagonals([7, 64, 291, 300])
+        .with_row_extras(900, (0..5).map(|row| [row * 7, 64, 700 - row]));
+    let scattered = Selection::from_spans((5..900).step_by(37).map(|token| Span::new(token, token + 1)));
+    for (widths, format) in LATENT_WIDTHS
+        .into_iter()
+        .flat_map(|widths| Format::ALL.map(|format| (widths, format)))
+    {
+        for selection in [Selection::full(905), some.clone(), scattered.clone()] {
+            let shape = shape(widths, (format, Format::F32), selection);
+            let mut pages = shape.pages();
+            for page in &mut pages {
+                let (tokens, mut keys) = (page.tokens, vec![0.0; page.tokens * widths.0]);
+                read_keys(&page.keys.plane(), widths.0, 0, tokens, &mut keys, widths.0).unwrap();
+                write_values(&mut page.values.plane_mut(), widths.1, 0, tokens, &keys, widths.0).unwrap();
+            }
+            let beside: Vec<_> = pages.iter().map(Page::view).collect();
+            let latent: Vec<_> = beside
+                .iter()
+                .map(|page| PageView {
+                    values: page.keys,
+                    ..*page
+                })
+                .collect();
+            let exact = shape.exact(&latent);
+            for arithmetic in ARITHMETICS {
+                let options = shape.options().with_arithmetic(arithmetic);
+                let found = every_way(&shape, &latent, &options);
+                for (found, beside) in found.iter().zip(every_way(&shape, &beside, &options)) {
+                    assert_matches(found, &exact, allowed(&shape, arithmetic));
+                    assert_eq!(*found, beside, "{widths:?} {format:?} {arithmetic:?}");
+                }
+            }
+            assert_eq!(
+                scanned(&shape, &latent),
+                scanned(&shape, &beside),
+                "{widths:?} {format:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_latent_page_whose_values_would_be_wider_than_its_keys_is_refused() {
+    let shape = shape((32, 48), (Format::F16, Format::F16), Selection::full(900));
+    let pages = shape.pages();
+    let latent: Vec<_> = pages
+        .iter()
+        .map(|page| PageView {
+            values: page.keys.plane(),
+            ..page.view()
+        })
+        .collect();
+    let queries = shape.queries();
+    let kv = KvView {
+        head_dim: 32,
+        pages: &latent,
+    };
+    let attended = attend(
+        &shape.tile(&queries),
+        &kv,
+        &shape.selection,
+        &shape.options(),
+        &mut shape.partial(),
+    );
+    assert!(matches!(
+        attended,
+        Err(AttendError::Mismatch {
+            expected: 32,
+            found: 48,
+            ..
+        })
+    ));
+}
+
 #[test]
 fn planes_that_are_short_for_the_value_width_are_refused() {
-    let data = [0.0f32; 16 * 32];
+    let (data, values) = ([0.0f32; 16 * 32], [0.0f32; 16 * 32]);
     let pages = [PageView {
         start: 0,
         tokens: 16,
         keys: Plane::F32(&data),
-        values: Plane::F32(&data),
+        values: Plane::F32(&values),
     }];
     let kv = KvView {
         head_dim: 32,

@@ -1,0 +1,80 @@
+//! Latent pages: each value is the beginning of its key.
+//!
+//! Keys lie in stripes of 16 tokens, which a dot product wants; a weighted sum of values wants one token after another. The values
+//! of a block are therefore turned into rows once, in scratch, for all rows of a tile.
+
+use alloc::vec::Vec;
+
+use crate::block::{Block, aligned};
+use crate::call::Call;
+use crate::kernel::{KEY_BLOCK, Slot, TurnStripes, WidenKeys};
+use crate::simd::Level;
+use crate::visible::Visible;
+use crate::workspace::Workspace;
+use crate::{LANES, Plane};
+
+impl<V: Visible> Call<'_, V> {
+    /// Fills the workspace's values, `[tokens, value_dim]`, from the keys of a latent block; `keys_widened` says that the
+    /// workspace has those of the slots in f32.
+    pub(crate) fn turn_values(&self, workspace: &mut Workspace, block: &Block, slots: &[Slot], keys_widened: bool) {
+        let (key_dim, value_dim) = self.widths();
+        let widened = aligned(&mut workspace.keys, KEY_BLOCK * key_dim);
+        let keys = match block.keys {
+            Plane::F32(keys) => keys,
+            keys => {
+                if !keys_widened {
+                    self.level.run(WidenKeys {
+                        keys,
+                        slots,
+                        head_dim: key_dim,
+                        out: widened,
+                    });
+                }
+                widened
+            }
+        };
+        self.level.run(TurnStripes {
+            keys,
+            slots,
+            key_dim,
+            value_dim,
+            out: aligned(&mut workspace.values, KEY_BLOCK * value_dim),
+        });
+    }
+}
+
+/// Scratch for the values of one stripe.
+#[derive(Default)]
+pub(crate) struct LatentRows {
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+impl LatentRows {
+    /// The values of the first `tokens` tokens of a stripe of keys, `[16, value_dim]`.
+    pub(crate) fn stripe(
+        &mut self,
+        level: Level,
+        keys: Plane,
+        tokens: usize,
+        (key_dim, value_dim): (usize, usize),
+    ) -> &[f32] {
+        let slots = &[Slot { stripe: 0, tokens }];
+        let widened = aligned(&mut self.keys, LANES * key_dim);
+        level.run(WidenKeys {
+            keys,
+            slots,
+            head_dim: key_dim,
+            out: widened,
+        });
+        let values = aligned(&mut self.values, LANES * value_dim);
+        level.run(TurnStripes {
+            keys: widened,
+            slots,
+            key_dim,
+            value_dim,
+            out: values,
+        });
+        values
+    }
+}
