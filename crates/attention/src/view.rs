@@ -1,7 +1,9 @@
+use alloc::vec;
+
 #[cfg(doc)]
 use crate::Partial;
 use crate::format::check_head_dim;
-use crate::{AttendError, Plane};
+use crate::{AttendError, Plane, read_keys, read_values};
 
 /// One page of K and V of one KV head.
 #[derive(Debug, Clone, Copy)]
@@ -20,6 +22,39 @@ impl PageView<'_> {
     /// True if each value is the beginning of its key, as in multi-head latent attention: the plane of values is that of the keys.
     pub fn is_latent(&self) -> bool {
         self.tokens > 0 && self.values.is_same_memory(&self.keys)
+    }
+
+    /// Reads `tokens` values from token `first` on as f32, `[tokens, value width]`, wherever they lie; `widths` are those of a key and of
+    /// a value.
+    ///
+    /// # Errors
+    /// As [`read_values`], and values of a latent page that are wider than its keys.
+    pub fn read_values(
+        &self,
+        widths: [usize; 2],
+        first: usize,
+        tokens: usize,
+        out: &mut [f32],
+    ) -> Result<(), AttendError> {
+        let [key_width, value_width] = widths;
+        if !self.is_latent() {
+            return read_values(&self.values, value_width, first, tokens, out, value_width);
+        }
+        check_latent(widths)?;
+        let mut keys = vec![0.0; tokens * key_width];
+        read_keys(&self.keys, key_width, first, tokens, &mut keys, key_width)?;
+        let needed = tokens * value_width;
+        let found = out.len();
+        let short = AttendError::Short {
+            what: "room for values",
+            needed,
+            found,
+        };
+        let out = out.get_mut(..needed).ok_or(short)?;
+        for (out, key) in out.chunks_exact_mut(value_width).zip(keys.chunks_exact(key_width)) {
+            out.copy_from_slice(&key[..value_width]);
+        }
+        Ok(())
     }
 }
 
@@ -125,13 +160,7 @@ impl KvView<'_> {
         check_head_dim(value_dim)?;
         for page in self.pages {
             if page.is_latent() {
-                if value_dim > self.head_dim {
-                    return Err(AttendError::Mismatch {
-                        what: "widths of keys and of the values that they begin with",
-                        expected: self.head_dim,
-                        found: value_dim,
-                    });
-                }
+                check_latent([self.head_dim, value_dim])?;
                 continue;
             }
             if page.tokens > page.values.len() {
@@ -167,4 +196,18 @@ impl KvView<'_> {
         }
         Ok(())
     }
+}
+
+/// Checks that the values of a latent page fit in its keys.
+fn check_latent([key_width, value_width]: [usize; 2]) -> Result<(), AttendError> {
+    check_head_dim(key_width)?;
+    check_head_dim(value_width)?;
+    if value_width <= key_width {
+        return Ok(());
+    }
+    Err(AttendError::Mismatch {
+        what: "widths of keys and of the values that they begin with",
+        expected: key_width,
+        found: value_width,
+    })
 }

@@ -8,7 +8,8 @@ use riffle_model::{AttentionShape, Decoder, Forward, HostForward};
 
 use crate::EngineError;
 use crate::attention::layer_rows::NewKeys;
-use crate::attention::rotation::{Rotation, rotate};
+use crate::attention::rotation::{Rotation, rotate, rotated_widths};
+use crate::attention::tiles::cached_shape;
 
 pub(crate) enum Compute {
     Host(Arc<Decoder>),
@@ -113,12 +114,13 @@ impl ModelForward {
                 };
                 let query_width = projected.queries.len() / rows.end;
                 let new = |width: usize| rows.start * width..rows.end * width;
+                let [key_width, value_width] = rotated_widths(&cached_shape(shape));
                 if rotation.keys {
-                    rotate(&mut projected.queries[rows.start * query_width..], shape.key_width);
-                    rotate(&mut projected.keys[new(shape.keys_width())], shape.key_width);
+                    rotate(&mut projected.queries[rows.start * query_width..], key_width);
+                    rotate(&mut projected.keys[new(shape.keys_width())], key_width);
                 }
                 if rotation.values {
-                    rotate(&mut projected.values[new(shape.values_width())], shape.value_width);
+                    rotate(&mut projected.values[new(shape.values_width())], value_width);
                 }
                 Ok(true)
             }

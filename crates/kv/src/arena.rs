@@ -45,7 +45,7 @@ impl Slot {
     }
 }
 
-/// The planes of one format and size.
+/// The planes of one format and size; those of latent values are empty and take no memory.
 pub(crate) struct Arena {
     device: Arc<dyn Device>,
     /// What slabs are counted in.
@@ -89,6 +89,9 @@ impl Arena {
     /// Sees to it that `slots` are free, with at most `most_slots` mapped in all. False where the ledger has no room for
     /// them; nothing is mapped then, nor on error.
     pub(crate) fn reserve(&mut self, slots: usize, most_slots: usize) -> Result<bool, KvError> {
+        if self.plane_bytes == 0 {
+            return Ok(true);
+        }
         while self.free_slots < slots {
             let share = usize::try_from(self.ledger.budget_bytes() / SLABS_IN_BUDGET).unwrap_or(usize::MAX);
             let usual = (SLAB_BYTES.min(share) / self.plane_bytes).clamp(1, 1 << 16);
@@ -102,8 +105,11 @@ impl Arena {
         Ok(true)
     }
 
-    /// Takes the lowest free slot; one must have been reserved.
+    /// Takes the lowest free slot; one must have been reserved. Empty planes share one slot.
     pub(crate) fn take(&mut self) -> Slot {
+        if self.plane_bytes == 0 {
+            return Slot::of_number(0);
+        }
         for (number, slab) in self.slabs.iter_mut().enumerate().skip(self.first_free) {
             self.first_free = number;
             if let Some(index) = slab.as_mut().and_then(Slab::take) {
@@ -119,6 +125,9 @@ impl Arena {
 
     /// Frees a slot that is about to be taken again: its memory stays mapped.
     pub(crate) fn free_for_reuse(&mut self, slot: Slot) {
+        if self.plane_bytes == 0 {
+            return;
+        }
         let slab = self.slab_mut(slot);
         slab.used[usize::from(slot.index) / 64] &= !(1 << (slot.index % 64));
         slab.used_slots -= 1;
@@ -128,6 +137,9 @@ impl Arena {
 
     /// Frees slots and gives their memory back to the operating system.
     pub(crate) fn free(&mut self, slots: &mut [Slot]) {
+        if self.plane_bytes == 0 {
+            return;
+        }
         slots.sort_unstable();
         for slot in slots.iter() {
             self.free_for_reuse(*slot);
@@ -153,6 +165,9 @@ impl Arena {
 
     /// A plane's bytes.
     pub(crate) fn bytes(&self, slot: Slot) -> &[u8] {
+        if self.plane_bytes == 0 {
+            return bytemuck::cast_slice::<f32, u8>(&[]);
+        }
         let slab = self.slabs[usize::from(slot.slab)].as_ref();
         let slab = slab.expect("slots in use lie in mapped slabs");
         &slab.memory.bytes()[self.range(slot)]
@@ -160,6 +175,9 @@ impl Arena {
 
     /// A plane's bytes, writable.
     pub(crate) fn bytes_mut(&mut self, slot: Slot) -> &mut [u8] {
+        if self.plane_bytes == 0 {
+            return bytemuck::cast_slice_mut::<f32, u8>(&mut []);
+        }
         let range = self.range(slot);
         &mut self.slab_mut(slot).memory.bytes_mut()[range]
     }

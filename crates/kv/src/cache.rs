@@ -94,9 +94,8 @@ impl KvCache {
         self.tokens[self.shape().tables_of(layer)][kv_head]
     }
 
-    /// Appends tokens to a layer. Keys are `[tokens, kv_heads, key_width]`, values
-    /// `[tokens, kv_heads, value_width]`. The pages they fill lie near until
-    /// the next append.
+    /// Appends tokens to a layer. Keys are `[tokens, kv_heads, key_width]`, values `[tokens, kv_heads, value_width]`; a latent layer
+    /// has none. The pages they fill lie near until the next append.
     ///
     /// # Errors
     /// [`KvError::Layer`], [`KvError::Length`], [`KvError::Budget`] (before anything is allocated),
@@ -106,10 +105,9 @@ impl KvCache {
         self.check_layer(layer)?;
         let page_tokens = self.shape().page_tokens;
         let LayerShape {
-            kv_heads,
-            key_width,
-            value_width,
+            kv_heads, key_width, ..
         } = self.shape().layer(layer);
+        let value_width = self.shape().layer(layer).held_value_width();
         let strides = [kv_heads * key_width, kv_heads * value_width];
         let added = keys.len() / strides[0];
         if [keys.len(), values.len()] != strides.map(|stride| added * stride) {
@@ -132,9 +130,11 @@ impl KvCache {
                 let plane = &mut store.plane_mut(page, PlaneKind::Keys);
                 let rows = &keys[token * strides[0] + kv_head * key_width..];
                 write_keys(plane, key_width, slot, count, rows, strides[0]).expect("lengths are checked");
-                let plane = &mut store.plane_mut(page, PlaneKind::Values);
-                let rows = &values[token * strides[1] + kv_head * value_width..];
-                write_values(plane, value_width, slot, count, rows, strides[1]).expect("lengths are checked");
+                if value_width > 0 {
+                    let plane = &mut store.plane_mut(page, PlaneKind::Values);
+                    let rows = &values[token * strides[1] + kv_head * value_width..];
+                    write_values(plane, value_width, slot, count, rows, strides[1]).expect("lengths are checked");
+                }
                 token += count;
             }
             self.set_tokens(store, table, held + added);

@@ -96,14 +96,16 @@ impl KvCache {
                 count,
                 shape.key_width,
             )?;
-            copy_values(
-                &mut store.plane_mut(page, PlaneKind::Values),
-                slot,
-                &view.values,
-                from,
-                count,
-                shape.value_width,
-            )?;
+            if !shape.is_latent {
+                copy_values(
+                    &mut store.plane_mut(page, PlaneKind::Values),
+                    slot,
+                    &view.values,
+                    from,
+                    count,
+                    shape.value_width,
+                )?;
+            }
             token += count;
         }
         Ok(())

@@ -73,6 +73,9 @@ impl KvCache {
             let page = self.tables[table].pages()[number];
             for (kind, rows) in PlaneKind::BOTH.into_iter().zip(rows) {
                 let (id, width) = (plane_id(self.shape(), kind, table, number), self.width(table, kind));
+                if width == 0 {
+                    continue;
+                }
                 store.change(page, kind, id, |plane| {
                     let written = match kind {
                         PlaneKind::Keys => write_keys(plane, width, 0, kept.len(), &rows, width),
@@ -94,6 +97,9 @@ impl KvCache {
         places: &[usize],
     ) -> Result<Vec<f32>, KvError> {
         let (page_tokens, width) = (self.shape().page_tokens, self.width(table, kind));
+        if width == 0 {
+            return Ok(Vec::new());
+        }
         let read: Read = match kind {
             PlaneKind::Keys => read_keys,
             PlaneKind::Values => read_values,

@@ -155,7 +155,10 @@ impl<'a> SequencePages<'a> {
         views.collect()
     }
 
+    /// A page with these planes. The values of a latent layer are its keys.
     pub(crate) fn page_view<'p>(&self, table: usize, page: usize, keys: Plane<'p>, values: Plane<'p>) -> PageView<'p> {
+        let is_latent = self.shape().layer(self.shape().place_of(table).0).is_latent;
+        let values = if is_latent { keys } else { values };
         PageView {
             start: page * self.shape().page_tokens,
             tokens: self.tokens_in(table, page),

@@ -12,7 +12,7 @@ pub const DEFAULT_PAGE_TOKENS: usize = 256;
 pub const MAX_PAGE_TOKENS: usize = 1024;
 
 /// Layers of different shapes that one cache may hold.
-pub const MAX_LAYER_KINDS: usize = 4;
+pub const MAX_LAYER_KINDS: usize = 6;
 
 /// Layers of a cache whose layers differ.
 pub const MAX_MIXED_LAYERS: usize = 256;
@@ -26,6 +26,8 @@ pub struct LayerShape {
     pub key_width: usize,
     /// Elements of a value: a multiple of 16.
     pub value_width: usize,
+    /// True if a value is the beginning of its key, as in multi-head latent attention: the cache holds keys alone.
+    pub is_latent: bool,
 }
 
 impl LayerShape {
@@ -35,7 +37,13 @@ impl LayerShape {
             kv_heads,
             key_width: head_dim,
             value_width: head_dim,
+            is_latent: false,
         }
+    }
+
+    /// Elements of a value that are held beside its key: none in a latent layer.
+    pub fn held_value_width(&self) -> usize {
+        if self.is_latent { 0 } else { self.value_width }
     }
 
     fn validate(&self) -> Result<(), KvError> {
@@ -49,6 +57,13 @@ impl LayerShape {
                     requirement: "a multiple of 16 from 16 to 16384",
                 });
             }
+        }
+        if self.is_latent && self.value_width > self.key_width {
+            return Err(KvError::Shape {
+                what: "value_width",
+                value: self.value_width,
+                requirement: "at most the key width where values are the beginning of keys",
+            });
         }
         Ok(())
     }
@@ -100,14 +115,14 @@ impl LayerShapes {
             shape.validate()?;
             let kind = kinds.iter().position(|kind| kind == shape).unwrap_or(kinds.len());
             if kind == kinds.len() {
-                check("layer kinds", kind + 1, 1..=MAX_LAYER_KINDS, "at most 4")?;
+                check("layer kinds", kind + 1, 1..=MAX_LAYER_KINDS, "at most 6")?;
                 kinds.push(*shape);
             }
             shapes.kind_of[layer] = kind as u8;
         }
         let mut widths: Vec<(usize, usize)> = Vec::new();
         for (kind, shape) in kinds.iter().enumerate() {
-            let own = (shape.key_width, shape.value_width);
+            let own = (shape.key_width, shape.held_value_width());
             let size = widths.iter().position(|widths| *widths == own).unwrap_or(widths.len());
             if size == widths.len() {
                 widths.push(own);
@@ -275,13 +290,13 @@ impl CacheShape {
         PlaneKind::BOTH.map(|kind| self.plane_bytes(size, kind)).iter().sum()
     }
 
-    /// Elements of a key, or of a value, in pages of a size.
+    /// Elements of a key, or of a value, that pages of a size hold: 0 for values of latent layers.
     pub(crate) fn width(&self, size: usize, kind: PlaneKind) -> usize {
         let kind_of_layer = self.layers.size_of.iter().position(|of| usize::from(*of) == size);
         let shape = self.layers.kinds[kind_of_layer.expect("a size is that of a kind of layers")];
         match kind {
             PlaneKind::Keys => shape.key_width,
-            PlaneKind::Values => shape.value_width,
+            PlaneKind::Values => shape.held_value_width(),
         }
     }
 
@@ -315,7 +330,7 @@ impl CacheShape {
 
     fn pair_bytes(&self, layer: LayerShape, tokens: usize) -> u64 {
         let keys = self.key_format.plane_bytes(tokens, layer.key_width);
-        (keys + self.value_format.plane_bytes(tokens, layer.value_width)) as u64
+        (keys + self.value_format.plane_bytes(tokens, layer.held_value_width())) as u64
     }
 }
 

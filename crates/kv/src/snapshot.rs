@@ -156,7 +156,7 @@ impl KvCache {
             },
             &mut both,
         );
-        let width = layer.value_width;
+        let width = layer.held_value_width();
         plane_parts(
             (values, shape.value_format, width),
             *tokens,
@@ -362,7 +362,7 @@ impl<'a> Reader<'a> {
         let stripe_bytes = |table: usize| {
             let layer = shape.layer(shape.place_of(table).0);
             let keys = shape.key_format.plane_bytes(LANES, layer.key_width);
-            (keys + shape.value_format.plane_bytes(LANES, layer.value_width)) as u128
+            (keys + shape.value_format.plane_bytes(LANES, layer.held_value_width())) as u128
         };
         let pages = head.tokens.iter().enumerate().map(|(table, tokens)| {
             let pages = tokens.div_ceil(shape.page_tokens as u64);
@@ -432,7 +432,7 @@ pub(crate) fn shape_numbers(shape: &CacheShape) -> [u64; 6] {
     let alike = shape
         .layers
         .uniform()
-        .filter(|layer| layer.key_width == layer.value_width);
+        .filter(|layer| layer.key_width == layer.held_value_width());
     let [layers, kv_heads, head_dim] = match alike {
         Some(layer) => [
             shape.layers.count() as u64,
@@ -455,7 +455,7 @@ pub(crate) fn shape_numbers(shape: &CacheShape) -> [u64; 6] {
 fn layers_hash(shape: &CacheShape) -> u64 {
     let mut hash = XxHash3_128::new();
     for layer in shape.layers.iter() {
-        for number in [layer.kv_heads, layer.key_width, layer.value_width] {
+        for number in [layer.kv_heads, layer.key_width, layer.held_value_width()] {
             hash.write(&(number as u64).to_le_bytes());
         }
     }

@@ -353,7 +353,8 @@ fn divided(bytes: u64, weights: &[u64]) -> Vec<u64> {
 }
 
 fn slots(bytes: u64, of_one: u64) -> usize {
-    usize::try_from(bytes / of_one).unwrap_or(usize::MAX)
+    let count = bytes.checked_div(of_one);
+    count.map_or(usize::MAX, |count| usize::try_from(count).unwrap_or(usize::MAX))
 }
 
 /// Where keys and values lie in a slot of the ring.

@@ -23,6 +23,9 @@ pub struct AttentionShape {
     pub shares: Option<usize>,
     /// True if each query head has a logit that takes part in its softmax and has no value ([`Attention::sinks`](crate::Attention)).
     pub has_sinks: bool,
+    /// True if each value is the beginning of its key (multi-head latent attention, DeepSeek-V2, arXiv:2405.04434): the layer computes
+    /// no values, and what lies behind the value in a head carries its position.
+    pub is_latent: bool,
 }
 
 impl AttentionShape {
@@ -31,8 +34,17 @@ impl AttentionShape {
         self.heads / self.kv_heads
     }
 
-    fn widths(&self) -> [usize; 4] {
-        [self.heads, self.kv_heads, self.key_width, self.value_width]
+    /// Everything that a layer has in common with the one whose keys it reads.
+    fn widths(&self) -> ([usize; 4], bool) {
+        (
+            [self.heads, self.kv_heads, self.key_width, self.value_width],
+            self.is_latent,
+        )
+    }
+
+    /// The first dimension of a head that the rotation to its position turns.
+    pub fn first_rotated(&self) -> usize {
+        if self.is_latent { self.value_width } else { 0 }
     }
 
     /// Elements of all queries of a token.
@@ -45,9 +57,12 @@ impl AttentionShape {
         self.shares.map_or(self.kv_heads * self.key_width, |_| 0)
     }
 
-    /// Elements of all values of a token that the layer computes: none where it reads those of another.
+    /// Elements of all values of a token that the layer computes: none where it reads those of another, or in keys.
     pub fn values_width(&self) -> usize {
-        self.shares.map_or(self.kv_heads * self.value_width, |_| 0)
+        if self.shares.is_some() || self.is_latent {
+            return 0;
+        }
+        self.kv_heads * self.value_width
     }
 
     /// Elements that attention returns for a token.
@@ -208,6 +223,7 @@ impl ModelConfig {
             value_width: self.head_dim,
             shares: None,
             has_sinks: false,
+            is_latent: false,
         };
         self.attention.get(layer).copied().unwrap_or(alike)
     }
@@ -253,6 +269,9 @@ impl ModelConfig {
         {
             if own.kv_heads == 0 || !own.heads.is_multiple_of(own.kv_heads) {
                 return refuse(layer, "has KV heads that do not divide its query heads");
+            }
+            if own.is_latent && own.value_width >= own.key_width {
+                return refuse(layer, "is latent and has no room for positions behind its values");
             }
             let Some(shared) = own.shares else { continue };
             let owner = self.attention_of(shared);

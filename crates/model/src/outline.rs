@@ -60,7 +60,12 @@ impl ModelOutline {
         if let Some(rotary) = rotary.filter(|_| from != to) {
             let shape = self.config.attention_of(layer);
             for_rows(keys, shape.keys_width(), |row, keys| {
-                rotary.move_heads(keys, shape.key_width, from + row, to + row, length);
+                rotary.move_heads(
+                    keys,
+                    (shape.key_width, shape.first_rotated()),
+                    (from + row, to + row),
+                    length,
+                );
             });
         }
     }

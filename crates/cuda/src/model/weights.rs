@@ -218,7 +218,7 @@ impl Upload<'_> {
             norm: self.norm(&attention.norm)?,
             query: self.projection(&attention.query)?,
             key: self.projection(&own.key)?,
-            value: self.projection(&own.value)?,
+            value: self.projection(&own.value.expect("engines refuse a device for latent layers"))?,
             query_norm: attention.query_norm.map(|norm| self.norm(&norm)).transpose()?,
             key_norm: own.key_norm.map(|norm| self.norm(&norm)).transpose()?,
             rotary: attention.rotary,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use riffle_attention::{
-    AttendError, LANES, PageView, Plane, PlaneMut, Span, SummaryView, read_keys, read_values, write_keys, write_values,
+    AttendError, LANES, PageView, Plane, PlaneMut, Span, SummaryView, read_keys, write_keys, write_values,
 };
 
 use crate::attention::tiles::Heads;
@@ -92,7 +92,7 @@ impl HeadMeans {
                 read_keys(&page.keys, key_width, first, count, &mut rows, key_width)?;
                 add(&mut self.sums[..key_width], &rows);
                 rows.resize(count * value_width, 0.0);
-                read_values(&page.values, value_width, first, count, &mut rows, value_width)?;
+                page.read_values([key_width, value_width], first, count, &mut rows)?;
                 add(&mut self.sums[key_width..], &rows);
                 self.counted += count;
                 if self.counted == self.block {

@@ -10,7 +10,7 @@ use crate::attention::chunk::LayerStep;
 use crate::attention::evicted::Evicted;
 use crate::attention::host::HostReader;
 use crate::attention::layer_rows::{LayerRows, NewKeys};
-use crate::attention::rotation::{Rotation, rotate};
+use crate::attention::rotation::{Rotation, rotate, rotated_widths};
 use crate::attention::round::{RoundRows, attend_round};
 use crate::attention::sliding::SlidingLayer;
 use crate::attention::slots::Slot;
@@ -218,11 +218,11 @@ impl CachedAttention {
             None => self.state.evict(call.layer, self.tokens[call.layer])?,
         }
         let (mut queries, mut keys, mut values) = (Vec::new(), Vec::new(), Vec::new());
-        let heads = self.layers[call.layer];
+        let [key_width, value_width] = rotated_widths(&self.layers[call.layer].cached());
         let rows = ProjectedRows {
-            queries: rotated(rows.queries, &mut queries, self.rotation.keys, heads.key_width),
-            keys: rotated(rows.keys, &mut keys, self.rotation.keys, heads.key_width),
-            values: rotated(rows.values, &mut values, self.rotation.values, heads.value_width),
+            queries: rotated(rows.queries, &mut queries, self.rotation.keys, key_width),
+            keys: rotated(rows.keys, &mut keys, self.rotation.keys, key_width),
+            values: rotated(rows.values, &mut values, self.rotation.values, value_width),
             ..*rows
         };
         match self.attend_rows(call, &rows, output) {
@@ -269,7 +269,8 @@ impl CachedAttention {
         }
         let heads = self.layers[call.layer];
         let of_rows = |width: usize| rows.tokens.saturating_mul(width);
-        let [keys, values] = [heads.key_width, heads.value_width].map(|width| of_rows(heads.kv_heads * width));
+        let widths = [heads.key_width, heads.cached().held_value_width()];
+        let [keys, values] = widths.map(|width| of_rows(heads.kv_heads * width));
         let [queries, results] = [heads.query_width(), heads.result_width()].map(of_rows);
         let are_right = rows.tokens > 0
             && [rows.keys.len(), rows.values.len()] == [keys, values]

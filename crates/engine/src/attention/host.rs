@@ -39,7 +39,7 @@ impl Reader for HostReader {
         let shape = cache.shape().layer(input.cache_layer);
         let part = |width: usize| tokens.start * width..tokens.end * width;
         let keys = &keys[part(shape.kv_heads * shape.key_width)];
-        let values = &values[part(shape.kv_heads * shape.value_width)];
+        let values = &values[part(shape.kv_heads * shape.held_value_width())];
         Ok(cache.append(input.cache_layer, keys, values)?)
     }
 

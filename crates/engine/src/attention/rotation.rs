@@ -2,6 +2,7 @@
 
 use rayon::prelude::*;
 use riffle_attention::rotate_heads;
+use riffle_kv::LayerShape;
 
 /// Heads rotated in one task.
 const TASK_HEADS: usize = 64;
@@ -11,6 +12,21 @@ const TASK_HEADS: usize = 64;
 pub(crate) struct Rotation {
     pub(crate) keys: bool,
     pub(crate) values: bool,
+}
+
+impl Rotation {
+    /// True if the results of a layer come back rotated: they are sums of its values, which latent keys begin with.
+    pub(crate) fn of_results(self, is_latent: bool) -> bool {
+        if is_latent { self.keys } else { self.values }
+    }
+}
+
+/// Elements of a key and of a value that are rotated together. Values that are the beginning of their keys turn in the blocks of these.
+pub(crate) fn rotated_widths(layer: &LayerShape) -> [usize; 2] {
+    if !layer.is_latent {
+        return [layer.key_width, layer.value_width];
+    }
+    [1 << (layer.key_width | layer.value_width).trailing_zeros(); 2]
 }
 
 /// Rotates heads in place; the same again undoes it.

@@ -18,7 +18,7 @@ use crate::attention::layer_rows::LayerRows;
 use crate::attention::means::{attend_means, extend_means};
 use crate::attention::reader::ReadCall;
 use crate::attention::reading;
-use crate::attention::rotation::rotate;
+use crate::attention::rotation::{rotate, rotated_widths};
 use crate::attention::slots::Slot;
 use crate::attention::state::AttentionState;
 use crate::attention::tiles::{Heads, Tile};
@@ -270,9 +270,9 @@ impl AttentionState {
         if let Some(sampled_reads) = sampled_reads {
             self.compare(step, chosen, &sampled_reads, output)?;
         }
-        if step.rotation.values {
+        if step.rotation.of_results(step.heads.is_latent) {
             // Rotated values give rotated results.
-            rotate(output, value_width);
+            rotate(output, rotated_widths(&step.heads.cached())[1]);
         }
         Ok(())
     }

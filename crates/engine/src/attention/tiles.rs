@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use riffle_attention::QueryTile;
 use riffle_kv::LayerShape;
-use riffle_model::ModelConfig;
+use riffle_model::{AttentionShape, ModelConfig};
 use riffle_policy::PolicyShape;
 
 use crate::attention::layer_rows::LayerRows;
@@ -22,6 +22,18 @@ pub(crate) struct Heads {
     pub(crate) key_width: usize,
     /// Elements of a value and of a result.
     pub(crate) value_width: usize,
+    /// True if a value is the beginning of its key.
+    pub(crate) is_latent: bool,
+}
+
+/// What a cache holds of a layer of this attention.
+pub(crate) fn cached_shape(shape: &AttentionShape) -> LayerShape {
+    LayerShape {
+        kv_heads: shape.kv_heads,
+        key_width: shape.key_width,
+        value_width: shape.value_width,
+        is_latent: shape.is_latent,
+    }
 }
 
 /// Consecutive queries of one KV head's group.
@@ -36,12 +48,7 @@ impl Heads {
     /// The heads of a layer of a model.
     pub(crate) fn of_layer(config: &ModelConfig, layer: usize) -> Self {
         let shape = config.attention_of(layer);
-        let cached = LayerShape {
-            kv_heads: shape.kv_heads,
-            key_width: shape.key_width,
-            value_width: shape.value_width,
-        };
-        Self::over_cache(shape.heads, cached)
+        Self::over_cache(shape.heads, cached_shape(&shape))
     }
 
     /// So many query heads over a layer of a cache.
@@ -51,6 +58,17 @@ impl Heads {
             group: heads / layer.kv_heads,
             key_width: layer.key_width,
             value_width: layer.value_width,
+            is_latent: layer.is_latent,
+        }
+    }
+
+    /// What a cache holds of the layer.
+    pub(crate) fn cached(&self) -> LayerShape {
+        LayerShape {
+            kv_heads: self.kv_heads,
+            key_width: self.key_width,
+            value_width: self.value_width,
+            is_latent: self.is_latent,
         }
     }
 

@@ -7,10 +7,11 @@
 use std::sync::Arc;
 
 use rayon::prelude::*;
-use riffle_attention::{PageView, read_keys, read_values, rotate_heads};
+use riffle_attention::{PageView, read_keys, rotate_heads};
 use riffle_kv::KvCache;
 
 use crate::attention::observers::Observers;
+use crate::attention::rotation::rotated_widths;
 use crate::attention::tiles::Heads;
 use crate::compress::moments::{Moments, QueryDistribution};
 use crate::compress::{HeadScores, check_room_beside, dense_options};
@@ -137,18 +138,17 @@ fn page_scores(
 
 impl Expectation<'_> {
     fn of_page(&self, page: &PageView<'_>) -> Result<PageScores, EngineError> {
-        let (value_width, tokens) = (self.heads.value_width, page.tokens);
+        let (head_dim, value_width, tokens) = (self.heads.key_width, self.heads.value_width, page.tokens);
         let mut rows = vec![0.0; tokens * value_width];
-        read_values(&page.values, value_width, 0, tokens, &mut rows, value_width)?;
+        page.read_values([head_dim, value_width], 0, tokens, &mut rows)?;
         let norms = rows
             .chunks_exact(value_width)
             .map(|value| dot(value, value).sqrt())
             .collect();
-        let head_dim = self.heads.key_width;
         rows.resize(tokens * head_dim, 0.0);
         read_keys(&page.keys, head_dim, 0, tokens, &mut rows, head_dim)?;
         if self.is_rotated {
-            rotate_heads(&mut rows, head_dim);
+            rotate_heads(&mut rows, rotated_widths(&self.heads.cached())[0]);
         }
         let mut product = vec![0.0; head_dim];
         let mut exponents = Vec::with_capacity(self.queries.len() * tokens);

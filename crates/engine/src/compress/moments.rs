@@ -8,6 +8,7 @@ use riffle_kv::KvCache;
 
 use crate::attention::chunk::{Chosen, Chunk};
 use crate::attention::observers::QueryObserver;
+use crate::attention::rotation::rotated_widths;
 use crate::attention::tiles::Heads;
 use crate::{Engine, EngineError, Sequence};
 
@@ -108,6 +109,7 @@ impl Moments {
     fn unturned(&self, layer: usize, chunk: &Chunk<'_>) -> Vec<f32> {
         let (width, key_width) = (chunk.heads.query_width(), chunk.heads.key_width);
         let kv_width = chunk.heads.kv_heads * key_width;
+        let rotated = rotated_widths(&chunk.heads.cached())[0];
         let is_rotated = self.engine.resolved().rotation.keys;
         let (model, length) = (self.engine.model(), self.rotary_length);
         // A tile of the first KV head begins where its rows begin: the other heads lie behind.
@@ -125,7 +127,7 @@ impl Moments {
         turned.for_each(|(query, (position, row))| {
             query.copy_from_slice(row);
             if is_rotated {
-                rotate_heads(query, key_width);
+                rotate_heads(query, rotated);
             }
             for heads in query.chunks_exact_mut(kv_width) {
                 model.move_keys(layer, heads, position, 0, length);

@@ -156,7 +156,7 @@ impl Attention {
         for (_, layer) in engine.whole_layers() {
             let (shape, of_cache) = (&resolved.policy[layer], resolved.cache.layer(layer));
             let key_bytes = options.cache.key_format.plane_bytes(1, of_cache.key_width)
-                + options.cache.value_format.plane_bytes(1, of_cache.value_width);
+                + options.cache.value_format.plane_bytes(1, of_cache.held_value_width());
             for kv_head in 0..shape.kv_heads {
                 let spec = rules.policy(layer, kv_head);
                 let of_all = if tokens < dense_below(spec, Phase::Decode, shape, cost) {

@@ -8,13 +8,13 @@ mod resolved;
 mod tiers;
 
 use riffle_files::human_bytes;
-use riffle_kv::{CacheShape, KvError, LayerShape, LayerShapes, largest};
+use riffle_kv::{CacheShape, KvError, LayerShapes, largest};
 use riffle_model::{ModelConfig, ModelInfo, PredictorForward};
 use riffle_policy::PolicyShape;
 use serde::Serialize;
 
 use crate::attention::sliding::SlidingLayers;
-use crate::attention::tiles::Heads;
+use crate::attention::tiles::{Heads, cached_shape};
 use crate::predictor::PredictorRoom;
 use crate::{EngineError, EngineOptions, TokenSelection};
 
@@ -293,14 +293,9 @@ fn sequences(options: &EngineOptions) -> u64 {
 
 /// The shape of the cache a model needs under these options.
 fn cache_shape(config: &ModelConfig, options: &EngineOptions) -> Result<CacheShape, KvError> {
-    let layers = config.cached_layers().map(|layer| {
-        let shape = config.attention_of(layer);
-        LayerShape {
-            kv_heads: shape.kv_heads,
-            key_width: shape.key_width,
-            value_width: shape.value_width,
-        }
-    });
+    let layers = config
+        .cached_layers()
+        .map(|layer| cached_shape(&config.attention_of(layer)));
     let shape = CacheShape {
         layers: LayerShapes::new(&layers.collect::<Vec<_>>())?,
         page_tokens: options.cache.page_tokens,

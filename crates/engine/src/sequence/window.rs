@@ -1,6 +1,6 @@
 //! Pages that leave a sequence: evicted tokens, sliding layers, and the window of an endless sequence.
 
-use crate::attention::rotation::rotate;
+use crate::attention::rotation::{rotate, rotated_widths};
 use crate::attention::slots::{Position, Slot};
 use crate::attention::state::AttentionState;
 use crate::{Engine, EngineError, Failure, Sequence};
@@ -122,7 +122,10 @@ fn read_turnable(
 ) -> Result<Vec<f32>, EngineError> {
     let mut keys = attention.cache.read_keys(cache_layer, slot, tokens)?;
     if engine.resolved().rotation.keys {
-        rotate(&mut keys, attention.cache.shape().layer(cache_layer).key_width);
+        rotate(
+            &mut keys,
+            rotated_widths(&attention.cache.shape().layer(cache_layer))[0],
+        );
     }
     Ok(keys)
 }
@@ -139,7 +142,10 @@ fn write_turned(
         .model()
         .move_keys(layer, &mut keys, from, to, engine.model().config().max_position);
     if engine.resolved().rotation.keys {
-        rotate(&mut keys, attention.cache.shape().layer(cache_layer).key_width);
+        rotate(
+            &mut keys,
+            rotated_widths(&attention.cache.shape().layer(cache_layer))[0],
+        );
     }
     Ok(attention.cache.replace_keys(cache_layer, slot, &keys)?)
 }

@@ -32,19 +32,32 @@ const fn shape(heads: [usize; 2], widths: [usize; 2], shares: Option<usize>, has
         value_width: widths[1],
         shares,
         has_sinks,
+        is_latent: false,
     }
 }
 
+/// Latents of 32 and 16 dimensions that carry positions, which all heads read.
+const LATENT: AttentionShape = AttentionShape {
+    is_latent: true,
+    ..shape([4, 1], [48, 32], None, true)
+};
+
 /// The layers: one that is shared, a window whose values are narrow, one that reads the first layer's keys, one whose values are wide,
-/// and a window that reads the keys of the other.
-const LAYERS: [AttentionShape; 5] = [
+/// a window that reads the keys of the other, a latent one, and one that reads its latents.
+const LAYERS: [AttentionShape; 7] = [
     shape([4, 2], [32, 32], None, false),
     shape([4, 1], [64, 32], None, true),
     shape([4, 2], [32, 32], Some(0), true),
     shape([2, 2], [16, 48], None, true),
     shape([4, 1], [64, 32], Some(1), false),
+    LATENT,
+    AttentionShape {
+        shares: Some(5),
+        has_sinks: false,
+        ..LATENT
+    },
 ];
-const WINDOWS: [Option<usize>; 5] = [None, Some(WINDOW), None, None, Some(WINDOW)];
+const WINDOWS: [Option<usize>; 7] = [None, Some(WINDOW), None, None, Some(WINDOW), None, None];
 
 fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
     let mut config = ModelConfig::from_fields(fields, architecture)?;
@@ -86,14 +99,19 @@ fn build_layer(layer: usize, rotaries: &[Arc<Rotary>; 3], weights: &mut Checkpoi
     let sinks = shape.has_sinks.then(|| weights.vector(&name("sinks"), shape.heads));
     let sinks = sinks.transpose()?.map(Arc::from);
     let mut load = |part: &str, outputs, inputs| Projection::load(weights, &name(part), outputs, inputs, false);
-    let rotary_table = [16, 32, 64].iter().position(|width| *width == shape.key_width);
+    let rotated = shape.key_width - shape.first_rotated();
+    let rotary_table = [16, 32, 64].iter().position(|width| *width == rotated);
     let rotary_table = rotary_table.expect("there is a rotation for every width");
     let query = load("query", shape.query_width(), HIDDEN)?;
     let key_value = match shape.shares {
         Some(_) => None,
         None => Some(KeyValue {
             key: load("key", shape.keys_width(), HIDDEN)?,
-            value: load("value", shape.values_width(), HIDDEN)?,
+            value: if shape.is_latent {
+                None
+            } else {
+                Some(load("value", shape.values_width(), HIDDEN)?)
+            },
             key_norm: None,
         }),
     };
@@ -138,6 +156,8 @@ fn tensors() -> Vec<(String, Vec<usize>)> {
         add("query.weight", vec![shape.query_width(), HIDDEN]);
         if shape.shares.is_none() {
             add("key.weight", vec![shape.keys_width(), HIDDEN]);
+        }
+        if shape.values_width() > 0 {
             add("value.weight", vec![shape.values_width(), HIDDEN]);
         }
         if shape.has_sinks {
@@ -224,10 +244,12 @@ fn normed(name: &str, rows: &[Vec<f64>]) -> Vec<Vec<f64>> {
     rows.iter().map(of_row).collect()
 }
 
-/// Turns heads of `width` elements to the positions of their rows.
-fn turn(rows: &mut [Vec<f64>], width: usize) {
+/// Turns heads to the positions of their rows.
+fn turn(rows: &mut [Vec<f64>], shape: &AttentionShape) {
+    let width = shape.key_width - shape.first_rotated();
     for (position, row) in rows.iter_mut().enumerate() {
-        for head in row.chunks_exact_mut(width) {
+        for head in row.chunks_exact_mut(shape.key_width) {
+            let head = &mut head[shape.first_rotated()..];
             for pair in 0..width / 2 {
                 let angle = position as f64 / THETA.powf(2.0 * pair as f64 / width as f64);
                 let (a, b) = (head[pair], head[pair + width / 2]);
@@ -263,13 +285,18 @@ pub fn logits(tokens: &[u32]) -> Vec<Vec<f64>> {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         let input = normed(&name("before.weight"), &hidden);
         let mut queries = project(&name("query.weight"), shape.query_width(), &input);
-        turn(&mut queries, shape.key_width);
+        turn(&mut queries, shape);
         let own = match shape.shares {
             Some(other) => cached[other].clone(),
             None => {
                 let mut keys = project(&name("key.weight"), shape.keys_width(), &input);
-                turn(&mut keys, shape.key_width);
-                (keys, project(&name("value.weight"), shape.values_width(), &input))
+                turn(&mut keys, shape);
+                let values = if shape.is_latent {
+                    keys.iter().map(|key| key[..shape.value_width].to_vec()).collect()
+                } else {
+                    project(&name("value.weight"), shape.values_width(), &input)
+                };
+                (keys, values)
             }
         };
         let sinks = shape.has_sinks.then(|| weights(&name("sinks"), &[shape.heads]));

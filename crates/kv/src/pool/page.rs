@@ -249,7 +249,7 @@ mod tests {
         records.free(first);
         assert_eq!((records.count(), records.ids().collect::<Vec<_>>()), (1, vec![second]));
         assert_eq!(records.take(0, [slot(5), slot(6)]), first);
-        assert_eq!((records.counts(), records.size(second)), ([1, 1, 0, 0], 1));
+        assert_eq!((&records.counts()[..2], records.size(second)), (&[1, 1][..], 1));
         assert_ne!(records.version(first), version);
         records.free(first);
         records.free(second);

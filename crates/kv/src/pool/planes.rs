@@ -90,13 +90,18 @@ impl PlaneStore {
         };
         let plane_bytes = shape.plane_bytes(size, kind) as usize;
         let layers = shape.layers_of_size(size).count();
-        let disk = tiers.disk.as_ref();
+        let disk = tiers.disk.as_ref().filter(|_| plane_bytes > 0);
         let disk = disk.map(|disk| PlaneFiles::create(&disk.folder, layers, plane_bytes, &ledgers.disk));
         Ok(Self {
             what: kind.what(),
             plane_bytes,
             near: arena(Arc::clone(&tiers.device), &ledgers.near),
-            near_slots: slots.near[kind as usize],
+            // Empty planes have room anywhere.
+            near_slots: if plane_bytes == 0 {
+                usize::MAX
+            } else {
+                slots.near[kind as usize]
+            },
             ram: (!tiers.device.reads_main_memory()).then(|| RamPlanes {
                 arena: Arc::new(RwLock::new(arena(Arc::new(CpuDevice::new()), &ledgers.ram))),
                 slots: slots.ram,

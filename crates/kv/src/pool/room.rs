@@ -119,6 +119,9 @@ impl PageStore {
     pub(crate) fn send_far(&mut self, page: PageId) -> Result<u64, KvError> {
         let mut bytes = 0;
         for kind in PlaneKind::BOTH {
+            if self.planes(page, kind).plane_bytes == 0 {
+                continue;
+            }
             let was_near = self.place(page, kind).is_near();
             let sent = match self.send_to_disk(kind, page) {
                 Err(KvError::DiskBudget { .. } | KvError::NearBudget { .. }) => self.send_to_free_ram(kind, page),

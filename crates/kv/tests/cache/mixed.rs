@@ -95,12 +95,14 @@ fn every_tier_gives_back_what_memory_holds_within_its_budget() {
             append_all(&mut resident, 5, 5);
             assert!(streamed(&mut cache) == streamed(&mut resident));
             cache.park().unwrap();
-            for kv_head in 0..shape.layer(2).kv_heads {
-                let kept: Vec<usize> = (0..cache.head_tokens(2, kv_head))
-                    .filter(|token| token % 3 > 0)
-                    .collect();
-                cache.retain(2, kv_head, &kept).unwrap();
-                resident.retain(2, kv_head, &kept).unwrap();
+            let retain = |cache: &mut KvCache, layer, kv_head| {
+                let places = 0..cache.head_tokens(layer, kv_head);
+                let kept: Vec<usize> = places.filter(|token| token % 3 > 0).collect();
+                cache.retain(layer, kv_head, &kept).unwrap();
+            };
+            for kv_head in 0..2 {
+                retain(&mut cache, 2, kv_head);
+                retain(&mut resident, 2, kv_head);
             }
             cache.truncate_head(1, 0, 70);
             resident.truncate_head(1, 0, 70);
@@ -108,7 +110,11 @@ fn every_tier_gives_back_what_memory_holds_within_its_budget() {
             let keys = cache.read_keys(3, 20, 40).unwrap();
             assert_eq!(keys, resident.read_keys(3, 20, 40).unwrap());
             assert_eq!(keys.len(), 40 * 2 * 96);
-            drop((cache, fork));
+            drop(fork);
+            retain(&mut cache, 4, 0);
+            retain(&mut resident, 4, 0);
+            assert!(streamed(&mut cache) == streamed(&mut resident));
+            drop(cache);
             assert_eq!((pool.pages(), pool.near_bytes(), pool.file_bytes()), (0, 0, 0));
         }
     }
@@ -198,8 +204,8 @@ fn sequences_of_a_pool_find_each_others_pages() {
 
 #[test]
 fn layers_beyond_the_kinds_a_cache_mixes_are_refused() {
-    let layers: Vec<LayerShape> = (1..=5).map(|kv_heads| LayerShape::new(kv_heads, 16)).collect();
-    assert!(LayerShapes::new(&layers[..4]).is_ok());
+    let layers: Vec<LayerShape> = (1..=7).map(|kv_heads| LayerShape::new(kv_heads, 16)).collect();
+    assert!(LayerShapes::new(&layers[..6]).is_ok());
     let refused = LayerShapes::new(&layers).unwrap_err().to_string();
     assert!(refused.contains("layer kinds"), "{refused}");
     assert!(LayerShapes::new(&[]).is_err());

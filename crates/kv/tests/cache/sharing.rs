@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::testing::{all_contents, append_all, shape, tokens};
 use proptest::prelude::*;
-use riffle_attention::{Format, read_keys, read_values};
+use riffle_attention::{Format, read_keys};
 use riffle_kv::{CacheShape, CpuDevice, DiskTier, KvCache, KvError, KvTiers, Outlook, PagePool};
 
 pub(crate) type Contents = BTreeMap<(usize, usize, usize), (Vec<u32>, Vec<u32>)>;
@@ -23,7 +23,7 @@ pub(crate) fn streamed(cache: &mut KvCache) -> Contents {
                     for page in pages {
                         let mut rows = widths.map(|width| vec![0.0; page.tokens * width]);
                         read_keys(&page.keys, widths[0], 0, page.tokens, &mut rows[0], widths[0]).unwrap();
-                        read_values(&page.values, widths[1], 0, page.tokens, &mut rows[1], widths[1]).unwrap();
+                        page.read_values(widths, 0, page.tokens, &mut rows[1]).unwrap();
                         let [keys, values] = rows.map(|row| row.iter().map(|x| x.to_bits()).collect());
                         found.insert((layer, head, page.start), (keys, values));
                     }

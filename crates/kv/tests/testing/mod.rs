@@ -13,17 +13,22 @@ pub(crate) fn shape(page_tokens: usize, format: Format) -> CacheShape {
     }
 }
 
-/// The same with layers that differ in heads and widths, and two sizes of pages of one width each.
+/// The same with layers that differ in heads and widths, two sizes of pages of one width each, and a latent layer.
 pub(crate) fn mixed_shape(page_tokens: usize, format: Format) -> CacheShape {
     let layers = [
         LayerShape::new(3, 48),
         LayerShape {
             kv_heads: 1,
             key_width: 64,
-            value_width: 32,
+            ..LayerShape::new(1, 32)
         },
         LayerShape::new(2, 48),
         LayerShape::new(2, 96),
+        LayerShape {
+            value_width: 32,
+            is_latent: true,
+            ..LayerShape::new(1, 64)
+        },
     ];
     CacheShape {
         layers: LayerShapes::new(&layers).unwrap(),
@@ -55,7 +60,12 @@ pub(crate) fn append_all(cache: &mut KvCache, salt: u64, count: usize) {
         let layer_salt = salt + 2 * layer as u64;
         let of_layer = shape.layer(layer);
         let keys = rows(of_layer.kv_heads * of_layer.key_width, layer_salt, first, count);
-        let values = rows(of_layer.kv_heads * of_layer.value_width, layer_salt + 1, first, count);
+        let values = rows(
+            of_layer.kv_heads * of_layer.held_value_width(),
+            layer_salt + 1,
+            first,
+            count,
+        );
         cache.append(layer, &keys, &values).unwrap();
     }
 }
@@ -63,7 +73,7 @@ pub(crate) fn append_all(cache: &mut KvCache, salt: u64, count: usize) {
 /// Keys and values of a (layer, KV head) as f32 bits, `[tokens, width]` each; checks the pages' positions.
 pub(crate) fn contents(cache: &KvCache, layer: usize, kv_head: usize) -> (Vec<u32>, Vec<u32>) {
     let shape = cache.shape();
-    let [d, value_width] = [shape.layer(layer).key_width, shape.layer(layer).value_width];
+    let [d, value_width] = [shape.layer(layer).key_width, shape.layer(layer).held_value_width()];
     let (mut keys, mut values) = (Vec::new(), Vec::new());
     let reader = cache.read();
     let pages: Vec<PageView<'_>> = reader.pages(layer, kv_head).collect();
@@ -72,13 +82,17 @@ pub(crate) fn contents(cache: &KvCache, layer: usize, kv_head: usize) -> (Vec<u3
         assert!(page.tokens > 0 && page.tokens <= shape.page_tokens);
         assert!(number + 1 == pages.len() || page.tokens == shape.page_tokens);
         assert_eq!(page.keys.len(), shape.key_format.plane_len(shape.page_tokens, d));
+        assert_eq!(page.is_latent(), shape.layer(layer).is_latent);
+        let mut rows = vec![0.0; page.tokens * d];
+        read_keys(&page.keys, d, 0, page.tokens, &mut rows, d).unwrap();
+        keys.extend(rows.iter().map(|x| x.to_bits()));
+        if page.is_latent() {
+            continue;
+        }
         assert_eq!(
             page.values.len(),
             shape.value_format.plane_len(shape.page_tokens, value_width)
         );
-        let mut rows = vec![0.0; page.tokens * d];
-        read_keys(&page.keys, d, 0, page.tokens, &mut rows, d).unwrap();
-        keys.extend(rows.iter().map(|x| x.to_bits()));
         rows.resize(page.tokens * value_width, 0.0);
         read_values(&page.values, value_width, 0, page.tokens, &mut rows, value_width).unwrap();
         values.extend(rows.iter().map(|x| x.to_bits()));

@@ -32,9 +32,9 @@ pub struct Attention {
 pub struct KeyValue {
     /// To `[kv_heads, key_width]`.
     pub key: Projection,
-    /// To `[kv_heads, value_width]`.
-    pub value: Projection,
-    /// Norm of single key heads before the rotation.
+    /// To `[kv_heads, value_width]`; `None` for a latent layer, whose values are the beginning of its keys.
+    pub value: Option<Projection>,
+    /// Norm of single key heads before the rotation; in a latent layer, of their values.
     pub key_norm: Option<Norm>,
 }
 
@@ -68,9 +68,12 @@ impl Attention {
             let keys = &mut keys[first * widths[1]..][..rows * widths[1]];
             let values = &mut values[first * widths[2]..][..rows * widths[2]];
             match &self.key_value {
-                Some(KeyValue { key, value, .. }) => {
-                    Projection::apply_all([&self.query, key, value], normed, [&mut *queries, &mut *keys, values]);
-                }
+                Some(KeyValue { key, value, .. }) => match value {
+                    Some(value) => {
+                        Projection::apply_all([&self.query, key, value], normed, [&mut *queries, &mut *keys, values]);
+                    }
+                    None => Projection::apply_all([&self.query, key], normed, [&mut *queries, &mut *keys]),
+                },
                 None => self.query.apply(normed, queries),
             }
             // [rows, 2, dim / 2]
@@ -82,7 +85,7 @@ impl Attention {
             ];
             for (heads, width, norm) in turned {
                 if let Some(norm) = norm {
-                    finish_heads(heads, width, shape.key_width, norm, angles, rotary.dim());
+                    finish_heads(heads, width, &shape, norm, (angles, rotary.dim()));
                 }
             }
         }
@@ -97,7 +100,9 @@ impl Attention {
 
 impl KeyValue {
     fn bytes(&self) -> u64 {
-        self.key.bytes() + self.value.bytes() + self.key_norm.as_ref().map_or(0, Norm::bytes)
+        self.key.bytes()
+            + self.value.as_ref().map_or(0, Projection::bytes)
+            + self.key_norm.as_ref().map_or(0, Norm::bytes)
     }
 }
 
@@ -105,18 +110,23 @@ impl KeyValue {
 fn finish_heads(
     data: &mut [f32],
     width: usize,
-    head_dim: usize,
+    shape: &AttentionShape,
     norm: Option<&Norm>,
-    angles: &[f32],
-    rotary_dim: usize,
+    (angles, rotary_dim): (&[f32], usize),
 ) {
+    let first_rotated = shape.first_rotated();
     super::rows::for_rows(data, width, |row, heads| {
         let (cosines, sines) = angles[row * rotary_dim..][..rotary_dim].split_at(rotary_dim / 2);
-        for head in heads.chunks_exact_mut(head_dim) {
+        for head in heads.chunks_exact_mut(shape.key_width) {
             if let Some(norm) = norm {
-                norm.apply_in_place(head);
+                let normed = if shape.is_latent {
+                    first_rotated
+                } else {
+                    shape.key_width
+                };
+                norm.apply_in_place(&mut head[..normed]);
             }
-            Rotary::turn(head, cosines, sines);
+            Rotary::turn(&mut head[first_rotated..], cosines, sines);
         }
     });
 }

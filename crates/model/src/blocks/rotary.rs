@@ -363,8 +363,14 @@ impl Rotary {
         self.beyond.as_ref().map(|(length, _)| *length)
     }
 
-    /// Turns heads, `[heads, head_dim]`, from position `from` to position `to`.
-    pub(crate) fn move_heads(&self, heads: &mut [f32], head_dim: usize, from: usize, to: usize, length: usize) {
+    /// Turns heads, `[heads, head_dim]`, from their dimension `first` on, from position `from` to position `to`.
+    pub(crate) fn move_heads(
+        &self,
+        heads: &mut [f32],
+        (head_dim, first): (usize, usize),
+        (from, to): (usize, usize),
+        length: usize,
+    ) {
         let turns = self.frequencies(length).iter().map(|frequency| {
             // Between angles rounded as they are when a head is turned to its position: see `fill`.
             let angle = f64::from(to as f32 * frequency) - f64::from(from as f32 * frequency);
@@ -372,7 +378,7 @@ impl Rotary {
         });
         let (cosines, sines): (Vec<f32>, Vec<f32>) = turns.unzip();
         for head in heads.chunks_exact_mut(head_dim) {
-            Self::turn(head, &cosines, &sines);
+            Self::turn(&mut head[first..], &cosines, &sines);
         }
     }
 

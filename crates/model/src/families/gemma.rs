@@ -142,7 +142,7 @@ fn build(
             query_norm,
             key_value: Some(KeyValue {
                 key: load("self_attn.k_proj", kv, hidden)?,
-                value: load("self_attn.v_proj", kv, hidden)?,
+                value: Some(load("self_attn.v_proj", kv, hidden)?),
                 key_norm,
             }),
             sinks: None,

@@ -167,7 +167,7 @@ fn attention(
         query_norm: head_norm("q_norm")?,
         key_value: Some(KeyValue {
             key,
-            value,
+            value: Some(value),
             key_norm: head_norm("k_norm")?,
         }),
         sinks: None,

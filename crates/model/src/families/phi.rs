@@ -55,7 +55,11 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
             shape: config.attention_of(layer),
             query,
             query_norm,
-            key_value: Some(KeyValue { key, value, key_norm }),
+            key_value: Some(KeyValue {
+                key,
+                value: Some(value),
+                key_norm,
+            }),
             sinks: None,
             rotary: Arc::clone(&rotary),
             rotary_table: 0,

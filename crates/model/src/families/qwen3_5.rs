@@ -215,7 +215,7 @@ impl<'a> Mixers<'a> {
             query_norm,
             key_value: Some(KeyValue {
                 key: load("k_proj", kv, hidden)?,
-                value: load("v_proj", kv, hidden)?,
+                value: Some(load("v_proj", kv, hidden)?),
                 key_norm,
             }),
             sinks: None,

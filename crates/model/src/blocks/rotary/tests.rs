@@ -54,7 +54,7 @@ fn moved_heads_are_those_turned_to_the_other_position() {
     };
     for (from, to) in [(0, 5), (70_001, 64), (3, 3), (12, 130_000)] {
         let mut heads = at(from);
-        rotary.move_heads(&mut heads, 64, from, to, 8192);
+        rotary.move_heads(&mut heads, (64, 0), (from, to), 8192);
         for (moved, turned) in heads.iter().zip(at(to)) {
             assert!((moved - turned).abs() < 1e-6, "{from} to {to}: {moved} {turned}");
         }
