@@ -311,7 +311,7 @@ pub(crate) fn rows_alike(sequence: &Sequence) -> usize {
 
 /// Why tokens of a sequence cannot be drafted, if they cannot.
 fn refusal(sequence: &Sequence) -> Option<&'static str> {
-    if sequence.engine().options().machine.device.is_some() {
+    if sequence.engine().compute().host().is_none() {
         Some("drafts are made on the CPU alone: leave out `draft` or `device`")
     } else if sequence.options().window.is_some() {
         Some("an endless window moves with every token and cannot go back: leave out `draft` or `window`")

@@ -8,8 +8,7 @@ use std::sync::{Arc, OnceLock};
 use riffle_kv::PagePool;
 use riffle_model::{ChatTemplate, GenerationDefaults, LoadTimes, ModelInfo, ModelOutline, OpenedModel, Tokenizer};
 
-use crate::attention::device::{DevicePages, SharedRoom};
-use crate::attention::host::HostReader;
+use crate::attention::device::SharedRoom;
 use crate::attention::reader::Reader;
 use crate::attention::sliding::SlidingLayers;
 use crate::compute::Compute;
@@ -37,7 +36,7 @@ pub struct Engine {
 /// What does not depend on the options but the device.
 struct Loaded {
     outline: ModelOutline,
-    compute: Compute,
+    compute: Box<dyn Compute>,
     tokenizer: Option<Tokenizer>,
     chat_template: Option<ChatTemplate>,
     generation: GenerationDefaults,
@@ -69,7 +68,7 @@ impl Engine {
             path: path.to_owned(),
             loaded: Arc::new(Loaded {
                 outline: loaded.model.outline(),
-                compute: Compute::new(loaded.model, options.machine.device.as_deref())?,
+                compute: crate::compute::place(loaded.model, options.machine.device.as_ref())?,
                 tokenizer: loaded.tokenizer,
                 chat_template: loaded.chat_template,
                 generation: loaded.generation,
@@ -176,10 +175,7 @@ impl Engine {
 
     /// A reader of the pages of a new sequence, where its attention is computed.
     pub(crate) fn reader(&self) -> Result<Box<dyn Reader>, EngineError> {
-        let (Compute::Device(device), Some(room)) = (self.compute(), self.resolved.room) else {
-            return Ok(Box::new(HostReader));
-        };
-        Ok(Box::new(DevicePages::shared(&self.device_room, &device.queue, room)?))
+        self.compute().reader(&self.device_room, self.resolved.room)
     }
 
     /// The layers of the cache that hold a sliding window alone, in sequences under an endless window or none.
@@ -204,8 +200,8 @@ impl Engine {
         }
     }
 
-    pub(crate) fn compute(&self) -> &Compute {
-        &self.loaded.compute
+    pub(crate) fn compute(&self) -> &dyn Compute {
+        &*self.loaded.compute
     }
 
     /// The options this engine runs under.

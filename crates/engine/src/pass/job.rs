@@ -11,7 +11,7 @@ use crate::Failure;
 use crate::attention::layer_rows::LayerRows;
 use crate::attention::round::{RoundRows, attend_round};
 use crate::attention::slots::{Position, Slot};
-use crate::compute::{ModelForward, ProjectedLayer};
+use crate::compute::ProjectedLayer;
 use crate::pass::awake::keep_threads_awake;
 use crate::pass::layer::{layer_step, layer_traits};
 use crate::pass::selected::SelectedRows;
@@ -265,7 +265,7 @@ impl Runner {
         let Some(mut predictor) = self.take_predictor() else {
             return;
         };
-        if let Some(pass) = self.forward.as_mut().and_then(ModelForward::host) {
+        if let Some(pass) = self.forward.as_mut().and_then(|forward| forward.host()) {
             let ended = work.iter_mut().zip(rows).zip(outcomes);
             for ((work, rows), _) in ended.filter(|(_, outcome)| outcome.is_none()) {
                 let (sequence, is_prompt) = (&mut *work.sequence, work.phase == Phase::Prefill);

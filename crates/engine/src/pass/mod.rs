@@ -49,7 +49,7 @@ pub struct Work<'a> {
 pub struct Runner {
     engine: Arc<Engine>,
     /// Memory of the model's pass, once there was one.
-    forward: Option<ModelForward>,
+    forward: Option<Box<dyn ModelForward>>,
     partials: Vec<Partial>,
     /// Rows of the latest pass.
     rows: usize,
@@ -159,7 +159,7 @@ impl Runner {
     }
 
     /// Memory for batches of at least `tokens` tokens.
-    fn forward_for(&mut self, tokens: usize) -> Result<&mut ModelForward, EngineError> {
+    fn forward_for(&mut self, tokens: usize) -> Result<&mut dyn ModelForward, EngineError> {
         let forward = match self.forward.take() {
             Some(forward) if forward.batch_tokens() >= tokens => forward,
             // The old buffers are freed before larger ones are allocated, so that the plan counts them once.
@@ -168,6 +168,6 @@ impl Runner {
                 self.engine.compute().forward(tokens)?
             }
         };
-        Ok(self.forward.insert(forward))
+        Ok(&mut **self.forward.insert(forward))
     }
 }

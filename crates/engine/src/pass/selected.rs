@@ -7,7 +7,6 @@ use riffle_policy::Phase;
 
 use crate::attention::layer_rows::{LayerRows, NewKeys};
 use crate::attention::slots::Slot;
-use crate::compute::ModelForward;
 use crate::pass::layer::layer_step;
 use crate::pass::{PrefillProgress, Runner, Work};
 use crate::{EngineError, PairCount, Sequence, TokenSelection};
@@ -203,7 +202,7 @@ impl Runner {
 
     /// Hidden states of the latest batch, `[rows, hidden_size]`.
     fn hidden(&mut self) -> &[f32] {
-        match self.forward.as_mut().and_then(ModelForward::host) {
+        match self.forward.as_mut().and_then(|forward| forward.host()) {
             Some(forward) => forward.hidden(),
             None => unreachable!("options refuse a device beside a selection of tokens"),
         }

@@ -92,13 +92,10 @@ impl Scheduler {
         let answers = answers.filter(|(_, running)| matches!(running.stage, Stage::Answering { .. }));
         let mut places: Vec<usize> = answers.map(|(place, _)| place).collect();
         // A device multiplies more rows in another way, with other bits than an answer has alone.
-        let device = self.engine.options().machine.device.as_ref();
-        if let Some(few_rows) = device
-            .map(|device| device.few_rows())
-            .filter(|rows| places.len() > *rows)
-        {
+        let rows_alike = self.engine.compute().rows_alike();
+        if places.len() > rows_alike {
             places.sort_by_key(|place| self.running[*place].turn);
-            places.truncate(few_rows);
+            places.truncate(rows_alike);
             places.sort_unstable();
         }
         places.into_iter().partition(|place| match &self.running[*place].stage {

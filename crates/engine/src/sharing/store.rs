@@ -409,10 +409,7 @@ fn shared_identity(sequence: &Sequence, any_machine: bool) -> Result<Vec<u8>, En
 /// What decides over the last bits of keys and values beside the model and its options: attention sums in the order of its vectors,
 /// and angles come from the system's mathematics.
 fn machine(engine: &crate::Engine) -> String {
-    let device = match &engine.options().machine.device {
-        Some(_) => "cuda",
-        None => "cpu",
-    };
+    let device = engine.compute().name();
     let system = if cfg!(target_env = "musl") {
         "musl"
     } else {
