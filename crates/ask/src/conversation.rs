@@ -226,11 +226,11 @@ impl Conversation {
         self.read_documents(&prompt, observe)?;
         let asked = self.read_question(&prompt, observe)?;
         let first_s = start.elapsed().as_secs_f64();
-        self.session.sequence_mut().watch_attention(self.watched.clone());
+        self.session.sequence_mut().observers().watch(self.watched.clone());
         let generation = self
             .session
             .generate(generate, &mut |text| observe(AskEvent::Text(text)));
-        let answered = self.session.sequence_mut().take_watched_attention().unwrap_or_default();
+        let answered = self.session.sequence_mut().observers().take_watch().unwrap_or_default();
         let generation = generation?;
         let decode_s = start.elapsed().as_secs_f64() - first_s;
         let decoded = self.session.tokens().len() - prompt.tokens.len();
@@ -343,9 +343,9 @@ impl Conversation {
         if question == prompt.tokens.len() {
             return Ok(AttentionWatch::default());
         }
-        self.session.sequence_mut().watch_attention(self.watched.clone());
+        self.session.sequence_mut().observers().watch(self.watched.clone());
         let outcome = read(&mut self.session, question..prompt.tokens.len());
-        let watch = self.session.sequence_mut().take_watched_attention().unwrap_or_default();
+        let watch = self.session.sequence_mut().observers().take_watch().unwrap_or_default();
         outcome?;
         Ok(watch)
     }

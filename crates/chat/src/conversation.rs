@@ -232,11 +232,13 @@ impl Conversation {
                 .then_some(self.engine.plan().context_tokens),
             last: self.branch.last.clone(),
             device_bytes: usage.bytes_by_tier.device
-                + session.map_or(0, |session| session.sequence().device_usage().page_bytes),
+                + session.map_or(0, |session| session.sequence().counts().device.page_bytes),
             ram_bytes: usage.bytes_by_tier.ram,
             disk_bytes: usage.bytes_by_tier.disk,
             shared_bytes: usage.shared_bytes,
-            pairs: session.map(|session| session.sequence().pairs()).unwrap_or_default(),
+            pairs: session
+                .map(|session| session.sequence().counts().pairs)
+                .unwrap_or_default(),
             audit: session.and_then(|session| session.sequence().audit()),
             prefill_policy: match options.sequence.auto_target {
                 Some(target) => format!("auto to {target}"),

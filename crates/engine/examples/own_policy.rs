@@ -56,7 +56,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     session.prefill(&prompt[..4096], &mut |_| ControlFlow::Continue(()))?;
     let answer = session.generate(&GenerateOptions::default(), &mut |_| ControlFlow::Continue(()))?;
     println!("{}", answer.text);
-    println!("{:.1}% of the pairs read", 100.0 * session.sequence().pairs().density());
+    println!(
+        "{:.1}% of the pairs read",
+        100.0 * session.sequence().counts().pairs.density()
+    );
     if let Some(audit) = session.sequence().audit() {
         println!("{:.3} of the true attention kept", audit.mean_mass);
     }

@@ -102,7 +102,7 @@ pub use scheduler::{
     Event, HeldKind, HoldingChange, LoanedSequence, Request, RequestId, RequestReport, RequestTimes, Restoring,
     Scheduler, SchedulerOptions, WrittenToken,
 };
-pub use sequence::{Checkpoint, DeviceUsage, Sequence};
+pub use sequence::{Checkpoint, DeviceUsage, Sequence, SequenceCounts, SequenceObservers};
 pub use session::Session;
 pub use sharing::{
     DEFAULT_PREFIX_CACHE_BYTES, PrefixCacheOptions, PrefixReport, SharedReport, SharedStoreOptions, adopt_prefix,

@@ -252,7 +252,7 @@ fn read(runner: &mut Runner, sequence: &mut Sequence, tokens: &[u32], watch: &mu
     if tokens.is_empty() {
         return Ok(());
     }
-    let again = sequence.begin_prompt(tokens)?;
+    let again = sequence.begin_prompt(tokens, 0)?;
     debug_assert!(again.is_empty(), "it holds nothing yet");
     let goal = sequence.tokens().len() + tokens.len();
     for batch in tokens.chunks(sequence.batch_tokens()) {

@@ -232,7 +232,7 @@ fn measure(
         time_to_first_token_ms: first_s * 1e3,
         prefill_tokens_per_s: length as f64 / first_s,
         decode_tokens_per_s: answer.len() as f64 / decode_s,
-        density: session.sequence().pairs().density(),
+        density: session.sequence().counts().pairs.density(),
         weights_bytes: plan.weights_bytes,
         kv_device_bytes: usage.bytes_by_tier.device,
         kv_ram_bytes: usage.bytes_by_tier.ram,

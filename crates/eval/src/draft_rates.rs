@@ -226,7 +226,10 @@ impl Measured {
             ..GenerateOptions::default()
         };
         let mut answer = session.fork()?;
-        let (pairs, loaded_bytes) = (answer.sequence().pairs().read, answer.sequence().pool().loaded_bytes());
+        let (pairs, loaded_bytes) = (
+            answer.sequence().counts().pairs.read,
+            answer.sequence().pool().loaded_bytes(),
+        );
         let start = Instant::now();
         let generation = answer.generate(&generate, &mut |_| watch(1.0))?;
         let seconds = start.elapsed().as_secs_f64();
@@ -236,7 +239,7 @@ impl Measured {
         if seconds < self.seconds {
             self.seconds = seconds;
             self.count = generation.drafts;
-            self.pairs = answer.sequence().pairs().read - pairs + generation.drafts.undone_pairs;
+            self.pairs = answer.sequence().counts().pairs.read - pairs + generation.drafts.undone_pairs;
             self.loaded_bytes = answer.sequence().pool().loaded_bytes() - loaded_bytes;
         }
         session.take_scratch(&mut answer);

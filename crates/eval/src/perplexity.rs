@@ -284,7 +284,7 @@ impl WindowReader<'_> {
             return Err(error);
         }
         read?;
-        Ok(session.sequence().pairs())
+        Ok(session.sequence().counts().pairs)
     }
 
     /// Reads what is predicted token by token behind the rest of the window; returns the pairs of these tokens.
@@ -299,14 +299,14 @@ impl WindowReader<'_> {
         session.prefill(&window[..first], &mut |progress| {
             watch(0.5 * progress.tokens_done / progress.tokens as f64)
         })?;
-        let before = session.sequence().pairs();
+        let before = session.sequence().counts().pairs;
         for position in first..window.len() {
             take(position, session.logits())?;
             session.advance(window[position])?;
             let done = (position - first) as f64 / self.scored as f64;
             go_on(&session, &mut |_| watch(0.5 + 0.5 * done))?;
         }
-        let after = session.sequence().pairs();
+        let after = session.sequence().counts().pairs;
         Ok(PairCount {
             read: after.read - before.read,
             causal: after.causal - before.causal,

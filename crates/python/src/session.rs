@@ -178,7 +178,7 @@ impl PySession {
 
     #[getter]
     fn density(&self) -> Result<f64, Failure> {
-        self.look(|session| session.sequence().pairs().density())
+        self.look(|session| session.sequence().counts().pairs.density())
     }
 
     /// What its pages take, as JSON.

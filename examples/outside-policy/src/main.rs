@@ -37,7 +37,7 @@ fn in_the_engine(model: &str, text: &str) -> Result<(), Box<dyn Error>> {
     let audit = session.sequence().audit().ok_or("the engine was asked for an audit")?;
     println!(
         "{:.1}% of the pairs read, {:.1}% of the attention kept",
-        100.0 * session.sequence().pairs().density(),
+        100.0 * session.sequence().counts().pairs.density(),
         100.0 * audit.mean_mass
     );
     Ok(())

@@ -131,7 +131,7 @@ impl Answer {
             Some(stop) => Some(StopReason::StopString(stop.to_owned())),
             None if is_complete => Some(StopReason::EndOfText),
             None if self.is_full() => Some(StopReason::MaxTokens),
-            None if sequence.tokens_left().saturating_add(sequence.tokens().len() - tokens) == 0 => {
+            None if tokens_left(sequence).saturating_add(sequence.tokens().len() - tokens) == 0 => {
                 Some(StopReason::ContextFull)
             }
             None => None,
@@ -148,7 +148,7 @@ impl Answer {
     pub(crate) fn end_before(&self, sequence: &Sequence, token: u32) -> Option<StopReason> {
         if self.draws.ends_text(token) {
             Some(StopReason::EndOfText)
-        } else if sequence.tokens_left() == 0 {
+        } else if tokens_left(sequence) == 0 {
             Some(StopReason::ContextFull)
         } else {
             None
@@ -174,5 +174,14 @@ impl Answer {
             tokens: self.tokens,
             stop,
         }
+    }
+}
+
+/// Tokens for which the context has room behind a sequence.
+pub(crate) fn tokens_left(sequence: &Sequence) -> usize {
+    let context = sequence.engine().plan().context_tokens;
+    match sequence.options().window {
+        Some(_) => usize::MAX,
+        None => context.saturating_sub(sequence.tokens().len()),
     }
 }

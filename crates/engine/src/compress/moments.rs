@@ -80,7 +80,7 @@ impl Moments {
         Self {
             layers: layers.collect(),
             engine: Arc::clone(engine),
-            rotary_length: sequence.rotary_length(),
+            rotary_length: sequence.turn().length(),
             sink_tokens,
         }
     }

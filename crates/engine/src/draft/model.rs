@@ -11,6 +11,7 @@ use riffle_policy::Phase;
 use super::step::Part;
 use crate::Failure;
 use crate::answer::Guess;
+use crate::answer::tokens_left;
 use crate::draft_spec::MOST_TOKENS;
 use crate::engine::draft_model::{CHUNK_TOKENS, DraftModel};
 use crate::pass::{Runner, Work};
@@ -68,7 +69,7 @@ fn read_and_draft(
     for (place, reader) in readers {
         let part = &mut parts[*place];
         let tokens = part.unread(reader);
-        let room = reader.tokens_left().saturating_sub(tokens.len());
+        let room = tokens_left(reader).saturating_sub(tokens.len());
         if room == 0 {
             continue;
         }
@@ -105,7 +106,7 @@ fn read_and_draft(
 fn read_chunk(small: &mut Runner, reader: &mut Sequence, tokens: &[u32]) -> Result<(), EngineError> {
     let goal = reader.tokens().len() + tokens.len();
     let tokens = &tokens[..tokens.len().min(CHUNK_TOKENS)];
-    let again = reader.begin_prompt(tokens)?;
+    let again = reader.begin_prompt(tokens, 0)?;
     debug_assert!(again.is_empty(), "it turns as the whole text needs");
     let mut work = [Work {
         sequence: reader,

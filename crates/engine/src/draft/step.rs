@@ -7,6 +7,7 @@ use riffle_policy::Phase;
 use super::own::{self, OwnDraft};
 use super::{Choice, Drafter, Source, model, predictor};
 use crate::Failure;
+use crate::answer::tokens_left;
 use crate::answer::{Answer, Drawn};
 use crate::draft_spec::MOST_TOKENS;
 use crate::pass::{Runner, Work};
@@ -189,13 +190,17 @@ impl<'s, 'a> Part<'s, 'a> {
         } = &mut *self.step;
         let most = answer
             .tokens_left()
-            .min(sequence.tokens_left())
+            .min(tokens_left(sequence))
             .saturating_sub(1)
             .min(MOST_TOKENS);
         // Drafted rows turn as the row before them.
         let most = (0..=most)
             .rev()
-            .find(|drafted| !sequence.turns_otherwise(sequence.tokens().len() + 1 + drafted))
+            .find(|drafted| {
+                !sequence
+                    .turn()
+                    .is_other(sequence.engine(), sequence.tokens().len() + 1 + drafted)
+            })
             .unwrap_or(0);
         let Some(drafter) = drafter.as_deref_mut().filter(|_| most > 0) else {
             return (Source::Own, 0);
@@ -238,10 +243,10 @@ impl<'s, 'a> Part<'s, 'a> {
     /// Keeps `kept` tokens behind the checkpoint, and counts the pairs that the others read.
     pub(super) fn roll_back(&mut self, checkpoint: &Checkpoint, kept: usize) -> Result<Vec<u32>, EngineError> {
         let AnswerStep { sequence, drafter, .. } = &mut *self.step;
-        let read = sequence.pairs().read;
+        let read = sequence.counts().pairs.read;
         let again = sequence.roll_back(checkpoint, kept)?;
         if let Some(drafter) = drafter {
-            drafter.count.undone_pairs += read - sequence.pairs().read;
+            drafter.count.undone_pairs += read - sequence.counts().pairs.read;
         }
         Ok(again)
     }

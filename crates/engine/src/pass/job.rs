@@ -157,7 +157,7 @@ impl Runner {
                 tokens: work.tokens,
                 position,
                 one_by_one: work.phase == Phase::Decode,
-                length: sequence.rotary_length(),
+                length: sequence.turn().length(),
             }
         });
         let batch = Batch::new(parts)?;

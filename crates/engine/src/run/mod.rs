@@ -159,7 +159,7 @@ impl KvReport {
                 options.cache.key_format.name(),
                 options.cache.value_format.name()
             ),
-            device_bytes: usage.bytes_by_tier.device + sequence.device_usage().page_bytes,
+            device_bytes: usage.bytes_by_tier.device + sequence.counts().device.page_bytes,
             ram_bytes: usage.bytes_by_tier.ram,
             disk_bytes: usage.bytes_by_tier.disk,
             shared_bytes: usage.shared_bytes,
@@ -203,7 +203,7 @@ pub fn run(
             file.save(&session)?;
         }
         read?;
-    } else if session.sequence().pending().is_none() && prompt.is_none() {
+    } else if session.sequence().answer().drawn.pending.is_none() && prompt.is_none() {
         let path = request.session.clone().unwrap_or_default();
         return Err(EngineError::NothingToContinue { path });
     }
@@ -343,7 +343,7 @@ impl Finished {
             stop: self.generation.stop,
             prompt_tokens: self.prompt_tokens,
             reused_tokens: self.reused_tokens,
-            turned_tokens: sequence.turned_tokens(),
+            turned_tokens: sequence.counts().turned_tokens,
             generated_tokens: self.generation.tokens.len(),
             drafts: self.generation.drafts,
             load: engine.load_times(),
@@ -356,9 +356,9 @@ impl Finished {
                 0 => 0.0,
                 decoded => decoded as f64 / self.decode_s,
             },
-            density: sequence.pairs().density(),
-            prefill_attention: sequence.attention_time(Phase::Prefill),
-            decode_attention: sequence.attention_time(Phase::Decode),
+            density: sequence.counts().pairs.density(),
+            prefill_attention: sequence.counts().prefill_time,
+            decode_attention: sequence.counts().decode_time,
             prefill_policy: match options.sequence.auto_target {
                 Some(target) => format!("auto to {target}"),
                 None => options.sequence.prefill.to_string(),

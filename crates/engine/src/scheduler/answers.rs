@@ -232,7 +232,7 @@ impl Running {
     /// beside other answers.
     pub(super) fn read_turned_again(&mut self) {
         let length = self.sequence.tokens().len() + 1;
-        if !self.sequence.turns_otherwise(length) {
+        if !self.sequence.turn().is_other(self.sequence.engine(), length) {
             return;
         }
         let Some(open) = self.take_answer() else {
@@ -286,7 +286,7 @@ impl Running {
             generation: answer.end(stop),
             prompt_tokens: self.request.tokens.len() - self.resumed_tokens,
             reused_tokens,
-            turned_tokens: self.sequence.turned_tokens(),
+            turned_tokens: self.sequence.counts().turned_tokens,
             times: RequestTimes {
                 waited_s: (clock.admitted - clock.submitted).as_secs_f64(),
                 read_s: (clock.begun - clock.admitted).as_secs_f64(),

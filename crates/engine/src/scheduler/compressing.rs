@@ -108,7 +108,7 @@ impl Scheduler {
         let Some(reading) = &mut first.reading else {
             return Ok(match first.compression.advance(&mut first.session.sequence)? {
                 CompressStep::Read(mut scratch, tokens) => {
-                    let again = scratch.begin_prompt(&tokens)?;
+                    let again = scratch.begin_prompt(&tokens, 0)?;
                     debug_assert!(again.is_empty(), "what is measured turns as its text");
                     first.reading = Some(ScratchReading {
                         scratch: *scratch,

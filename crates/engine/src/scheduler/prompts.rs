@@ -96,8 +96,8 @@ impl Scheduler {
             }
             if known == reused_tokens {
                 // The latest token of an answer that goes on behind it counts as well.
-                let length = prompt.len() + usize::from(resumed.is_some());
-                match sequence.begin_prompt_for(&prompt[known..], length) {
+                let more = usize::from(resumed.is_some());
+                match sequence.begin_prompt(&prompt[known..], more) {
                     // Heads turn as the whole prompt needs since its request began.
                     Ok(again) => debug_assert!(again.is_empty()),
                     Err(error) => {

@@ -5,17 +5,18 @@
 //! | `mod.rs` | the sequence, and going back to a shorter one |
 //! | `checkpoint.rs` | a point to return to after a few more tokens |
 //! | `fork.rs` | sequences that begin with what another holds |
+//! | `observers.rs` | those who look on at its attention |
 //! | `saved.rs` | sequences in files |
 //! | `window.rs` | pages that leave: evicted tokens, sliding layers, endless windows |
 
 mod checkpoint;
 pub(crate) mod fork;
+mod observers;
 pub(crate) mod recurrence;
 mod saved;
 mod window;
 
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 
 use riffle_device::TransferCount;
@@ -29,11 +30,10 @@ use crate::attention::state::AttentionState;
 use crate::attention::tiles::Heads;
 use crate::predictor::PredictorRows;
 use crate::sampler::SamplerState;
-use crate::{
-    AttentionTime, AttentionWatch, AuditReport, AuditedQuery, Engine, EngineError, PairCount, SequenceOptions,
-};
+use crate::{AttentionTime, AuditReport, Engine, EngineError, PairCount, SequenceOptions};
 pub use checkpoint::Checkpoint;
 use fork::{beside_with, fork_pages};
+pub use observers::SequenceObservers;
 use recurrence::Recurrence;
 
 /// Tokens of one text and everything that goes with them: KV pages, policies, recurrent state, the answer under way. A
@@ -63,13 +63,25 @@ struct Text {
 
 /// The way in which the heads of a sequence turn, where that depends on its length (LongRoPE).
 #[derive(Debug, Clone, Copy, Default)]
-struct Turn {
+pub(crate) struct Turn {
     /// As in sequences beyond the length at which the model's rotation changes.
     is_long: bool,
     /// It stays so whatever the length.
     is_fixed: bool,
     /// Tokens that were read again because the sequence grew beyond that length.
     again_tokens: usize,
+}
+
+impl Turn {
+    /// True if heads turn otherwise in a sequence of `length` tokens.
+    pub(crate) fn is_other(self, engine: &Engine, length: usize) -> bool {
+        !self.is_fixed && self.is_long != engine.turns_long(length)
+    }
+
+    /// A length on the side of the boundary on which the heads turn.
+    pub(crate) fn length(self) -> usize {
+        if self.is_long { usize::MAX } else { 0 }
+    }
 }
 
 /// The answer of a sequence, as far as it goes with the sequence.
@@ -109,6 +121,22 @@ pub struct DeviceUsage {
     pub page_bytes: u64,
     /// Bytes that have travelled between main memory and the device, for all sequences of the engine.
     pub transferred: TransferCount,
+}
+
+/// Counts of a sequence since it began.
+#[derive(Debug, Clone, Copy, Default)]
+#[non_exhaustive]
+pub struct SequenceCounts {
+    /// The pairs of query and key that were read, over all layers and heads.
+    pub pairs: PairCount,
+    /// The time of attention in prompts.
+    pub prefill_time: AttentionTime,
+    /// The time of attention in answers.
+    pub decode_time: AttentionTime,
+    /// Tokens that were read again because the sequence grew beyond the length at which its model turns heads otherwise (LongRoPE).
+    pub turned_tokens: usize,
+    /// Pages and traffic on the device that computes; nothing where the CPU computes.
+    pub device: DeviceUsage,
 }
 
 impl AnswerUnderWay {
@@ -272,11 +300,6 @@ impl Sequence {
         &self.answer.logits
     }
 
-    /// The token that was drawn last, which is read when the answer goes on.
-    pub fn pending(&self) -> Option<u32> {
-        self.answer.drawn.pending
-    }
-
     /// Its pages and policies.
     pub(crate) fn attention(&self) -> &AttentionState {
         &self.attention
@@ -313,22 +336,19 @@ impl Sequence {
         self.attention.cache.pool()
     }
 
-    /// Where the time of attention went in a phase, since the sequence began.
-    pub fn attention_time(&self, phase: Phase) -> AttentionTime {
-        self.attention.counters.time(phase)
-    }
-
-    /// Pages and traffic on the device that computes; nothing where the CPU computes.
-    pub fn device_usage(&self) -> DeviceUsage {
-        DeviceUsage {
-            page_bytes: self.attention.reader().resident_bytes(),
-            transferred: self.attention.reader().transferred(),
+    /// Counts of its attention since it began.
+    pub fn counts(&self) -> SequenceCounts {
+        let (counters, reader) = (&self.attention.counters, self.attention.reader());
+        SequenceCounts {
+            pairs: counters.pairs,
+            prefill_time: counters.time(Phase::Prefill),
+            decode_time: counters.time(Phase::Decode),
+            turned_tokens: self.text.turn.again_tokens,
+            device: DeviceUsage {
+                page_bytes: reader.resident_bytes(),
+                transferred: reader.transferred(),
+            },
         }
-    }
-
-    /// The pairs of query and key that were read so far, over all layers and heads.
-    pub fn pairs(&self) -> PairCount {
-        self.attention.counters.pairs
     }
 
     /// How much of the true attention was kept so far, where [`SequenceOptions::audit`](crate::SequenceOptions::audit) or `auto_target` is
@@ -337,32 +357,12 @@ impl Sequence {
         self.attention.audit.as_ref().map(Audit::report)
     }
 
-    /// Shows every query that is audited from now on to `observer`, with the exact mass of every key: a second pass
-    /// over the keys for each of them.
-    ///
-    /// # Errors
-    /// [`EngineError::Option`] where [`SequenceOptions::audit`](crate::SequenceOptions::audit) is off.
-    pub fn observe_audit(
-        &mut self,
-        observer: impl FnMut(&AuditedQuery<'_>) + Send + Sync + 'static,
-    ) -> Result<(), EngineError> {
-        self.attention.observe_audit(Box::new(observer))
-    }
-
-    /// From now on, sums up where the attention of every query goes in those of the model's `layers` that see the whole sequence, until
-    /// [`Sequence::take_watched_attention`]. Answers do not change by a bit; each watched layer reads its keys once more.
-    ///
-    /// Tokens are told apart by their places in the cache: the watch is for sequences from which no token has been evicted.
-    pub fn watch_attention(&mut self, layers: Range<usize>) {
-        let whole = self.setting.engine.whole_layers().into_iter();
-        let watched = whole.filter(|(layer, _)| layers.contains(layer));
-        let watched = watched.map(|(layer, cache_layer)| (cache_layer, layer));
-        self.attention.observers.add(AttentionWatch::new(watched.collect()));
-    }
-
-    /// Ends the watch. `None` where there was none.
-    pub fn take_watched_attention(&mut self) -> Option<AttentionWatch> {
-        self.attention.observers.take()
+    /// Lets others look on at its attention.
+    pub fn observers(&mut self) -> SequenceObservers<'_> {
+        SequenceObservers {
+            attention: &mut self.attention,
+            engine: &self.setting.engine,
+        }
     }
 
     /// Forgets tokens after the first `tokens`, and as many before them as cannot be gone back to. Returns the forgotten tokens of
@@ -393,24 +393,19 @@ impl Sequence {
 
     /// Gets ready for `tokens` to be read as a prompt, in one pass or several. An answer that was under way has ended. Returns the tokens
     /// that have to be read before them: all that the sequence held, where its model turns heads otherwise in a sequence of the new
-    /// length (LongRoPE); none else.
+    /// length (LongRoPE), `more_tokens` that will soon follow included; none else.
     ///
     /// # Errors
     /// [`EngineError::EmptyPrompt`], [`EngineError::ContextExceeded`]; nothing has changed then. [`EngineError::Kv`] where a page
     /// that evicted tokens leave could not be read or written; the sequence is empty then.
     #[must_use = "these tokens have to be read first"]
-    pub fn begin_prompt(&mut self, tokens: &[u32]) -> Result<Vec<u32>, EngineError> {
-        self.begin_prompt_for(tokens, self.text.tokens.len() + tokens.len())
-    }
-
-    /// As [`begin_prompt`](Self::begin_prompt), of a sequence that will soon have `length` tokens.
-    pub(crate) fn begin_prompt_for(&mut self, tokens: &[u32], length: usize) -> Result<Vec<u32>, EngineError> {
+    pub fn begin_prompt(&mut self, tokens: &[u32], more_tokens: usize) -> Result<Vec<u32>, EngineError> {
         if tokens.is_empty() {
             return Err(EngineError::EmptyPrompt);
         }
         check_room(self, "the prompt", tokens.len())?;
         self.answer.end();
-        let again = self.turn_for(length);
+        let again = self.turn_for(self.text.tokens.len() + tokens.len() + more_tokens);
         self.evict().map_err(|failure| failure.error)?;
         self.recurrence.keep_before_prompt()?;
         Ok(again)
@@ -419,7 +414,7 @@ impl Sequence {
     /// Turns heads as in a sequence of `length` tokens from now on. Returns the tokens that have to be read again, all of them: keys
     /// that are turned in two ways do not go together.
     pub(crate) fn turn_for(&mut self, length: usize) -> Vec<u32> {
-        if !self.turns_otherwise(length) {
+        if !self.text.turn.is_other(&self.setting.engine, length) {
             return Vec::new();
         }
         let again = self.forget_all();
@@ -429,20 +424,9 @@ impl Sequence {
         again
     }
 
-    /// True if heads turn otherwise in a sequence of `length` tokens.
-    pub(crate) fn turns_otherwise(&self, length: usize) -> bool {
-        let turn = self.text.turn;
-        !turn.is_fixed && turn.is_long != self.setting.engine.turns_long(length)
-    }
-
-    /// A length on the side of the boundary on which its heads turn.
-    pub(crate) fn rotary_length(&self) -> usize {
-        if self.text.turn.is_long { usize::MAX } else { 0 }
-    }
-
-    /// Tokens that were read again because the sequence grew beyond the length at which its model turns heads otherwise.
-    pub fn turned_tokens(&self) -> usize {
-        self.text.turn.again_tokens
+    /// How its heads turn.
+    pub(crate) fn turn(&self) -> Turn {
+        self.text.turn
     }
 
     /// Takes in tokens that a pass has read.
@@ -512,19 +496,6 @@ impl Sequence {
         }
         self.text.prefilled = 0;
         std::mem::take(&mut self.text.tokens)
-    }
-
-    /// Tokens for which the context has room.
-    pub(crate) fn tokens_left(&self) -> usize {
-        match self.setting.options.window {
-            Some(_) => usize::MAX,
-            None => self
-                .setting
-                .engine
-                .plan()
-                .context_tokens
-                .saturating_sub(self.text.tokens.len()),
-        }
     }
 
     /// Tokens that go through a layer together when a prompt is read: it is cut at multiples of this number.

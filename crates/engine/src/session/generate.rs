@@ -25,7 +25,7 @@ impl Session {
         }
         let mut drafted = DraftedAnswer::new(&self.sequence, options.clone())?;
         let answer = &mut drafted.answer;
-        if let Some(token) = self.sequence.pending() {
+        if let Some(token) = self.sequence.answer().drawn.pending {
             if let Some(stop) = answer.end_before(&self.sequence, token) {
                 return Ok(drafted.end(stop));
             }

@@ -208,7 +208,7 @@ impl Session {
         take: &mut dyn FnMut(Drawn) -> ControlFlow<()>,
     ) -> Result<(), EngineError> {
         check_room(&self.sequence, "the answer", 1)?;
-        let Some(token) = self.sequence.pending() else {
+        let Some(token) = self.sequence.answer().drawn.pending else {
             return Ok(());
         };
         self.turn_for(self.tokens().len() + 1)?;
@@ -309,7 +309,7 @@ impl Session {
         wanted: &[Range<usize>],
         mut take: Option<&mut TakeLogits<'_>>,
     ) -> Result<(), EngineError> {
-        let mut again = self.sequence.begin_prompt(tokens)?;
+        let mut again = self.sequence.begin_prompt(tokens, 0)?;
         if !again.is_empty() {
             again.extend_from_slice(tokens);
             return self.read_prompt(&again, observe, wanted, take);

@@ -108,7 +108,7 @@ pub(crate) fn goes_back_to(sequence: &Sequence, tokens: usize) -> bool {
 /// The longest beginning of `tokens` that it has read as prompt and that another sequence may go on from, which leaves at least
 /// the last token to be read. None where tokens have been evicted: what is left is not what others would read.
 pub(crate) fn known_beginning(sequence: &Sequence, tokens: &[u32]) -> usize {
-    if has_evicted(sequence) || sequence.turns_otherwise(tokens.len()) {
+    if has_evicted(sequence) || sequence.turn().is_other(sequence.engine(), tokens.len()) {
         return 0;
     }
     let shared = common_prefix(sequence.tokens(), tokens)
@@ -143,7 +143,7 @@ pub(crate) fn prefix_identity(sequence: &Sequence) -> Result<Vec<u8>, EngineErro
     check_prefix(sequence)?;
     let options = sequence.engine().options();
     let mut origin = Origin::of_pages(sequence.engine(), sequence.options())?;
-    if sequence.rotary_length() > 0 {
+    if sequence.turn().length() > 0 {
         origin.add("rotation", "of long sequences".to_owned());
     }
     if !sequence.options().prefill.is_dense() {

@@ -72,7 +72,7 @@ fn check_sharing(sequence: &Sequence) -> Result<(), EngineError> {
 /// Everything beside the tokens that decides over the pages of a sequence, among those of one engine.
 fn pages_identity(sequence: &Sequence) -> Vec<u8> {
     let mut identity = sequence.options().pages_identity();
-    if sequence.rotary_length() > 0 {
+    if sequence.turn().length() > 0 {
         identity.push(1);
     }
     identity

@@ -24,7 +24,8 @@ fn read(engine: &Arc<Engine>, watches: bool) -> (Vec<f32>, Option<AttentionWatch
     if watches {
         session
             .sequence_mut()
-            .watch_attention(0..engine.model().config().layers);
+            .observers()
+            .watch(0..engine.model().config().layers);
     }
     session.prefill(&prompt(37), &mut go_on).unwrap();
     let mut logits = session.logits().to_vec();
@@ -32,8 +33,8 @@ fn read(engine: &Arc<Engine>, watches: bool) -> (Vec<f32>, Option<AttentionWatch
         session.advance(token).unwrap();
         logits.extend_from_slice(session.logits());
     }
-    let seen = session.sequence_mut().take_watched_attention();
-    assert!(session.sequence_mut().take_watched_attention().is_none());
+    let seen = session.sequence_mut().observers().take_watch();
+    assert!(session.sequence_mut().observers().take_watch().is_none());
     (logits, seen)
 }
 
@@ -74,7 +75,8 @@ fn a_watch_of_an_answer_says_what_an_audit_of_every_query_says() {
     let sums = Arc::clone(&audited);
     session
         .sequence_mut()
-        .observe_audit(move |query| {
+        .observers()
+        .audit(move |query| {
             let mut sums = sums.lock().unwrap();
             let sum = sums
                 .entry((query.layer, query.kv_head))
@@ -84,11 +86,12 @@ fn a_watch_of_an_answer_says_what_an_audit_of_every_query_says() {
         .unwrap();
     session
         .sequence_mut()
-        .watch_attention(0..engine.model().config().layers);
+        .observers()
+        .watch(0..engine.model().config().layers);
     for token in [3, 5, 8, 13, 21, 34] {
         session.advance(token).unwrap();
     }
-    let seen = session.sequence_mut().take_watched_attention().unwrap();
+    let seen = session.sequence_mut().observers().take_watch().unwrap();
     let audited = audited.lock().unwrap();
     assert_eq!(seen.heads().len(), audited.len());
     for head in seen.heads() {
@@ -101,9 +104,9 @@ fn a_watch_of_an_answer_says_what_an_audit_of_every_query_says() {
 fn layers_that_are_not_watched_are_not_seen() {
     let engine = small_engine(small(false));
     let mut session = Session::new(&engine).unwrap();
-    session.sequence_mut().watch_attention(1..2);
+    session.sequence_mut().observers().watch(1..2);
     session.prefill(&prompt(20), &mut go_on).unwrap();
-    let seen = session.sequence_mut().take_watched_attention().unwrap();
+    let seen = session.sequence_mut().observers().take_watch().unwrap();
     assert!(!seen.heads().is_empty() && seen.heads().iter().all(|head| head.layer == 1));
 }
 

@@ -162,7 +162,7 @@ fn queries_that_all_read_everything_have_the_logits_of_dense_attention() {
     let read = |prefill: &str| {
         let mut session = Session::new(&small_engine(options(prefill))).unwrap();
         session.prefill(&prompt(300), &mut go_on).unwrap();
-        (session.logits().to_vec(), session.sequence().pairs().density())
+        (session.logits().to_vec(), session.sequence().counts().pairs.density())
     };
     let (full, _) = read("full");
     let (corrected, density) = read("streaming:sinks=2,window=16,delta=1");

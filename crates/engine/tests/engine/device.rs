@@ -120,13 +120,13 @@ fn quest_ranks_by_bounds_on_the_device_as_a_session_of_the_cpu_does() {
             // The same keys on the CPU: what is chosen of them is the same, so that only roundings differ.
             session.sequence().save(&path).unwrap();
             let mut there = Session::restore(&cpu, &path).unwrap();
-            let before = (session.sequence().pairs(), there.sequence().pairs());
+            let before = (session.sequence().counts().pairs, there.sequence().counts().pairs);
             session.advance(token).unwrap();
             there.advance(token).unwrap();
             let read = |now: u64, before: u64| now - before;
             assert_eq!(
-                read(session.sequence().pairs().read, before.0.read),
-                read(there.sequence().pairs().read, before.1.read)
+                read(session.sequence().counts().pairs.read, before.0.read),
+                read(there.sequence().counts().pairs.read, before.1.read)
             );
             let found = difference(&[session.logits().to_vec()], &[there.logits().to_vec()]);
             assert!(found <= 2e-3, "{found}");
@@ -203,7 +203,7 @@ fn what_policies_evict_leaves_the_device_as_well() {
     }
     assert!(session.sequence().usage().pages < pages, "nothing was evicted");
     session.truncate(0).unwrap();
-    assert_eq!(session.sequence().device_usage().page_bytes, 0);
+    assert_eq!(session.sequence().counts().device.page_bytes, 0);
 }
 
 #[test]
@@ -225,13 +225,13 @@ fn forks_take_turns_in_one_budget_and_answer_as_if_they_had_read_alone() {
         let engine = load(&fixture(MODEL), options);
         let mut reader = Session::new(&engine).unwrap();
         reader.prefill(&book, &mut go_on).unwrap();
-        let held = reader.sequence().device_usage().page_bytes;
+        let held = reader.sequence().counts().device.page_bytes;
         let mut first = reader.fork().unwrap();
         // What lies there is of both.
         assert_eq!(
             (
-                reader.sequence().device_usage().page_bytes,
-                first.sequence().device_usage().page_bytes
+                reader.sequence().counts().device.page_bytes,
+                first.sequence().counts().device.page_bytes
             ),
             (held, held)
         );
@@ -242,15 +242,15 @@ fn forks_take_turns_in_one_budget_and_answer_as_if_they_had_read_alone() {
         }
         let budget = engine.plan().device.as_ref().unwrap().kv_budget_bytes;
         for token in [7, 11] {
-            let before = sessions[0].sequence().device_usage().transferred.pages;
+            let before = sessions[0].sequence().counts().device.transferred.pages;
             for session in &mut sessions {
                 session.advance(token).unwrap();
-                let bytes = session.sequence().device_usage().page_bytes;
+                let bytes = session.sequence().counts().device.page_bytes;
                 assert!(bytes <= budget, "{bytes} of {budget}");
             }
             // They take turns, and where there is room no page comes for it.
             if is_near {
-                assert_eq!(sessions[0].sequence().device_usage().transferred.pages, before);
+                assert_eq!(sessions[0].sequence().counts().device.transferred.pages, before);
             }
         }
         for (session, expected) in sessions.iter().zip(&expected) {

@@ -9,7 +9,6 @@ use crate::testing::{fixture, go_on, prompt};
 use riffle_attention::Format;
 use riffle_cuda::{EmulatedOptions, Gpu};
 use riffle_engine::{Engine, EngineOptions, Session};
-use riffle_policy::Phase;
 
 fn hybrid() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/vectors/qwen3_5-0")
@@ -24,10 +23,11 @@ fn logits_and_returned(engine: &Arc<Engine>, tokens: &[u32]) -> (Vec<Vec<f32>>, 
         session.advance(token).unwrap();
         all.push(session.logits().to_vec());
     }
-    for phase in [Phase::Prefill, Phase::Decode] {
-        assert!(session.sequence().attention_time(phase).attend_ms > 0.0);
+    let counts = session.sequence().counts();
+    for time in [counts.prefill_time, counts.decode_time] {
+        assert!(time.attend_ms > 0.0);
     }
-    (all, session.sequence().device_usage().transferred.returned_bytes)
+    (all, session.sequence().counts().device.transferred.returned_bytes)
 }
 
 /// An audit looks at what attention returns, so that it comes to main memory, is merged and rotated back there and returns.
@@ -118,14 +118,17 @@ fn logits_and_ahead(engine: &Arc<Engine>, tokens: &[u32]) -> (Vec<Vec<f32>>, [u6
     let mut session = Session::new(engine).unwrap();
     session.prefill(tokens, &mut go_on).unwrap();
     let mut all = vec![session.logits().to_vec()];
-    let of_the_prompt = session.sequence().device_usage().transferred.pages_ahead;
+    let of_the_prompt = session.sequence().counts().device.transferred.pages_ahead;
     for token in [7, 11] {
         session.advance(token).unwrap();
         all.push(session.logits().to_vec());
     }
     (
         all,
-        [of_the_prompt, session.sequence().device_usage().transferred.pages_ahead],
+        [
+            of_the_prompt,
+            session.sequence().counts().device.transferred.pages_ahead,
+        ],
     )
 }
 

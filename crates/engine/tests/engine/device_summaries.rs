@@ -86,7 +86,7 @@ fn means_on_the_device_follow_a_session_that_goes_back_forks_and_is_restored() {
         fork.prefill(&tokens[64..], &mut go_on).unwrap();
         assert_eq!(fork.logits(), expected);
         // Nothing of what was read, means included, came to main memory.
-        assert_eq!(session.sequence().device_usage().transferred.returned_bytes, 0);
+        assert_eq!(session.sequence().counts().device.transferred.returned_bytes, 0);
         session.sequence().save(&path).unwrap();
         let mut restored = Session::restore(&engine, &path).unwrap();
         for token in [7, 11] {

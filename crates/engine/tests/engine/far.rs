@@ -58,7 +58,7 @@ fn readers(engine: &Arc<Engine>, pool: &PagePool, runner: &mut Runner, questions
 }
 
 fn read_prompt(runner: &mut Runner, sequence: &mut Sequence, tokens: &[u32]) {
-    assert!(sequence.begin_prompt(tokens).unwrap().is_empty());
+    assert!(sequence.begin_prompt(tokens, 0).unwrap().is_empty());
     let goal = sequence.tokens().len() + tokens.len();
     for tokens in tokens.chunks(sequence.batch_tokens()) {
         let work = Work {

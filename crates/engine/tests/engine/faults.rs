@@ -143,10 +143,10 @@ impl Group {
         if !member.unread.is_empty() || held + tokens.len() > MOST_TOKENS {
             return;
         }
-        match member.sequence.begin_prompt(&tokens) {
+        match member.sequence.begin_prompt(&tokens, 0) {
             Ok(again) => {
                 assert!(again.is_empty());
-                assert!(member.alone.begin_prompt(&tokens).unwrap().is_empty());
+                assert!(member.alone.begin_prompt(&tokens, 0).unwrap().is_empty());
                 (member.goal, member.unread) = (held + tokens.len(), tokens);
             }
             Err(error) => {

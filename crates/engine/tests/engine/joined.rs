@@ -333,7 +333,7 @@ impl Group {
 impl Member {
     fn begin_prompt(&mut self, tokens: Vec<u32>) {
         let start = self.sequence.tokens().len();
-        assert!(self.sequence.begin_prompt(&tokens).unwrap().is_empty());
+        assert!(self.sequence.begin_prompt(&tokens, 0).unwrap().is_empty());
         self.prompts.push((start, start + tokens.len()));
         self.unread = tokens;
     }

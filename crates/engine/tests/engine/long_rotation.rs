@@ -113,7 +113,7 @@ fn logits_are_those_of_transformers_on_both_sides_of_the_boundary_in_any_context
         let found = largest_difference(session.logits(), &expected);
         assert!(found < 1e-3, "{name}: {found}");
         let again = if name == "phi3-1" { 256 } else { 0 };
-        assert_eq!(session.sequence().turned_tokens(), again);
+        assert_eq!(session.sequence().counts().turned_tokens, again);
     }
 }
 

@@ -30,11 +30,11 @@ fn two_phase_chunks_read_themselves_and_their_memory() {
     let read: usize = (0..300usize)
         .map(|query| query % chunk + 1 + if query >= chunk { memory } else { 0 })
         .sum();
-    assert!((session.sequence().pairs().density() - read as f64 / (300.0 * 301.0 / 2.0)).abs() < 1e-12);
+    assert!((session.sequence().counts().pairs.density() - read as f64 / (300.0 * 301.0 / 2.0)).abs() < 1e-12);
     // The logical batch changes when phases run, not what they read.
     let batches = options(spec, "full").with_batch_tokens(128);
     let batches = session_of(batches, 300, 0);
-    assert!((batches.sequence().pairs().density() - session.sequence().pairs().density()).abs() < 1e-12);
+    assert!((batches.sequence().counts().pairs.density() - session.sequence().counts().pairs.density()).abs() < 1e-12);
     assert!(largest_difference(batches.logits(), session.logits()) <= 1e-5);
     // One chunk is full attention.
     let full = session_of(options("full", "full"), 60, 5);
@@ -53,7 +53,7 @@ fn evicting_policies_see_the_masses_and_keep_to_their_budget() {
         let tight = session_of(options("full", spec), 150, 40);
         assert!(largest_difference(tight.logits(), full.logits()) > 1e-3, "{spec}");
         let (prompt_pairs, causal) = (150.0 * 151.0 / 2.0, 190.0 * 191.0 / 2.0);
-        let read = tight.sequence().pairs().density() * causal - prompt_pairs;
+        let read = tight.sequence().counts().pairs.density() * causal - prompt_pairs;
         assert!(
             read <= 40.0 * f64::from(most) + 1e-6,
             "{spec}: {read} pairs read by 40 tokens"
@@ -132,7 +132,8 @@ fn an_observed_query_keeps_the_exact_mass_of_what_was_read() {
         let (sender, receiver) = std::sync::mpsc::sync_channel(1 << 16);
         session
             .sequence_mut()
-            .observe_audit(move |query| {
+            .observers()
+            .audit(move |query| {
                 let read = query
                     .read
                     .iter()
@@ -162,7 +163,7 @@ fn an_observed_query_keeps_the_exact_mass_of_what_was_read() {
         }
     }
     let mut unaudited = Session::new(&small_engine(options("full", "full"))).unwrap();
-    assert!(unaudited.sequence_mut().observe_audit(|_| ()).is_err());
+    assert!(unaudited.sequence_mut().observers().audit(|_| ()).is_err());
 }
 
 #[test]

@@ -111,7 +111,11 @@ fn through_file(session: Session, path: &Path) -> Session {
 /// Everything that shows: tokens, logits to the bit, density.
 fn state(session: &Session) -> (Vec<u32>, Vec<u32>, f64) {
     let logits = session.logits().iter().map(|logit| logit.to_bits()).collect();
-    (session.tokens().to_vec(), logits, session.sequence().pairs().density())
+    (
+        session.tokens().to_vec(),
+        logits,
+        session.sequence().counts().pairs.density(),
+    )
 }
 
 #[test]
@@ -171,7 +175,10 @@ fn heads_that_auto_has_moved_stay_where_they_stood() {
             (state(&whole), whole.sequence().audit())
         );
     }
-    let [read, causal] = [whole.sequence().pairs().read, whole.sequence().pairs().causal];
+    let [read, causal] = [
+        whole.sequence().counts().pairs.read,
+        whole.sequence().counts().pairs.causal,
+    ];
     assert!(read < causal, "no head has moved");
     let mut fork = session.fork().unwrap();
     let expected = generate(&mut whole, &sampled(30));

@@ -164,5 +164,5 @@ fn density_counts_the_pairs_that_were_read() {
         .map(|query| (0..=query).filter(|&key| key < 4 || query - key < 16).count())
         .sum();
     let causal = 200 * 201 / 2;
-    assert!((session.sequence().pairs().density() - read as f64 / causal as f64).abs() < 1e-12);
+    assert!((session.sequence().counts().pairs.density() - read as f64 / causal as f64).abs() < 1e-12);
 }

@@ -86,7 +86,10 @@ fn answers_are_to_the_bit_those_of_a_session_that_keeps_every_page() {
             "{format:?} {page_tokens}"
         );
         assert!(here.sequence().usage().pages < there.sequence().usage().pages * 3 / 4);
-        assert_eq!(here.sequence().pairs().density(), there.sequence().pairs().density());
+        assert_eq!(
+            here.sequence().counts().pairs.density(),
+            there.sequence().counts().pairs.density()
+        );
     }
 }
 

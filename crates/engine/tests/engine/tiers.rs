@@ -317,7 +317,8 @@ fn audits_and_policies_chosen_by_them_are_the_same_wherever_pages_lie() {
             let log = Arc::clone(&seen);
             session
                 .sequence_mut()
-                .observe_audit(move |query| {
+                .observers()
+                .audit(move |query| {
                     let mass: Vec<u32> = query.mass.iter().map(|mass| mass.to_bits()).collect();
                     log.lock()
                         .unwrap()

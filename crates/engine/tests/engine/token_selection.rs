@@ -86,9 +86,9 @@ fn logits_are_those_of_transformers_on_the_same_tokens() {
             let causal = |tokens: usize| (tokens * (tokens + 1) / 2) as f64;
             let density = (causal(tokens.len()) + causal(selected)) / (2.0 * causal(tokens.len()));
             assert!(
-                (session.sequence().pairs().density() - density).abs() < 1e-9,
+                (session.sequence().counts().pairs.density() - density).abs() < 1e-9,
                 "{} {density}",
-                session.sequence().pairs().density()
+                session.sequence().counts().pairs.density()
             );
         }
     }

@@ -181,7 +181,8 @@ fn audited(
     let shared = Arc::clone(&sums);
     session
         .sequence_mut()
-        .observe_audit(move |query| shared.lock().unwrap_or_else(PoisonError::into_inner).add(query))?;
+        .observers()
+        .audit(move |query| shared.lock().unwrap_or_else(PoisonError::into_inner).add(query))?;
     session.prefill(tokens, &mut |progress| {
         watch(progress.tokens_done / progress.tokens as f64)
     })?;

@@ -93,13 +93,13 @@ impl<'a> Fitted<'a> {
         let mut session = Session::new(&engine)?;
         // Fitting is no part of the cell that waits for it.
         session.prefill(document, &mut |_| watch(0.0))?;
-        let mut pairs = session.sequence().pairs();
+        let mut pairs = session.sequence().counts().pairs;
         if choice.phase == Phase::Decode {
             for token in &steps[..STEPS] {
                 session.advance(*token)?;
                 go_on(&session, watch)?;
             }
-            let after = session.sequence().pairs();
+            let after = session.sequence().counts().pairs;
             pairs = PairCount {
                 read: after.read - pairs.read,
                 causal: after.causal - pairs.causal,

@@ -225,7 +225,7 @@ impl Reader {
         };
         session.truncate(kept)?;
         let vocab = session.engine().model().config().vocab_size;
-        let (start, before) = (Instant::now(), session.sequence().pairs());
+        let (start, before) = (Instant::now(), session.sequence().counts().pairs);
         let mut found = Vec::new();
         session.prefill_with_logits_at(
             &tokens[kept..],
@@ -241,7 +241,7 @@ impl Reader {
             cost.prompts = 1;
             cost.prompt_s = start.elapsed().as_secs_f64();
         }
-        add_since(&mut cost.prompt_pairs, before, session.sequence().pairs());
+        add_since(&mut cost.prompt_pairs, before, session.sequence().counts().pairs);
         Ok((found, cost))
     }
 }
@@ -264,7 +264,7 @@ fn read(
     cost: &mut Cost,
     watch: &mut Watch<'_>,
 ) -> Result<(), EvalError> {
-    let (start, before) = (Instant::now(), session.sequence().pairs());
+    let (start, before) = (Instant::now(), session.sequence().counts().pairs);
     session.prefill(tokens, &mut |progress| {
         watch(progress.tokens_done / progress.tokens as f64)
     })?;
@@ -272,20 +272,20 @@ fn read(
         cost.prompts += 1;
         cost.prompt_s += start.elapsed().as_secs_f64();
     }
-    add_since(&mut cost.prompt_pairs, before, session.sequence().pairs());
+    add_since(&mut cost.prompt_pairs, before, session.sequence().counts().pairs);
     Ok(())
 }
 
 /// Reads tokens one by one, under the decode policy.
 fn step(session: &mut Session, tokens: &[u32], cost: &mut Cost, watch: &mut Watch<'_>) -> Result<(), EvalError> {
-    let (start, before) = (Instant::now(), session.sequence().pairs());
+    let (start, before) = (Instant::now(), session.sequence().counts().pairs);
     for token in tokens {
         session.advance(*token)?;
         go_on(session, watch)?;
     }
     cost.steps += tokens.len();
     cost.steps_s += start.elapsed().as_secs_f64();
-    add_since(&mut cost.step_pairs, before, session.sequence().pairs());
+    add_since(&mut cost.step_pairs, before, session.sequence().counts().pairs);
     Ok(())
 }
 
@@ -295,14 +295,18 @@ fn write(session: &mut Session, prompt: &Prompt, cost: &mut Cost, watch: &mut Wa
         stops: prompt.stops.clone(),
         ..GenerateOptions::default()
     };
-    let (start, before, tokens) = (Instant::now(), session.sequence().pairs(), session.tokens().len());
+    let (start, before, tokens) = (
+        Instant::now(),
+        session.sequence().counts().pairs,
+        session.tokens().len(),
+    );
     let generation = session.generate(&options, &mut |_| watch(1.0))?;
     if generation.stop == StopReason::Interrupted {
         return Err(interrupted(session));
     }
     cost.steps += session.tokens().len() - tokens;
     cost.steps_s += start.elapsed().as_secs_f64();
-    add_since(&mut cost.step_pairs, before, session.sequence().pairs());
+    add_since(&mut cost.step_pairs, before, session.sequence().counts().pairs);
     Ok(generation.text.trim().to_owned())
 }
 

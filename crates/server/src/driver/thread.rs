@@ -325,7 +325,7 @@ fn tell(entries: &mut HashMap<RequestId, Entry>, metrics: &Metrics, logs: bool, 
                 }
                 let finished = Finished {
                     report,
-                    pairs: sequence.pairs(),
+                    pairs: sequence.counts().pairs,
                     audit: sequence.audit(),
                 };
                 metrics.count_finished(&finished, entry.age_s());

@@ -1,0 +1,40 @@
+//! Those who look on at the attention of a sequence.
+
+use std::ops::Range;
+
+use crate::attention::state::AttentionState;
+use crate::attention::watch::AttentionWatch;
+use crate::{AuditedQuery, Engine, EngineError};
+
+/// Lets others look on at the attention of a [`Sequence`](crate::Sequence). Answers do not change by a bit.
+pub struct SequenceObservers<'a> {
+    pub(super) attention: &'a mut AttentionState,
+    pub(super) engine: &'a Engine,
+}
+
+impl SequenceObservers<'_> {
+    /// Shows every query that is audited from now on to `observer`, with the exact mass of every key: a second pass
+    /// over the keys for each of them.
+    ///
+    /// # Errors
+    /// [`EngineError::Option`] where [`SequenceOptions::audit`](crate::SequenceOptions::audit) is off.
+    pub fn audit(self, observer: impl FnMut(&AuditedQuery<'_>) + Send + Sync + 'static) -> Result<(), EngineError> {
+        self.attention.observe_audit(Box::new(observer))
+    }
+
+    /// From now on, sums up where the attention of every query goes in those of the model's `layers` that see the whole sequence, until
+    /// [`take_watch`](Self::take_watch). Each watched layer reads its keys once more.
+    ///
+    /// Tokens are told apart by their places in the cache: the watch is for sequences from which no token has been evicted.
+    pub fn watch(self, layers: Range<usize>) {
+        let whole = self.engine.whole_layers().into_iter();
+        let watched = whole.filter(|(layer, _)| layers.contains(layer));
+        let watched = watched.map(|(layer, cache_layer)| (cache_layer, layer));
+        self.attention.observers.add(AttentionWatch::new(watched.collect()));
+    }
+
+    /// Ends the watch. `None` where there was none.
+    pub fn take_watch(self) -> Option<AttentionWatch> {
+        self.attention.observers.take()
+    }
+}
