@@ -1,4 +1,4 @@
-//! What can go wrong while a model runs.
+//! Failures while a model runs.
 
 use std::path::PathBuf;
 
@@ -25,11 +25,11 @@ pub enum EngineError {
     OutOfDeviceMemory {
         /// The device.
         device: String,
-        /// What the run needs, part by part.
+        /// The needs of the run, part by part.
         parts: String,
-        /// What is free.
+        /// The memory that is free.
         available: String,
-        /// What would fit.
+        /// Changes with which the run would fit.
         advice: String,
     },
     /// The KV cache refused an operation.
@@ -48,9 +48,9 @@ pub enum EngineError {
     Option {
         /// The option: a field of the options of this crate, or a parameter.
         name: &'static str,
-        /// What was given.
+        /// The value that was given.
         value: String,
-        /// What is allowed.
+        /// The values that are allowed.
         requirement: String,
     },
     /// A profile that cannot be read.
@@ -72,13 +72,13 @@ pub enum EngineError {
     /// The prompt does not fit the context.
     #[error("{what} needs {needed} tokens, but the context holds {context}: {advice}")]
     ContextExceeded {
-        /// What did not fit: the prompt, or the prompt and the answer.
+        /// The text that did not fit: the prompt, or the prompt and the answer.
         what: &'static str,
         /// Tokens needed.
         needed: usize,
         /// Tokens the context holds.
         context: usize,
-        /// What would fit.
+        /// Changes with which it would fit.
         advice: String,
     },
     /// A session that another model or other options made.
@@ -89,7 +89,7 @@ pub enum EngineError {
     ForeignSession {
         /// The file.
         path: PathBuf,
-        /// What differs: the model, or an option.
+        /// The part that differs: the model, or an option.
         what: String,
         /// Its value in the file.
         saved: String,
@@ -149,11 +149,11 @@ pub enum EngineError {
     OutOfMemory {
         /// Bytes needed, for people.
         needed: String,
-        /// Where they go.
+        /// The parts that they go to.
         parts: String,
         /// Bytes available, for people.
         available: String,
-        /// What would fit.
+        /// Changes with which it would fit.
         advice: String,
     },
     /// The KV tiers do not hold the context.
@@ -163,9 +163,9 @@ pub enum EngineError {
         tokens: usize,
         /// Bytes of its pages, for people.
         needed: String,
-        /// What is too little.
+        /// The budget that is too small.
         refusal: String,
-        /// What would fit.
+        /// Changes with which it would fit.
         advice: String,
     },
     /// The model has no tokenizer, so it cannot read or write text.
@@ -213,7 +213,7 @@ pub(crate) fn factor(context: usize, maximum: usize) -> usize {
 /// Why a sequence did not get through a pass. It holds what it held before, apart from `again`.
 #[derive(Debug)]
 pub struct Failure {
-    /// What went wrong.
+    /// The error that ended it.
     pub error: EngineError,
     /// Tokens that it has to read again, because recurrent layers could not go back to where they were; all of them where tokens
     /// that were let go could not be in an orderly way.

@@ -1,4 +1,4 @@
-//! What keys and values were made by: they go together only with keys and values of the same origin.
+//! The origin of keys and values: they go together only with keys and values of the same origin.
 
 use riffle_model::Activations;
 use riffle_policy::PolicyRules;

@@ -5,7 +5,7 @@ use std::fmt;
 use riffle_attention::Arithmetic;
 use riffle_policy::Phase;
 
-/// What the attention of prompt tokens does with queries, keys, weights and values on the CPU. Generated tokens attend exactly.
+/// The precision of attention of prompt tokens on the CPU. Generated tokens attend exactly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum AttentionPrecision {
     /// Multiplies in f32.

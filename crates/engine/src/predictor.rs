@@ -1,4 +1,4 @@
-//! What the layer that predicts further tokens keeps of a sequence: keys and values of a layer of its own, one row for each position whose hidden
+//! Rows of a sequence for the layer that predicts further tokens: keys and values of a layer of its own, one row for each position whose hidden
 //! state and next token are known, and the hidden states that wait for their rows.
 //!
 //! Rows only serve guesses. A sequence that goes on from pages or a file without them begins them where it goes on, and one that goes back

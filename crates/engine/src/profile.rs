@@ -147,7 +147,7 @@ impl FromStr for Profile {
     }
 }
 
-/// What is wrong, on one line, with the number of the line where it stands.
+/// The fault on one line, with the number of the line that has it.
 fn fault(text: &str, error: &toml::de::Error) -> String {
     let message = error.message().replace('\n', ", ");
     match error.span().and_then(|span| text.get(..span.start)) {

@@ -12,7 +12,7 @@ pub fn described_activations(config: &ModelConfig, activations: Activations, on_
     most
 }
 
-/// What to tell somebody who asked for `activations` where that changes nothing; `None` where it does what was asked for.
+/// A note for a person whose choice of `activations` changes nothing; `None` where it does as asked.
 pub fn activations_note(config: &ModelConfig, activations: Activations, on_device: bool) -> Option<String> {
     let format = config.weight_format;
     let why = match activations {

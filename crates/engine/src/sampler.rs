@@ -13,7 +13,7 @@ use crate::EngineError;
 /// How the next token is drawn. The steps run in the order of the fields: biases, penalties, top-k, temperature, top-p, min-p.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SamplingOptions {
-    /// What is added to the logits of single tokens.
+    /// Terms added to the logits of single tokens.
     pub logit_bias: Vec<(u32, f32)>,
     /// Logits of tokens among the last [`Self::repeat_window`] are divided (if positive) or multiplied by this; 1 is off.
     pub repeat_penalty: f32,
@@ -53,7 +53,7 @@ impl Default for SamplingOptions {
 }
 
 impl SamplingOptions {
-    /// What a model's own files recommend, and the most likely token where they say nothing.
+    /// The settings of a model's own files; the most likely token where the files say nothing.
     pub fn recommended(defaults: &GenerationDefaults) -> Self {
         let plain = Self::default();
         // A temperature is a recommendation only where the model recommends sampling; a bare "sample" means temperature 1.
@@ -124,7 +124,7 @@ impl SamplingOptions {
     }
 }
 
-/// What a draw looks at beside the logits.
+/// The inputs of a draw beside the logits.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct DrawContext<'a> {
     /// The tokens so far, prompt and answer.
@@ -153,7 +153,7 @@ pub struct Sampler {
     candidates: Vec<Candidate>,
 }
 
-/// Where a sampler stands in its seed's sequence.
+/// The place of a sampler in its seed's sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SamplerState {
     seed: u64,

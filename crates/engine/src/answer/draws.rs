@@ -40,7 +40,7 @@ impl Draws {
         })
     }
 
-    /// Where the draws stand.
+    /// The state of the draws.
     pub(super) fn state(&self) -> SamplerState {
         self.sampler.state()
     }

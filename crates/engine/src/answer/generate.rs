@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::{AnswerForm, DraftCount, DraftSpec, SamplingOptions};
 
-/// What to generate and when to stop.
+/// The length, draws and ends of an answer.
 #[derive(Debug, Clone)]
 pub struct GenerateOptions {
     /// Tokens to generate at most.
@@ -26,7 +26,7 @@ pub struct GenerateOptions {
     pub probabilities: Option<usize>,
     /// The form that the answer has to have.
     pub form: Option<Arc<dyn AnswerForm>>,
-    /// What guesses tokens, so that several are read in one pass. The answer is the same to the byte.
+    /// The source of guesses, so that several tokens are read in one pass. The answer is the same to the byte.
     pub draft: DraftSpec,
 }
 
@@ -74,7 +74,7 @@ impl fmt::Display for StopReason {
     }
 }
 
-/// What was generated.
+/// A generated answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Generation {
     /// The text, without stop strings and special tokens.
@@ -83,6 +83,6 @@ pub struct Generation {
     pub tokens: Vec<u32>,
     /// Why it ended.
     pub stop: StopReason,
-    /// What was drafted of it.
+    /// Its drafts.
     pub drafts: DraftCount,
 }

@@ -166,7 +166,7 @@ impl Answer {
         Ok(tail)
     }
 
-    /// What was generated.
+    /// The answer as generated.
     pub(crate) fn end(self, stop: StopReason) -> Generation {
         Generation {
             drafts: DraftCount::default(),

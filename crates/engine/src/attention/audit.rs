@@ -19,7 +19,7 @@ const RUN: usize = 8;
 /// Steps of the histogram of kept mass, from nothing to all.
 const STEPS: usize = 1000;
 
-/// What was kept, over all sampled queries of all audited layers.
+/// The share of the exact mass that was kept, over all sampled queries of all audited layers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct AuditReport {
@@ -41,7 +41,7 @@ pub struct AuditReport {
     pub heads: Vec<HeadAudit>,
 }
 
-/// What one query head kept.
+/// The share of the exact mass that one query head kept.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct HeadAudit {
     /// Its layer.

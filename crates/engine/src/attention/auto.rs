@@ -18,7 +18,7 @@ pub(crate) struct Auto {
     places: Vec<HeadRung>,
 }
 
-/// Where a head stands: every miss moves it one rung up and doubles the wait before a cheaper one is tried again.
+/// The rung of a head: every miss moves it one rung up and doubles the wait before a cheaper one is tried again.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 struct HeadRung {
     rung: usize,
@@ -28,7 +28,7 @@ struct HeadRung {
     wait: u32,
 }
 
-/// Where every head stands, for a session's file. Rungs are told in full: their order depends on the context and on what
+/// The rungs of all heads, for a session's file. Rungs are told in full: their order depends on the context and on what
 /// was measured of the machine.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct AutoState {
@@ -53,7 +53,7 @@ impl Auto {
             .collect();
         let is_dense = |spec: &PolicySpec| spec.info().traits.dense;
         rungs.sort_by(|a, b| a.0.total_cmp(&b.0).then(is_dense(&a.1).cmp(&is_dense(&b.1))));
-        // What costs more than full attention has no place below it.
+        // A policy that costs more than full attention has no place below it.
         let full = rungs.iter().position(|(_, spec)| is_dense(spec));
         rungs.truncate(full.map_or(rungs.len(), |full| full + 1));
         let start = HeadRung {

@@ -37,7 +37,7 @@ pub struct CachedAttentionOptions {
     pub audit: bool,
 }
 
-/// What a layer does with its rows.
+/// The work of a layer on its rows.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerCall {
     /// The layer, among those with keys and values.
@@ -76,7 +76,7 @@ pub struct CachedAttention {
     /// Tokens that each layer has read.
     tokens: Vec<usize>,
     partials: Vec<Partial>,
-    /// What the first of two phases has read.
+    /// Partials of the first of two phases.
     own: Vec<Partial>,
 }
 
@@ -128,7 +128,7 @@ impl CachedAttention {
         self.tokens.get(layer).copied().unwrap_or(0)
     }
 
-    /// What the cache holds.
+    /// Pages and bytes of the cache, by tier.
     pub fn usage(&self) -> KvUsage {
         self.state.cache.usage()
     }

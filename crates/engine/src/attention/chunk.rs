@@ -58,7 +58,7 @@ impl LayerStep {
             .map(|sinks| &sinks[kv_head * group..(kv_head + 1) * group])
     }
 
-    /// Where a token of the rows stands in a KV head.
+    /// The place of a token of the rows in a KV head.
     pub(crate) fn head_slot(&self, input: &LayerRows<'_>, token: usize, kv_head: usize) -> usize {
         let HeadSlot(slot) = head_slot(input.slot.after(token), self.evicted_tokens[kv_head]);
         slot
@@ -73,7 +73,7 @@ pub(crate) struct Chunk<'a> {
     pub(crate) tokens: Range<usize>,
     /// The rows of the batch in which they lie.
     pub(crate) batch_rows: Range<usize>,
-    /// What may be read, by KV head.
+    /// The tokens that may be read, by KV head.
     pub(crate) contexts: Vec<SelectContext<'a>>,
     /// KV head by KV head.
     pub(crate) tiles: Vec<Tile<'a>>,
@@ -84,7 +84,7 @@ pub(crate) struct Chosen<'q> {
     pub(crate) chunk: Chunk<'q>,
     /// By tile.
     pub(crate) selections: Vec<Selection>,
-    /// What the first of two phases has read, by tile; empty where there is one.
+    /// Selections of the first of two phases, by tile; empty where there is one phase.
     pub(crate) own: Vec<Selection>,
     /// Rows that also read everything and correct those after them.
     pub(crate) dense_rows: Vec<DenseRow>,
@@ -101,12 +101,12 @@ pub(crate) struct Chosen<'q> {
 }
 
 impl Chosen<'_> {
-    /// What the tiles read in one phase or two.
+    /// The selections of the tiles, in one phase or two.
     pub(crate) fn phases(&self) -> [&[Selection]; 2] {
         [&self.own, &self.selections]
     }
 
-    /// What its tiles read of keys, where scans of policies do not give it.
+    /// The keys that its tiles read, where scans of policies do not give them.
     pub(crate) fn reads(&self) -> reading::Reads<'_> {
         reading::Reads::new(&self.chunk, &self.selections, &self.scans)
     }

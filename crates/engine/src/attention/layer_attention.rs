@@ -209,7 +209,7 @@ impl LayerAttention {
         self.state.truncate(tokens);
     }
 
-    /// Where the time of all chunks so far went; waits for the device.
+    /// The time of all chunks so far, by part; waits for the device.
     ///
     /// # Errors
     /// A device that fails.
@@ -223,7 +223,7 @@ impl LayerAttention {
         self.state.counters.pairs
     }
 
-    /// What has travelled to the device and back so far.
+    /// Bytes and pages that have travelled to the device and back so far.
     pub fn transferred(&self) -> TransferCount {
         self.state.reader.transferred()
     }

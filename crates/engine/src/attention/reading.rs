@@ -12,7 +12,7 @@ use crate::EngineError;
 use crate::attention::chunk::Chunk;
 use crate::attention::tiles::{Tile, rows_from};
 
-/// What the tiles of a chunk read, and the key scores that policies computed: where a scan covers a tile, its keys are not
+/// The selections of a chunk's tiles, and the key scores that policies computed: where a scan covers a tile, its keys are not
 /// scored again.
 pub(crate) struct Reads<'r> {
     chunk: &'r Chunk<'r>,
@@ -20,7 +20,7 @@ pub(crate) struct Reads<'r> {
     selections: &'r [Selection],
     /// By tile.
     scans: Vec<Option<&'r Scan>>,
-    /// What scanned tiles read by their keys.
+    /// The selection of scanned tiles, which read no keys.
     nothing: Selection,
 }
 
@@ -47,7 +47,7 @@ impl<'r> Reads<'r> {
         })
     }
 
-    /// What is read of some pages by their keys; nothing for tiles that are scanned.
+    /// Jobs over the keys of some pages; none for tiles that are scanned.
     fn jobs<'j>(&'j self, pages: &'j [Vec<PageView<'j>>]) -> impl Iterator<Item = AttendJob<'j>> {
         let tiles = self.chunk.tiles.iter().zip(self.selections).zip(&self.scans);
         tiles.map(|((tile, selection), scan)| AttendJob {
@@ -277,7 +277,7 @@ fn add_masses(
     })
 }
 
-/// What the policies of a chunk's layer ask for; without `partials` the log-sum-exp of what was read lies elsewhere.
+/// The observations that policies of a chunk's layer ask for; without `partials` the log-sum-exp of what was read lies elsewhere.
 pub(crate) fn observed<'c>(
     policies: &mut PolicySet,
     chunk: &Chunk<'c>,
@@ -306,7 +306,7 @@ pub(crate) fn wanted_by(
     })
 }
 
-/// What the tile of a place reads, in each phase.
+/// The selections of the tile of a place, one for each phase.
 pub(crate) fn named(selections: [&[Selection]; 2], place: usize) -> impl Iterator<Item = &Selection> {
     selections
         .into_iter()
@@ -375,7 +375,7 @@ pub(crate) fn show(
     })
 }
 
-/// What one policy asks for of a chunk.
+/// The observations that one policy asks for of a chunk.
 pub(crate) struct Observed<'c> {
     pub(crate) kv_head: usize,
     from: usize,

@@ -21,9 +21,9 @@ pub(crate) struct RoundRows<'a> {
     pub(crate) input: LayerRows<'a>,
     /// Rows of a chunk of a prompt.
     pub(crate) chunk_tokens: usize,
-    /// Those of the round: a chunk of a prompt, or generated rows, each of which selects by itself.
+    /// The rows of the round: a chunk of a prompt, or generated rows, each of which selects by itself.
     pub(crate) rows: Range<usize>,
-    /// What the first of two phases has read, chunk by chunk.
+    /// Partials of the first of two phases, chunk by chunk.
     pub(crate) own: &'a mut Vec<Partial>,
     pub(crate) failure: &'a mut Option<EngineError>,
 }

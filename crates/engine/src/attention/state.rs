@@ -26,7 +26,7 @@ pub(crate) struct Policies {
     pub(crate) watchers: Option<PolicySet>,
 }
 
-/// What decides how a layer's attention is cut into pieces.
+/// The properties of a layer that decide how its attention is cut into pieces.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LayerTraits {
     /// True if a prompt's chunks attend in two phases.
@@ -142,7 +142,7 @@ impl AttentionState {
         &*self.reader
     }
 
-    /// What decides how the attention of a layer of the cache is cut, on which policies act.
+    /// The properties that decide how the attention of a layer of the cache is cut, on which policies act.
     pub(crate) fn layer_traits(&self, cache_layer: usize, phase: Phase) -> LayerTraits {
         let policies = self.policies.of(phase).layer(cache_layer);
         LayerTraits {

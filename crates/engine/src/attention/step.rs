@@ -334,7 +334,7 @@ impl AttentionState {
         }
     }
 
-    /// Where the policies of the other phase will rank blocks by bounds that a device keeps, takes new keys into these while
+    /// Takes new keys into the bounds that a device keeps, where policies of the other phase will rank blocks by them, while
     /// their pages are there.
     fn extend_watched_bounds(
         &mut self,

@@ -26,7 +26,7 @@ pub(crate) struct Heads {
     pub(crate) is_latent: bool,
 }
 
-/// What a cache holds of a layer of this attention.
+/// The shape in which a cache holds a layer of this attention.
 pub(crate) fn cached_shape(shape: &AttentionShape) -> LayerShape {
     LayerShape {
         kv_heads: shape.kv_heads,
@@ -62,7 +62,7 @@ impl Heads {
         }
     }
 
-    /// What a cache holds of the layer.
+    /// The shape in which a cache holds the layer.
     pub(crate) fn cached(&self) -> LayerShape {
         LayerShape {
             kv_heads: self.kv_heads,

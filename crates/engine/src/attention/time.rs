@@ -2,7 +2,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-/// Where the time of attention went, by the clock on the wall, over all layers.
+/// The time of attention by part, by the clock on the wall, over all layers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct AttentionTime {

@@ -35,7 +35,7 @@ enum State {
     Done,
 }
 
-/// What a piece of a compression came to.
+/// The outcome of a piece of a compression.
 pub(crate) enum CompressStep {
     /// The caller reads these tokens as a prompt into this scratch sequence, and then calls [`Compression::take_back`].
     Read(Box<Sequence>, Vec<u32>),

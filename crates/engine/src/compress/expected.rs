@@ -29,13 +29,13 @@ pub(super) struct Sample {
     moments: Option<Moments>,
 }
 
-/// What a page's keys may expect: the exponent for each query head of the group, `[group, tokens]`, and the norms of the values.
+/// Expectations of a page's keys: the exponent for each query head of the group, `[group, tokens]`, and the norms of the values.
 struct PageScores {
     exponents: Vec<f32>,
     norms: Vec<f32>,
 }
 
-/// What turns keys into exponents.
+/// The terms that turn keys into exponents.
 struct Expectation<'a> {
     heads: Heads,
     scale: f32,
@@ -119,7 +119,7 @@ impl Sample {
     }
 }
 
-/// What the pages of a layer may expect, by KV head in order, wherever they lie.
+/// Expectations of the pages of a layer, by KV head in order, wherever they lie.
 fn page_scores(
     cache: &mut KvCache,
     layer: usize,

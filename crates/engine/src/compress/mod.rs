@@ -30,7 +30,7 @@ pub(crate) use compression::{CompressStep, Compression};
 pub use options::{CompressMethod, CompressOptions, Spread};
 pub use repeat::RepeatPrompt;
 
-/// What a compression kept and freed.
+/// Pairs and bytes that a compression kept and freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Compressed {

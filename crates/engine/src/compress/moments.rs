@@ -43,7 +43,7 @@ struct HeadSums {
     products: Vec<f64>,
 }
 
-/// What the queries of one head are like, over the positions where they are expected.
+/// Moments of the queries of one head, over the positions where they are expected.
 pub(super) struct QueryDistribution {
     /// `[head_dim]`
     pub(super) mean: Vec<f32>,

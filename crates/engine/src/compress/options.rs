@@ -29,7 +29,7 @@ pub enum CompressMethod {
     KvZip {
         /// Tokens of the text that are repeated at a time.
         chunk_tokens: usize,
-        /// What asks the model to repeat; `None` for the words of [`RepeatPrompt::of`].
+        /// The request that asks the model to repeat; `None` for the words of [`RepeatPrompt::of`].
         prompt: Option<RepeatPrompt>,
     },
     /// Queries are taken to be normally distributed, which gives the attention that a key can expect in closed form; a pair's score
@@ -46,11 +46,11 @@ pub enum CompressMethod {
 /// Scope within which the best pairs are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Spread {
-    /// Those of all layers and KV heads: each head keeps what it needs.
+    /// The pairs of all layers and KV heads: each head keeps what it needs.
     Model,
-    /// Those of a layer: all layers keep as much.
+    /// The pairs of a layer: all layers keep as much.
     Layer,
-    /// Those of a KV head: all heads keep as much.
+    /// The pairs of a KV head: all heads keep as much.
     Head,
 }
 

@@ -16,7 +16,7 @@ const CASES: [&str; 3] = [
     "group4-dim80-llama3-f16",
 ];
 
-/// What kvpress found for a model: tokens of the text, scores `[layers, kv_heads, tokens]` and which pairs it keeps.
+/// The results of kvpress for a model: tokens of the text, scores `[layers, kv_heads, tokens]` and which pairs it keeps.
 struct Oracle {
     tokens: Vec<u32>,
     scores: Vec<f32>,

@@ -1,4 +1,4 @@
-//! Where a model computes: on the CPU, or on a device that holds its weights.
+//! The place where a model computes: the CPU, or a device that holds its weights.
 //!
 //! Each place is an implementation of [`Compute`] with its batches, a [`ModelForward`]. Nothing above asks which one it has.
 
@@ -58,14 +58,14 @@ pub(crate) trait ModelForward: Send {
         rotation: Rotation,
     ) -> Result<bool, EngineError>;
 
-    /// What the layer under way attends with, of all rows projected so far; `None` for a recurrent layer.
+    /// The queries, keys and output of the layer under way, of all rows projected so far; `None` for a recurrent layer.
     fn projected(&mut self) -> Option<ProjectedLayer<'_>>;
 
     /// Brings rows of [`ProjectedLayer::output`] to where the model goes on from.
     fn take_output(&mut self, rows: Range<usize>) -> Result<(), EngineError>;
 }
 
-/// What a layer of a batch attends with, rotated as caches hold it, and room for the result.
+/// The input of a layer's attention, rotated as caches hold it, and room for the result.
 pub(crate) struct ProjectedLayer<'a> {
     // [rows, heads, key_width]
     pub(crate) queries: &'a [f32],

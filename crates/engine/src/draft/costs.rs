@@ -22,7 +22,7 @@ const DISK_BYTE_NS: f64 = 1.0;
 /// query of one row and head, and of the value that it weighs (f16 with AVX2, 8,192 and 32,768 tokens).
 const KEY_BYTE_NS: f64 = 0.08;
 const ELEMENT_NS: f64 = 0.06;
-/// What the mass of a row's keys and the choice among them take, beside the row's attention (AVX-512, 16,384 and 32,768 tokens).
+/// The time of the mass of a row's keys and of the choice among them, beside the row's attention (AVX-512, 16,384 and 32,768 tokens).
 const LOOK: f64 = 1.5;
 /// Time of linear layers of [`TABLE_WEIGHT_BYTES`] by rows of the pass, beside one row: with AVX-512 (Qwen2.5-Coder-1.5B in Q4_K), and with
 /// other instructions (SmolLM2-135M in Q4_1 with AVX2). More rows are on the line through the last two.
@@ -31,7 +31,7 @@ const LINEAR_ROWS: [f64; 8] = [1.0, 1.05, 1.55, 2.05, 2.45, 2.8, 3.15, 3.45];
 /// Bytes of a weight of four bits with its part of a scale.
 const TABLE_WEIGHT_BYTES: f64 = 0.6;
 
-/// Where the tokens of a draft come from, for their costs.
+/// The source of the tokens of a draft, for their costs.
 pub(super) enum Drafts<'a> {
     /// The text: they cost nothing.
     Text,

@@ -24,7 +24,7 @@ const HOPED: f64 = 0.95;
 /// Passes that the drafts of an answer may lose: so many at first, and so many more for each pass of the answer.
 const LOSS: [f64; 2] = [1.0, 0.02];
 
-/// What drafting costs, in passes over one token.
+/// The cost of drafting, in passes over one token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Costs {
     /// A pass, by the rows that it verifies behind the first.
@@ -54,7 +54,7 @@ impl Offer {
     pub(super) const NONE: Self = Self { tokens: 0, rate: WORTH };
 }
 
-/// What the drafts of an answer cost and what they brought, in passes over one token.
+/// The cost and the yield of the drafts of an answer, in passes over one token.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Balance {
     passes: usize,

@@ -67,7 +67,7 @@ pub(crate) struct Drafter {
     pub(crate) count: DraftCount,
 }
 
-/// Where a draft comes from.
+/// The source of a draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
     /// A match of this class.
@@ -170,7 +170,7 @@ impl Drafter {
         }
     }
 
-    /// What drafts where the text does not.
+    /// The source that drafts where the text does not.
     fn source_beside_text(&self) -> Option<Source> {
         let named = [
             (self.own.is_some(), Source::Own),

@@ -1,4 +1,4 @@
-//! Where the latest tokens of a text stood before, and what followed them.
+//! Earlier places of the latest tokens of a text, and the tokens that followed them.
 //!
 //! A chain links every position to the latest position before it behind the same two tokens, as compressors of the Lempel-Ziv family do
 //! ("prompt lookup", without a bound on the length of a match). It takes some 20 bytes a token; a suffix automaton takes more than a hundred.

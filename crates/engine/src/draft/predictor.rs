@@ -200,7 +200,7 @@ mod tests {
     /// Largest difference of logits, which deviate by 1.3: rows are held in f16.
     const TOLERANCE: f32 = 2e-3;
 
-    /// What `transformers` computes (`make_predictor_vectors.py` of the model's crate).
+    /// The results of `transformers` (`make_predictor_vectors.py` of the model's crate).
     struct Expected {
         tokens: Vec<u32>,
         drafted: Vec<u32>,

@@ -33,7 +33,7 @@ pub struct Engine {
     predictor_room: Option<Arc<PredictorRoom>>,
 }
 
-/// What does not depend on the options but the device.
+/// The loaded model: of the options it depends on the device alone.
 struct Loaded {
     outline: ModelOutline,
     compute: Box<dyn Compute>,
@@ -151,7 +151,7 @@ impl Engine {
         Ok(Arc::new(engine))
     }
 
-    /// Where the model was loaded from.
+    /// The path that the model was loaded from.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -214,7 +214,7 @@ impl Engine {
         &self.plan
     }
 
-    /// What the options come to.
+    /// The shapes and budgets that follow from the options.
     pub(crate) fn resolved(&self) -> &Resolved {
         &self.resolved
     }
@@ -309,7 +309,7 @@ impl Engine {
         self.loaded.chat_template.as_ref()
     }
 
-    /// Where the time of loading went.
+    /// The time of loading, by part.
     pub fn load_times(&self) -> LoadTimes {
         self.loaded.load_times
     }

@@ -24,7 +24,7 @@ pub(crate) struct Pass {
     /// Rows whose linear work is done in one piece.
     blocks: Vec<Range<usize>>,
     layer: usize,
-    /// Where it ends.
+    /// The layer before which it ends.
     layers: usize,
     /// States of segments of the batch that are not one for each sequence, of models without recurrent layers.
     empty_states: Vec<RecurrentState>,
@@ -41,7 +41,7 @@ struct Segment {
     slot: Slot,
     phase: Phase,
     goal: usize,
-    /// What the rows read of their own chunks, in layers whose policies attend in two phases.
+    /// Partials of the rows over their own chunks, in layers whose policies attend in two phases.
     own: Vec<Partial>,
     failure: Option<EngineError>,
     /// Tokens of the sequence that it lost when room was made in it.

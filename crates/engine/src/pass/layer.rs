@@ -40,7 +40,7 @@ pub(super) fn layer_step(sequence: &Sequence, layer: usize, phase: Phase, goal: 
     }
 }
 
-/// What decides how the attention of a layer of the model is cut.
+/// The properties that decide how the attention of a layer of the model is cut.
 pub(super) fn layer_traits(sequence: &Sequence, layer: usize, phase: Phase) -> LayerTraits {
     let model = sequence.engine().model();
     let config = model.config();

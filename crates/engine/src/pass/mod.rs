@@ -4,7 +4,7 @@
 //! finishes the layer. A pass goes on in pieces: rows of linear work, or a chunk of one prompt's attention. Between two pieces
 //! the caller may do other work, which bounds how long anybody waits for it.
 //!
-//! What a sequence computes does not depend on the others in the pass.
+//! The result of a sequence does not depend on the others in the pass.
 
 mod awake;
 mod job;

@@ -37,7 +37,7 @@ impl SelectedRows<'_> {
     }
 }
 
-/// What the lower layers leave of a prompt.
+/// The hidden states that the lower layers leave of a prompt.
 struct LowerLayers {
     // [tokens, hidden_size]
     hidden: Vec<f32>,

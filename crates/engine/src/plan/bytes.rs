@@ -1,4 +1,4 @@
-//! What the machine has.
+//! The memory that the machine has.
 
 /// Bytes this process may still use: what the system has available, within its control group's limit.
 pub fn available_memory_bytes() -> u64 {

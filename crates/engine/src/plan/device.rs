@@ -1,4 +1,4 @@
-//! What a run needs of a device's memory.
+//! Device memory that a run needs.
 
 use riffle_device::{ComputeDevice, RoomOptions};
 use riffle_model::ModelConfig;
@@ -116,7 +116,7 @@ impl DevicePlan {
     }
 }
 
-/// What the room on a device is made for that all sequences share.
+/// The settings of the room on a device that all sequences share.
 pub(super) fn room_options(
     (config, shape): (&ModelConfig, CacheShape),
     options: &EngineOptions,

@@ -47,9 +47,9 @@ pub struct MemoryPlan {
     pub window_layers: usize,
     /// See [`Self::window_layers`].
     pub window_tokens: usize,
-    /// Where they lie then.
+    /// The tiers that hold them then.
     pub kv_tiers: TierPlan,
-    /// Where the model computes on a device: what that needs there. The parts beside it are of main memory.
+    /// The needs of the device that computes the model, if one does. The parts beside it are of main memory.
     pub device: Option<DevicePlan>,
     /// Bytes of the recurrent layers' state and the copies a session keeps of it; the same for every context.
     pub recurrent_bytes: u64,
@@ -59,14 +59,14 @@ pub struct MemoryPlan {
     pub total_bytes: u64,
     /// Bytes the run may use.
     pub available_bytes: u64,
-    /// What the process takes beside these: its program, the tokenizer, the prompt's text.
+    /// Bytes that the process takes beside these: its program, the tokenizer, the prompt's text.
     pub process: ProcessPlan,
     /// Longest context that fits in [`Self::available_bytes`] and in the tiers, at most what the model supports; 0 if none
     /// does.
     pub largest_context_tokens: usize,
     /// Options with which a plan that does not fit would fit; empty for one that does.
     pub advice: String,
-    /// Those of these options that leave the context as long as it is.
+    /// The options among these that leave the context as long as it is.
     pub options_for_context: Vec<String>,
 }
 
@@ -172,7 +172,7 @@ pub(crate) struct Planner<'a> {
     has_weights: bool,
 }
 
-/// What depends on the length of the context.
+/// The parts of a plan that depend on the length of the context.
 struct Parts {
     scratch_bytes: u64,
     process: ProcessPlan,
@@ -330,7 +330,7 @@ fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) 
     };
     let attention = (0..config.layers).map(of_layer).max().unwrap_or(0);
     let floats = batch * config.hidden_size + attention + config.hidden_size;
-    // What a session keeps of its sequence, a fork keeps as well.
+    // A fork keeps as much of its sequence as a session does.
     let kept = (context * size_of::<u32>()) as u64
         + (config.vocab_size * size_of::<f32>()) as u64
         + stored_bytes(config, options, context);

@@ -1,4 +1,4 @@
-//! What the process takes beside weights, pages and scratch: its program, the tokenizer and the prompt's text.
+//! Bytes that the process takes beside weights, pages and scratch: its program, the tokenizer and the prompt's text.
 
 use riffle_model::ModelInfo;
 use serde::Serialize;

@@ -1,4 +1,4 @@
-//! What options come to for one model: worked out once, when an engine is made.
+//! Shapes and budgets that follow from options and one model: worked out once, when an engine is made.
 
 use riffle_device::RoomOptions;
 use riffle_kv::{CacheShape, KvError, KvTiers};
@@ -14,18 +14,18 @@ use crate::attention::rotation::Rotation;
 pub(crate) struct Resolved {
     /// Of the caches of all sequences.
     pub(crate) cache: CacheShape,
-    /// What policies are built for.
+    /// The shapes that policies are built for.
     pub(crate) policy: Vec<PolicyShape>,
-    /// Where pages may lie, with their budgets.
+    /// The tiers in which pages may lie, with their budgets.
     pub(crate) tiers: KvTiers,
     /// Which planes hold rotated heads.
     pub(crate) rotation: Rotation,
-    /// What the room on the device is made for, where one computes.
+    /// The settings of the room on the device, if one computes.
     pub(crate) room: Option<RoomOptions>,
 }
 
 impl Resolved {
-    /// What options come to under a plan that fits.
+    /// The shapes and budgets of a plan that fits.
     pub(crate) fn new(config: &ModelConfig, options: &EngineOptions, plan: &MemoryPlan) -> Result<Self, KvError> {
         let cache = cache_shape(config, options)?;
         let room = plan.device.as_ref().map(|device| {

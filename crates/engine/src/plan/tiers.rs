@@ -1,4 +1,4 @@
-//! Where the pages of a context will lie.
+//! The tiers in which the pages of a context will lie.
 
 use riffle_kv::{CacheShape, KvTiers, Outlook};
 use riffle_model::ModelConfig;
@@ -23,7 +23,7 @@ pub struct TierPlan {
     pub ram_budget_bytes: Option<u64>,
     /// Bytes that the nearest tier needs at least.
     pub least_near_bytes: u64,
-    /// What is too little.
+    /// The budget that is too small.
     pub refusal: Option<String>,
 }
 

@@ -11,13 +11,13 @@ use serde::Serialize;
 use crate::run::session_file::SessionFile;
 use crate::{CompressOptions, Compressed, Engine, EngineError, PrefillProgress, SessionReport};
 
-/// What became of a session that was compressed.
+/// The outcome of compressing a session.
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct CompressReport {
-    /// What compressed it, as `kvzip:0.3`.
+    /// The method and the share, as `kvzip:0.3`.
     pub compress: String,
-    /// What was kept and freed.
+    /// Pairs that were kept and freed.
     #[serde(flatten)]
     pub compressed: Compressed,
     /// Milliseconds that it took.

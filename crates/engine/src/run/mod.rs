@@ -38,17 +38,17 @@ pub struct RunRequest {
     /// The prompt comes from a document: special tokens that it spells are text, unless `chat` is off and the prompt is the whole
     /// input of the model.
     pub is_document: bool,
-    /// What to generate.
+    /// The length, draws and ends of the answer.
     pub generate: GenerateOptions,
     /// A file the session is restored from, if it is there, and saved to.
     pub session: Option<PathBuf>,
-    /// Where beginnings that were read before are looked up, and this prompt's beginning is kept.
+    /// The cache in which beginnings that were read before are looked up, and this prompt's beginning is kept.
     pub prefix_cache: Option<PrefixCacheOptions>,
     /// A store of beginnings that other processes and machines share: looked in behind the prefix cache.
     pub shared_store: Option<SharedStoreOptions>,
 }
 
-/// What happens while a run is under way. Breaking ends the run.
+/// An event while a run is under way. Breaking ends the run.
 #[derive(Debug, Clone, Copy)]
 pub enum RunEvent<'a> {
     /// The chat template is rendered; sent every few milliseconds of a long rendering.
@@ -79,7 +79,7 @@ pub struct RunReport {
     pub generated_tokens: usize,
     /// How many of them were drafted before.
     pub drafts: DraftCount,
-    /// Where the time of loading the model went, before the session was opened.
+    /// The time of loading the model, by part, before the session was opened.
     pub load: LoadTimes,
     /// Milliseconds from opening the session to the first generated token.
     pub time_to_first_token_ms: f64,
@@ -89,7 +89,7 @@ pub struct RunReport {
     pub decode_tokens_per_s: f64,
     /// Share of causal query-key pairs that attention read.
     pub density: f64,
-    /// Where the time of attention went while the prompt was read.
+    /// The time of attention while the prompt was read, by part.
     pub prefill_attention: AttentionTime,
     /// As well while the answer was written.
     pub decode_attention: AttentionTime,
@@ -104,11 +104,11 @@ pub struct RunReport {
     pub prefill_dense_below: usize,
     /// As well by the decode policy.
     pub decode_dense_below: usize,
-    /// What was kept of the true attention, where an audit was asked for.
+    /// The share of the true attention that was kept, where an audit was asked for.
     pub audit: Option<AuditReport>,
     /// True if the prompt was wrapped in the model's chat template.
     pub chat_template_applied: bool,
-    /// What the KV cache held at the end.
+    /// The KV cache at the end.
     pub kv: KvReport,
     /// The session's file, where there is one.
     pub session: Option<SessionReport>,
@@ -243,7 +243,7 @@ pub fn run(
     })
 }
 
-/// Where beginnings lie beyond the session's file: on disk, and in a store that others share.
+/// Beginnings beyond the session's file: on disk, and in a store that others share.
 type Beyond<'a> = (Option<&'a mut MeasuredPrefixCache>, Option<&'a mut SharedPrefixes>);
 
 /// The session that a run goes on with, and how many tokens of its prompt need not be read: from the session's file or, where that

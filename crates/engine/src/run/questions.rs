@@ -15,7 +15,7 @@ use crate::{
 /// Questions that are answered at a time at most: beyond it a pass costs nearly as much more as it answers more.
 const MOST_AT_ONCE: usize = 8;
 
-/// What `build` makes of `options` for as many of the questions at a time as it accepts, where these are more than the options ask
+/// The result of `build` for as many of the questions at a time as it accepts, where these are more than the options ask
 /// for.
 fn widest<T>(
     options: &EngineOptions,
@@ -137,7 +137,7 @@ struct Asked {
     questions: Vec<Question>,
     /// Why the prefix cache cannot be used any more.
     lost: Option<EngineError>,
-    /// What the shared store had to say.
+    /// Lines of the shared store.
     notices: Vec<String>,
 }
 

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::{Engine, EngineError, Session};
 
-/// What became of a session's file.
+/// The outcome of saving a session's file.
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct SessionReport {

@@ -30,7 +30,7 @@ struct ScratchReading {
     pass: Option<Pass>,
 }
 
-/// What came of a piece of a compression.
+/// The outcome of a piece of a compression.
 enum Outcome {
     GoesOn,
     Reads(f64),
@@ -58,7 +58,7 @@ impl Scheduler {
         if !self.make_room(wanted) {
             return Err(EngineError::NoRoom("what is read to compress the session"));
         }
-        // What is compressed is no longer what the file holds.
+        // The compressed sequence is no longer the one in the file.
         session.file = None;
         let id = self.next_id();
         self.compressing.push_back(Compressing {

@@ -1,4 +1,4 @@
-//! What a scheduler holds of texts, and where: told as changes to whoever routes requests by it.
+//! The texts that a scheduler holds, and their tiers: told as changes to whoever routes requests by it.
 
 use crate::sharing::beginning::serves_others;
 use std::collections::hash_map::Entry;
@@ -15,7 +15,7 @@ use crate::{Engine, EngineError, Sequence, SequenceOptions};
 /// How long a change that another process makes to the prefix cache may go unseen.
 const LISTING_PAUSE: Duration = Duration::from_secs(10);
 
-/// What is held of a block of text.
+/// The parts of a block of text that are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HeldKind {
     /// Keys and values of all its tokens.
@@ -24,25 +24,25 @@ pub enum HeldKind {
     RecurrentState,
 }
 
-/// What has changed of the blocks of text that requests can go on from.
+/// A change of the blocks of text that requests can go on from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HoldingChange {
     /// A block is held.
     Stored {
         /// The block.
         block: TextBlock,
-        /// Where it lies.
+        /// The tier in which it lies.
         tier: RowTier,
-        /// What is held of it.
+        /// The parts of it that are held.
         kind: HeldKind,
     },
     /// A block is not held there any more.
     Removed {
         /// Its key.
         key: u128,
-        /// Where it lay.
+        /// The tier in which it lay.
         tier: RowTier,
-        /// What was held of it.
+        /// The parts of it that were held.
         kind: HeldKind,
     },
 }
@@ -182,7 +182,7 @@ impl Holdings {
 }
 
 impl Scheduler {
-    /// What has changed of the blocks of text that requests can go on from since this was last called, in order; nothing where
+    /// The changes of blocks of text that requests can go on from, since this was last called, in order; nothing where
     /// [`SchedulerOptions::tells_holdings`](crate::SchedulerOptions::tells_holdings) is off. After applying all changes a caller knows
     /// what is held in memory now, and what the prefix cache on disk held when it was last written to or ten seconds ago.
     ///

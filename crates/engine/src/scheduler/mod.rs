@@ -4,7 +4,7 @@
 //! one pass through the weights, or a piece of one prompt pass (a chunk of attention in one layer, or the linear work of as many
 //! rows). So an answer waits for one piece and one step at most between two of its tokens, however long a prompt is.
 //!
-//! What it keeps to:
+//! Its rules:
 //!
 //! - A request that can never fit is refused when it is submitted; one that fits later waits. Requests are admitted by priority,
 //!   then first come, first served. Whoever was admitted has pages for its prompt and a slice of its answer, and gets further slices.
@@ -97,7 +97,7 @@ pub struct Scheduler {
     disk: Option<MeasuredPrefixCache>,
     /// Beginnings in a store that other processes share.
     shared: Option<SharedPrefixes>,
-    /// What is held of texts, where changes of it are told.
+    /// The texts that are held, where changes of them are told.
     holdings: Option<Holdings>,
     /// Scratch of prompt passes, which may be under way, and of answers.
     prompts: Runner,
@@ -151,13 +151,13 @@ struct Running {
     is_cancelled: bool,
 }
 
-/// What a request does next.
+/// The next work of a request.
 enum Stage {
     /// Reads the rest of its prompt.
     Reading {
         /// Tokens of the prompt that were there when it began to be read.
         reused_tokens: usize,
-        /// What is looked up on disk before.
+        /// The search on disk that comes first.
         lookup: Lookup,
         /// The answer that goes on behind it, where its text is read again.
         resumed: Option<Box<OpenAnswer>>,
@@ -194,7 +194,7 @@ struct PromptPass {
     parts: Vec<Part>,
 }
 
-/// What a request reads in a pass of prompts.
+/// The tokens that a request reads in a pass of prompts.
 struct Part {
     id: RequestId,
     tokens: Vec<u32>,
@@ -325,7 +325,7 @@ impl Scheduler {
         true
     }
 
-    /// What the prefix cache on disk has been used for, where there is one.
+    /// The use of the prefix cache on disk, where there is one.
     pub fn prefix_report(&self) -> Option<&PrefixReport> {
         self.disk.as_ref().map(MeasuredPrefixCache::report)
     }
@@ -346,7 +346,7 @@ impl Scheduler {
     /// prompt does not begin with its text.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, EngineError> {
         request.check(&self.engine)?;
-        // What a policy refuses it refuses before anybody waits.
+        // A policy refuses before anybody waits.
         let empty = Sequence::new(&self.engine, &self.pool, request.sequence_options(&self.engine))?;
         DraftedAnswer::new(&empty, request.generate.clone())?;
         self.check_session(&request, empty.options())?;

@@ -247,7 +247,7 @@ impl Scheduler {
     }
 }
 
-/// Where a prompt of a model with recurrent layers is cut next, so that their state can be kept for others: where those that wait
+/// The place at which a prompt of a model with recurrent layers is cut next, so that their state can be kept for others: where those that wait
 /// part from it, shortly before its end, and now and then on the way.
 fn next_cut(sequence: &Sequence, prompt: &[u32], waiting: &[Waiting]) -> Option<usize> {
     if !sequence.recurrence().is_recurrent() || !can_share(sequence) {

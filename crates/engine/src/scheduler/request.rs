@@ -1,4 +1,4 @@
-//! What is asked of a scheduler, and what it tells.
+//! Requests to a scheduler, and the events that it tells.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ use crate::{
 pub struct Request {
     /// The prompt.
     pub tokens: Vec<u32>,
-    /// What to generate and when to stop.
+    /// The length, draws and ends of the answer.
     pub generate: GenerateOptions,
     /// Requests of a higher number are admitted before others, and take the places of running ones of a lower number.
     pub priority: i32,
@@ -30,7 +30,7 @@ pub struct Request {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
-/// What happens to requests.
+/// The events of requests.
 #[derive(Debug)]
 pub enum Event<'a> {
     /// A prompt is read: how far it is, and how many of its tokens had been read before.
@@ -47,7 +47,7 @@ pub enum Event<'a> {
     Compressed(RequestId, Compressed, Box<LoanedSequence>),
     /// The prefix cache on disk could not be read or written and is not used any more. Requests go on without it.
     PrefixCacheLost(EngineError),
-    /// What the shared store has to say to whoever runs the process, in one line: that it failed, that it works again. Requests go on
+    /// A line of the shared store for whoever runs the process: that it failed, that it works again. Requests go on
     /// without it meanwhile.
     SharedStore(String),
 }
@@ -68,7 +68,7 @@ pub struct WrittenToken<'a> {
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct RequestReport {
-    /// What was generated.
+    /// The generated answer.
     pub generation: Generation,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
@@ -76,11 +76,11 @@ pub struct RequestReport {
     pub reused_tokens: usize,
     /// Tokens that were read again because the text grew beyond the length at which the model turns heads otherwise (LongRoPE).
     pub turned_tokens: usize,
-    /// Where its time went.
+    /// Its time, by part.
     pub times: RequestTimes,
 }
 
-/// Where the time of a request went.
+/// The time of a request, by part.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[non_exhaustive]
 pub struct RequestTimes {

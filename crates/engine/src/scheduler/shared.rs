@@ -56,7 +56,7 @@ impl Running {
 }
 
 impl Scheduler {
-    /// What the shared store has been used for, where there is one.
+    /// The use of the shared store, where there is one.
     pub fn shared_report(&self) -> Option<SharedReport> {
         self.shared.as_ref().map(|shared| shared.report())
     }

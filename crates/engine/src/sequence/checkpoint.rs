@@ -7,7 +7,7 @@ use crate::attention::slots::Slot;
 use crate::attention::state::AttentionState;
 use crate::{EngineError, PairCount};
 
-/// Where a sequence stood: [`Sequence::checkpoint`] makes it, [`Sequence::roll_back`] returns to it. It is good until the sequence
+/// A place in a sequence: [`Sequence::checkpoint`] makes it, [`Sequence::roll_back`] returns to it. It is good until the sequence
 /// has read some 512 tokens more, or evicts tokens.
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
@@ -18,7 +18,7 @@ pub struct Checkpoint {
     pairs: PairCount,
     /// Of the policies that learn, `[prefill and decode][layers, kv_heads]`; empty where the state follows from keys.
     policies: [Vec<Learned>; 2],
-    /// Where decode policies had evicted tokens last.
+    /// The length at which decode policies evicted tokens last.
     evicted_since: usize,
 }
 

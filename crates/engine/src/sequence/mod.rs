@@ -326,12 +326,12 @@ impl Sequence {
         &mut self.answer
     }
 
-    /// What the cache holds.
+    /// Pages and bytes of its cache, by tier.
     pub fn usage(&self) -> KvUsage {
         self.attention.cache.usage()
     }
 
-    /// Where its pages come from.
+    /// The pool that its pages come from.
     pub fn pool(&self) -> PagePool {
         self.attention.cache.pool()
     }

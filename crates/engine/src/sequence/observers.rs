@@ -1,4 +1,4 @@
-//! Those who look on at the attention of a sequence.
+//! Observers of the attention of a sequence.
 
 use std::ops::Range;
 

@@ -21,7 +21,7 @@ use crate::{Engine, EngineError, PairCount, Sequence, SequenceOptions};
 /// Changes with the record below.
 const VERSION: &str = "7";
 
-/// What a sequence holds beside its pages.
+/// The part of a sequence that lies beside its pages.
 #[derive(Serialize, Deserialize)]
 struct Record {
     tokens: Vec<u32>,
@@ -41,9 +41,9 @@ struct Record {
     turns_long: bool,
     /// Of the layers that hold no keys and values.
     recurrent: Vec<u8>,
-    /// Where automatic choice has moved heads.
+    /// The rungs to which automatic choice has moved heads.
     auto: Option<AutoState>,
-    /// What was audited, `[layers, query heads]`.
+    /// Sums of the audit, `[layers, query heads]`.
     audit: Option<Vec<Option<HeadSums>>>,
 }
 

@@ -281,7 +281,7 @@ impl Session {
         }
         // Logits are those of the last token that is read: one is read again where all of them are known.
         let kept = shared.min(tokens.len().saturating_sub(1));
-        // What has to be read again is left to the caller, who shows how far it is.
+        // The caller reads again what has to be read, and shows how far it is.
         self.truncate(if self.sequence.attention().windows_reach(kept) {
             kept
         } else {
@@ -359,7 +359,7 @@ impl Session {
         self.outcome(outcomes)
     }
 
-    /// What came of a pass; after a failure the session reads again what it held.
+    /// The outcome of a pass; after a failure the session reads again what it held.
     fn outcome(&mut self, mut outcomes: Vec<Option<Failure>>) -> Result<(), EngineError> {
         match outcomes.pop().flatten() {
             None => Ok(()),

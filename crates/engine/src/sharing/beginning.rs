@@ -147,7 +147,7 @@ pub(crate) fn prefix_identity(sequence: &Sequence) -> Result<Vec<u8>, EngineErro
         origin.add("rotation", "of long sequences".to_owned());
     }
     if !sequence.options().prefill.is_dense() {
-        // What such a policy chooses depends on the chunk it is asked for.
+        // The choices of such a policy depend on the chunk it is asked for.
         origin.add(
             CHUNKS,
             format!("{} {}", options.machine.batch_tokens, options.machine.chunk_tokens),

@@ -42,7 +42,7 @@ pub fn fill_prefix(sequence: &mut Sequence, cache: &PrefixCache, tokens: &[u32])
     Ok(search.damaged_blocks)
 }
 
-/// What the prefix cache keeps of `tokens`. Reads no page.
+/// The part of `tokens` that the prefix cache keeps. Reads no page.
 pub(crate) fn find_prefix(
     sequence: &Sequence,
     cache: &PrefixCache,
@@ -141,7 +141,7 @@ pub(crate) fn fill_next(
 /// Keeps the whole pages of what was read as prompt. Returns the tokens kept and the bytes that all pages of the
 /// prefix cache take.
 ///
-/// Where a window, the sequence's or a layer's, has moved on nothing is kept any more
+/// Nothing is kept any more where a window, the sequence's or a layer's, has moved on
 /// ([`CacheOptions::keeps_beginnings`](crate::CacheOptions::keeps_beginnings)). The state of recurrent layers is kept with the pages where the sequence holds whole pages of prompt and nothing else; a
 /// model with such layers keeps nothing elsewhere. So it is called on the way, at [`prefix_cuts`](crate::prefix_cuts).
 ///

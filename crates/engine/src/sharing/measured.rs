@@ -21,7 +21,7 @@ pub struct PrefixCacheOptions {
     pub budget_bytes: u64,
 }
 
-/// What a prefix cache did in a run.
+/// The use of a prefix cache in a run.
 #[derive(Debug, Clone, Default, Serialize)]
 #[non_exhaustive]
 pub struct PrefixReport {

@@ -14,7 +14,7 @@ use crate::{EngineError, Sequence};
 /// Bytes of pages that are taken from a fetch, or copied to be published, in a step.
 pub(crate) const STEP_BYTES: usize = 32 << 20;
 
-/// Where beginnings are shared with other processes and machines.
+/// The store in which beginnings are shared with other processes and machines.
 #[derive(Debug, Clone)]
 pub struct SharedStoreOptions {
     /// The store.
@@ -26,7 +26,7 @@ pub struct SharedStoreOptions {
     pub any_machine: bool,
 }
 
-/// What a shared store did in a run.
+/// The use of a shared store in a run.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct SharedReport {
     /// Its address.
@@ -234,7 +234,7 @@ pub(crate) fn begin_fetch(
 /// Takes in what has arrived, in a bounded step. When it is over the sequence holds what it held, or whole chunks more of `tokens`.
 ///
 /// # Errors
-/// Those of an append; the fetch has ended then, and the sequence holds whole pages of what it held.
+/// The errors of an append; the fetch has ended then, and the sequence holds whole pages of what it held.
 pub(crate) fn advance_fetch(
     sequence: &mut Sequence,
     shared: &mut SharedPrefixes,
@@ -406,7 +406,7 @@ fn shared_identity(sequence: &Sequence, any_machine: bool) -> Result<Vec<u8>, En
     Ok(identity)
 }
 
-/// What decides over the last bits of keys and values beside the model and its options: attention sums in the order of its vectors,
+/// The parts of a machine that decide over the last bits of keys and values beside the model and its options: attention sums in the order of its vectors,
 /// and angles come from the system's mathematics.
 fn machine(engine: &crate::Engine) -> String {
     let device = engine.compute().name();
