@@ -373,7 +373,7 @@ impl<'a> Answers<'a> {
     fn begin(engine: &'a Arc<Engine>, count: usize) -> Result<Self, EvalError> {
         let options = SchedulerOptions {
             most_running: count + 1,
-            ..SchedulerOptions::of(engine.options())
+            ..SchedulerOptions::for_engine(engine.options())
         };
         let mut answers = Self {
             engine,

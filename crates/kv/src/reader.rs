@@ -31,7 +31,7 @@ pub struct SequencePages<'a> {
 
 impl KvCache {
     /// Begins to read pages that lie near. The thread must not change any sequence of the pool, nor begin to read another one,
-    /// before the reader is dropped: [`PageReader::of`] reads several at once.
+    /// before the reader is dropped: [`PageReader::pages_of`] reads several at once.
     pub fn read(&self) -> PageReader<'_> {
         PageReader {
             store: self.pool.read(),
@@ -67,7 +67,7 @@ impl PageReader<'_> {
     }
 
     /// The pages of another sequence; `None` for one of another pool.
-    pub fn of<'r>(&'r self, other: &'r KvCache) -> Option<SequencePages<'r>> {
+    pub fn pages_of<'r>(&'r self, other: &'r KvCache) -> Option<SequencePages<'r>> {
         Arc::ptr_eq(&self.cache.pool, &other.pool).then(|| other.pages_in(&self.store))
     }
 

@@ -58,7 +58,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn of(config: &ModelConfig) -> Sizes {
+    fn for_model(config: &ModelConfig) -> Sizes {
         let most = |width: fn(&AttentionShape) -> usize| {
             let layers = 0..config.layers.max(1);
             layers
@@ -83,7 +83,7 @@ impl Sizes {
 impl Workspace {
     /// Scratch for batches of up to `batch_tokens` tokens.
     pub(crate) fn new(config: &ModelConfig, batch_tokens: usize) -> Workspace {
-        let sizes = Sizes::of(config);
+        let sizes = Sizes::for_model(config);
         let rows = batch_tokens.clamp(1, ROW_BLOCK);
         Workspace {
             batch_tokens,
@@ -157,7 +157,7 @@ impl Workspace {
 
 /// Bytes of scratch a [`HostForward`](crate::HostForward) for batches of `batch_tokens` takes, known before anything is allocated.
 pub fn scratch_bytes(config: &ModelConfig, batch_tokens: usize) -> u64 {
-    let sizes = Sizes::of(config);
+    let sizes = Sizes::for_model(config);
     let of_heads = sizes.queries + sizes.keys + sizes.values + sizes.attended;
     let per_token = of_heads + sizes.rotary_dim * sizes.rotary_tables;
     let per_row = 2 * sizes.hidden + 2 * sizes.intermediate + sizes.mixer;

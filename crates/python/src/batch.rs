@@ -19,7 +19,7 @@ pub(crate) struct Asked {
 
 /// Answers all prompts, in their order. The first that fails ends the others.
 pub(crate) fn answer_all(engine: &Arc<Engine>, asked: Asked, watch: &Watch) -> Result<Vec<Answered>, Failure> {
-    let mut scheduler = Scheduler::new(engine, SchedulerOptions::of(engine.options()))?;
+    let mut scheduler = Scheduler::new(engine, SchedulerOptions::for_engine(engine.options()))?;
     let count = asked.prompts.len();
     let mut under_way = UnderWay::default();
     for (place, tokens) in asked.prompts.into_iter().enumerate() {

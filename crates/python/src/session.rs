@@ -381,7 +381,7 @@ fn log_probabilities(
     let mut take = |position: usize, logits: &[f32]| {
         for (row, logits) in logits.chunks_exact(vocabulary).enumerate() {
             let next = tokens[position + row + 1];
-            let probabilities = TokenProbabilities::of(logits, next, 1);
+            let probabilities = TokenProbabilities::from_logits(logits, next, 1);
             found.push(probabilities.log_probability);
             likeliest.push(probabilities.likeliest[0].0 == next);
         }

@@ -104,7 +104,7 @@ impl Answer {
         let token = self
             .draws
             .draw(&sequence.tokens()[..tokens], self.tokens.len(), logits)?;
-        let probabilities = |most| TokenProbabilities::of(logits, token, most);
+        let probabilities = |most| TokenProbabilities::from_logits(logits, token, most);
         let probabilities = self.options.probabilities.map(probabilities);
         self.tokens.push(token);
         sequence.answer_mut().drawn = LatestDraw {

@@ -32,7 +32,7 @@ pub(crate) struct HeadMeans {
 
 impl BlockMeans {
     /// The means of one KV head, empty at first.
-    pub(crate) fn of(&mut self, layer: usize, kv_head: usize, block: usize, heads: &Heads) -> &mut HeadMeans {
+    pub(crate) fn head_mut(&mut self, layer: usize, kv_head: usize, block: usize, heads: &Heads) -> &mut HeadMeans {
         self.heads.entry((layer, kv_head, block)).or_insert_with(|| HeadMeans {
             block,
             key_width: heads.key_width,

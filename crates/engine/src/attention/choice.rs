@@ -30,7 +30,7 @@ impl AttentionState {
         if !two_phases {
             return Ok((selections, Vec::new()));
         }
-        let policies = self.policies.of(step.phase).layer(chunk.layer);
+        let policies = self.policies.in_phase(step.phase).layer(chunk.layer);
         let own = |tile: &Tile<'_>| policies[tile.kv_head].select_own(&chunk.contexts[tile.kv_head]);
         Ok((selections, chunk.tiles.par_iter().map(own).collect()))
     }

@@ -15,7 +15,7 @@ use crate::EngineError;
 use crate::attention::chunk::{Chosen, Chunk};
 use crate::attention::layer_rows::{LayerRows, NewKeys};
 use crate::attention::reader::{KeyEstimates, ReadCall, Reader};
-use crate::attention::reading::{cut, named, observed, tell, wanted_by, wanted_pages};
+use crate::attention::reading::{cut, named, observed, show_policies, wanted_by, wanted_pages};
 use crate::attention::rotation::Rotation;
 use crate::attention::tiles::Heads;
 
@@ -56,17 +56,17 @@ impl DevicePages {
     ) -> Result<Self, EngineError> {
         let room = room.open(queue, options)?;
         let sequence = lock(&room).begin_sequence();
-        Ok(Self::of(&room, sequence, queue))
+        Ok(Self::in_room(&room, sequence, queue))
     }
 
     /// A sequence in a room of its own.
     pub(crate) fn alone(queue: &Arc<dyn DeviceQueue>, options: RoomOptions) -> Result<Self, EngineError> {
         let room = Arc::new(Mutex::new(Arc::clone(queue).room(options)?));
         let sequence = lock(&room).begin_sequence();
-        Ok(Self::of(&room, sequence, queue))
+        Ok(Self::in_room(&room, sequence, queue))
     }
 
-    fn of(room: &Arc<Room>, sequence: SequenceId, queue: &Arc<dyn DeviceQueue>) -> Self {
+    fn in_room(room: &Arc<Room>, sequence: SequenceId, queue: &Arc<dyn DeviceQueue>) -> Self {
         Self {
             room: Arc::clone(room),
             sequence,
@@ -103,12 +103,12 @@ fn lock(room: &Room) -> MutexGuard<'_, Box<dyn PageRoom>> {
 impl Reader for DevicePages {
     fn beside(&self) -> Box<dyn Reader> {
         let sequence = lock(&self.room).begin_sequence();
-        Box::new(Self::of(&self.room, sequence, &self.queue))
+        Box::new(Self::in_room(&self.room, sequence, &self.queue))
     }
 
     fn fork(&mut self) -> Box<dyn Reader> {
         let sequence = lock(&self.room).fork(self.sequence);
-        Box::new(Self::of(&self.room, sequence, &self.queue))
+        Box::new(Self::in_room(&self.room, sequence, &self.queue))
     }
 
     fn append(
@@ -237,7 +237,7 @@ impl Reader for DevicePages {
             let tokens = head.mass.len();
             head.mass.copy_from_slice(&masses[head.kv_head][..tokens]);
         }
-        tell(policies, chunk, &heads);
+        show_policies(policies, chunk, &heads);
         Ok(())
     }
 

@@ -19,7 +19,7 @@ pub(crate) fn extend_means(
 ) -> Result<(), EngineError> {
     for (context, policy) in chunk.contexts.iter().zip(policies) {
         let Some(block) = policy.summary_tokens() else { continue };
-        let head = means.of(chunk.layer, context.kv_head, block, &chunk.heads);
+        let head = means.head_mut(chunk.layer, context.kv_head, block, &chunk.heads);
         let wanted = Span::new(head.tokens(), context.tokens);
         reading::show(cache, context, wanted, |pages| Ok(head.extend(pages, context.tokens)?))?;
     }

@@ -197,7 +197,7 @@ pub(crate) fn observe(
     }
     let wanted = wanted_by(cache, chunk, &heads, selections);
     add_masses(cache, chunk, &mut heads, wanted.as_deref(), (selections, options))?;
-    tell(policies, chunk, &heads);
+    show_policies(policies, chunk, &heads);
     Ok(())
 }
 
@@ -314,7 +314,7 @@ pub(crate) fn named(selections: [&[Selection]; 2], place: usize) -> impl Iterato
 }
 
 /// Tells policies what they asked for.
-pub(crate) fn tell(policies: &mut PolicySet, chunk: &Chunk<'_>, heads: &[Observed<'_>]) {
+pub(crate) fn show_policies(policies: &mut PolicySet, chunk: &Chunk<'_>, heads: &[Observed<'_>]) {
     let policies = policies.layer_mut(chunk.layer);
     for head in heads {
         policies[head.kv_head].observe(&ColumnMass {

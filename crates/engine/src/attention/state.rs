@@ -57,7 +57,7 @@ pub(crate) struct AttentionState {
 
 impl Policies {
     /// The policies that choose in a phase.
-    pub(crate) fn of(&self, phase: Phase) -> &PolicySet {
+    pub(crate) fn in_phase(&self, phase: Phase) -> &PolicySet {
         match phase {
             Phase::Prefill => &self.prefill,
             Phase::Decode => &self.decode,
@@ -144,7 +144,7 @@ impl AttentionState {
 
     /// The properties that decide how the attention of a layer of the cache is cut, on which policies act.
     pub(crate) fn layer_traits(&self, cache_layer: usize, phase: Phase) -> LayerTraits {
-        let policies = self.policies.of(phase).layer(cache_layer);
+        let policies = self.policies.in_phase(phase).layer(cache_layer);
         LayerTraits {
             two_phases: policies.iter().any(|policy| policy.traits().two_phases),
             follow_from_keys: policies.iter().all(|policy| policy.traits().follows_from_keys),

@@ -74,7 +74,7 @@ impl AttentionState {
         let (dense_rows, more) = match step.window {
             Some(_) => Default::default(),
             None => {
-                let policies = self.policies.of(step.phase).layer(input.cache_layer);
+                let policies = self.policies.in_phase(step.phase).layer(input.cache_layer);
                 dense_rows(&chunk, policies, [&own, &selections])
             }
         };
@@ -150,7 +150,7 @@ impl AttentionState {
         let reader = self.cache.read();
         let shown = chunks.iter().map(|chunk| pages(&reader, chunk, |_| 0));
         let shown: Vec<_> = shown.collect();
-        let policies = self.policies.of(step.phase).layer(input.cache_layer);
+        let policies = self.policies.in_phase(step.phase).layer(input.cache_layer);
         let tiles = chunks.iter().zip(&shown).flat_map(|(chunk, pages)| {
             let contexts = chunk.showing(pages);
             let tile = |tile| (chunk, pages, tile);
@@ -244,7 +244,7 @@ impl AttentionState {
         let audit = self.audit.as_ref().filter(|_| step.window.is_none());
         let sampled_reads = audit.map(|audit| audit.sample(&chunk.tiles, partials));
         if step.window.is_none() && chosen.device_means.is_empty() {
-            let policies = self.policies.of(step.phase).layer(input.cache_layer);
+            let policies = self.policies.in_phase(step.phase).layer(input.cache_layer);
             extend_means(&mut self.cache, &mut self.means, policies, chunk)?;
             attend_means(
                 &self.means,
@@ -307,7 +307,7 @@ impl AttentionState {
         two_phases: bool,
         device_means: &[Option<usize>],
     ) -> bool {
-        let mut policies = self.policies.of(step.phase).layer(cache_layer).iter();
+        let mut policies = self.policies.in_phase(step.phase).layer(cache_layer).iter();
         let reads_means = policies.any(|policy| policy.summary_tokens().is_some());
         let needed = two_phases || self.audit.is_some() || (reads_means && device_means.is_empty());
         // No policy acts on a layer that has a window of its own, no audit looks at it.
@@ -324,7 +324,7 @@ impl AttentionState {
         let Some(estimates) = self.reader.estimates() else {
             return Vec::new();
         };
-        let policies = self.policies.of(step.phase).layer(input.cache_layer).iter();
+        let policies = self.policies.in_phase(step.phase).layer(input.cache_layer).iter();
         let blocks: Vec<_> = policies.map(|policy| policy.summary_tokens()).collect();
         let Slot(tokens) = input.slot.after(input.tokens);
         if estimates.keeps_means(&blocks, tokens) {

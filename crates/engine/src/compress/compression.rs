@@ -50,7 +50,7 @@ impl Compression {
     ///
     /// # Errors
     /// As [`compress_sequence`](crate::compress_sequence), apart from what only reading can meet.
-    pub(crate) fn of(sequence: &Sequence, options: &CompressOptions) -> Result<Self, EngineError> {
+    pub(crate) fn begin(sequence: &Sequence, options: &CompressOptions) -> Result<Self, EngineError> {
         options.check()?;
         check_compressible(sequence, options)?;
         let (state, tokens, longest_tokens) = match &options.method {
@@ -58,9 +58,9 @@ impl Compression {
             CompressMethod::KvZip { chunk_tokens, prompt } => {
                 let prompt = match prompt {
                     Some(prompt) => prompt.clone(),
-                    None => RepeatPrompt::of(sequence.engine())?,
+                    None => RepeatPrompt::for_engine(sequence.engine())?,
                 };
-                let repeats = Repeats::of(sequence, *chunk_tokens, options.sink_tokens, &prompt)?;
+                let repeats = Repeats::begin(sequence, *chunk_tokens, options.sink_tokens, &prompt)?;
                 let (tokens, longest) = (repeats.tokens(), repeats.longest_tokens());
                 (State::KvZip(repeats), tokens, longest)
             }
@@ -68,7 +68,7 @@ impl Compression {
                 sample_tokens,
                 future_tokens,
             } => {
-                let sample = Sample::of(sequence, *sample_tokens, *future_tokens, options.sink_tokens)?;
+                let sample = Sample::begin(sequence, *sample_tokens, *future_tokens, options.sink_tokens)?;
                 let tokens = sample.tokens();
                 (State::Expected(sample), tokens, tokens)
             }

@@ -46,7 +46,7 @@ struct Expectation<'a> {
 }
 
 impl Sample {
-    pub(super) fn of(
+    pub(super) fn begin(
         sequence: &Sequence,
         sample_tokens: usize,
         future_tokens: usize,

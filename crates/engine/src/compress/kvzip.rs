@@ -20,7 +20,7 @@ pub(super) struct Repeats {
 }
 
 impl Repeats {
-    pub(super) fn of(
+    pub(super) fn begin(
         sequence: &Sequence,
         chunk_tokens: usize,
         sink_tokens: usize,

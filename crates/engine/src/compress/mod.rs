@@ -79,7 +79,7 @@ pub fn compress_sequence(
     options: &CompressOptions,
     observe: &mut Observe<'_>,
 ) -> Result<Compressed, EngineError> {
-    let mut compression = Compression::of(sequence, options)?;
+    let mut compression = Compression::begin(sequence, options)?;
     loop {
         match compression.advance(sequence)? {
             CompressStep::Read(scratch, tokens) => {

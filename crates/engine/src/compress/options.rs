@@ -29,7 +29,7 @@ pub enum CompressMethod {
     KvZip {
         /// Tokens of the text that are repeated at a time.
         chunk_tokens: usize,
-        /// The request that asks the model to repeat; `None` for the words of [`RepeatPrompt::of`].
+        /// The request that asks the model to repeat; `None` for the words of [`RepeatPrompt::for_engine`].
         prompt: Option<RepeatPrompt>,
     },
     /// Queries are taken to be normally distributed, which gives the attention that a key can expect in closed form; a pair's score

@@ -29,7 +29,7 @@ impl RepeatPrompt {
     ///
     /// # Errors
     /// [`EngineError::NoTokenizer`], and what a chat template can fail with.
-    pub fn of(engine: &Engine) -> Result<Self, EngineError> {
+    pub fn for_engine(engine: &Engine) -> Result<Self, EngineError> {
         let tokenizer = engine.tokenizer()?;
         let behind = match engine.chat_template() {
             None => None,

@@ -90,7 +90,7 @@ fn scores(engine: &Arc<Engine>, tokens: &[u32], asked: &CompressOptions) -> Vec<
     session.prefill(tokens, &mut |_| ControlFlow::Continue(())).unwrap();
     let mut runner = Runner::new(engine);
     let mut go_on = |_| ControlFlow::Continue(());
-    let mut compression = Compression::of(session.sequence(), asked).unwrap();
+    let mut compression = Compression::begin(session.sequence(), asked).unwrap();
     while let CompressStep::Read(scratch, tokens) = compression.advance(session.sequence_mut()).unwrap() {
         let scratch = read_observed(*scratch, &mut runner, &tokens, &mut go_on).unwrap();
         compression.take_back(scratch, tokens.len());

@@ -53,7 +53,7 @@ pub(super) fn costs(sequence: &Sequence, drafts: &Drafts<'_>, together: usize) -
         0.0
     };
     let shared_ns = shared_ns(engine, together);
-    let of_answer = Attention::of(engine, tokens, &sequence.options().decode);
+    let of_answer = Attention::estimate(engine, tokens, &sequence.options().decode);
     let one = shared_ns + of_answer.ns(1) + of_answer.share * disk_ns;
     let layers = engine.model().config().layers as f64;
     let more_ns = |rows: usize| {
@@ -73,11 +73,11 @@ pub(super) fn costs(sequence: &Sequence, drafts: &Drafts<'_>, together: usize) -
     let drafted_ns = match drafts {
         Drafts::Text => 0.0,
         Drafts::Own(rules) => {
-            let of_draft = Attention::of(engine, tokens, rules);
+            let of_draft = Attention::estimate(engine, tokens, rules);
             shared_ns + of_draft.ns(1) + of_draft.share * disk_ns
         }
         Drafts::Model(small) => {
-            let of_draft = Attention::of(small, tokens, &small.options().sequence.decode);
+            let of_draft = Attention::estimate(small, tokens, &small.options().sequence.decode);
             self::shared_ns(small, together) + of_draft.ns(1)
         }
         Drafts::Predictor => predictor_ns(engine, tokens, together),
@@ -149,7 +149,7 @@ struct Attention {
 
 impl Attention {
     /// Of a token that ends a sequence of so many.
-    fn of(engine: &Engine, tokens: usize, rules: &PolicyRules) -> Self {
+    fn estimate(engine: &Engine, tokens: usize, rules: &PolicyRules) -> Self {
         let options = engine.options();
         let (resolved, cost) = (engine.resolved(), &options.machine.cost);
         let (mut keys, mut heads, mut read_bytes, mut elements) = (0.0, 0.0, 0.0, 0.0);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use riffle_policy::Phase;
 
-use super::step::Part;
+use super::step::DraftPart;
 use crate::Failure;
 use crate::answer::Guess;
 use crate::answer::tokens_left;
@@ -33,7 +33,7 @@ struct Drafting<'a> {
 
 /// Drafts `wanted[part]` tokens for each part, one token of all parts in a pass. A part whose text the small model cannot read is given no
 /// draft, now and later; nor is any where the whole pass fails, since answers need no small model.
-pub(super) fn draft(runner: &mut Runner, parts: &mut [Part<'_, '_>], wanted: &[usize], logits: &mut Vec<f32>) {
+pub(super) fn draft(runner: &mut Runner, parts: &mut [DraftPart<'_, '_>], wanted: &[usize], logits: &mut Vec<f32>) {
     let Some(model) = runner.engine().draft_model().cloned() else {
         return;
     };
@@ -60,7 +60,7 @@ pub(super) fn draft(runner: &mut Runner, parts: &mut [Part<'_, '_>], wanted: &[u
 /// Takes the first reader that lags behind on by a chunk, and drafts with the others. `vocab_size` is that of the large model.
 fn read_and_draft(
     small: &mut Runner,
-    parts: &mut [Part<'_, '_>],
+    parts: &mut [DraftPart<'_, '_>],
     readers: &mut [(usize, Sequence)],
     (wanted, vocab_size): (&[usize], usize),
     logits: &mut Vec<f32>,
@@ -178,7 +178,7 @@ impl Drafting<'_> {
     }
 }
 
-impl Part<'_, '_> {
+impl DraftPart<'_, '_> {
     /// The sequence of the small model beside that of the answer.
     fn take_reader(&mut self, model: &DraftModel) -> Result<Sequence, EngineError> {
         match self.step.sequence.answer_mut().drafts.reader.take() {

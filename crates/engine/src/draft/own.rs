@@ -8,7 +8,7 @@ use riffle_policy::{Phase, PolicyRules, PolicySet};
 
 use crate::Failure;
 use crate::answer::Guess;
-use crate::draft::step::{Part, logits_by_row, read};
+use crate::draft::step::{DraftPart, logits_by_row, read};
 use crate::pass::Runner;
 use crate::sequence::Checkpoint;
 use crate::{EngineError, Sequence};
@@ -97,7 +97,7 @@ impl OwnDraft {
 /// Failures of no single sequence; every sequence is as it was before.
 pub(super) fn draft(
     runner: &mut Runner,
-    parts: &mut [Part<'_, '_>],
+    parts: &mut [DraftPart<'_, '_>],
     wanted: &[usize],
     logits: &mut Vec<f32>,
 ) -> Result<(), EngineError> {
@@ -115,7 +115,7 @@ pub(super) fn draft(
 /// Reads the latest token of every draft and draws the next, until every draft has its length.
 fn read_drafts(
     runner: &mut Runner,
-    parts: &mut [Part<'_, '_>],
+    parts: &mut [DraftPart<'_, '_>],
     drafts: &mut [Option<Drafting>],
     logits: &mut Vec<f32>,
 ) -> Result<(), EngineError> {
@@ -142,7 +142,7 @@ fn read_drafts(
 
 impl Drafting {
     /// Begins a draft of so many tokens with the draft's policies; `None` for no tokens, or where the part fails.
-    fn begin(part: &mut Part<'_, '_>, tokens: usize) -> Option<Self> {
+    fn begin(part: &mut DraftPart<'_, '_>, tokens: usize) -> Option<Self> {
         if tokens == 0 {
             return None;
         }
@@ -164,12 +164,12 @@ impl Drafting {
         })
     }
 
-    fn goes_on(&self, part: &Part<'_, '_>) -> bool {
+    fn goes_on(&self, part: &DraftPart<'_, '_>) -> bool {
         self.failure.is_none() && part.draft.len() < self.tokens && !self.guess.is_complete()
     }
 
     /// Draws the next token of the draft from these logits, `[vocab]`, unless the pass failed.
-    fn take(&mut self, part: &mut Part<'_, '_>, outcome: Option<Failure>, logits: &[f32]) {
+    fn take(&mut self, part: &mut DraftPart<'_, '_>, outcome: Option<Failure>, logits: &[f32]) {
         self.failure = outcome;
         if self.failure.is_none() {
             match self.guess.draw(part.step.sequence.tokens(), logits) {
@@ -181,7 +181,7 @@ impl Drafting {
     }
 
     /// Takes the drafted tokens out of the sequence again and gives it its own policies.
-    fn end(self, part: &mut Part<'_, '_>) {
+    fn end(self, part: &mut DraftPart<'_, '_>) {
         let rolled_back = part.roll_back(&self.checkpoint, 0);
         part.swap_policies();
         match (self.failure, rolled_back) {

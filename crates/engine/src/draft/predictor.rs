@@ -5,7 +5,7 @@
 
 use riffle_model::{Batch, PredictorForward, SegmentTokens};
 
-use super::step::Part;
+use super::step::DraftPart;
 use crate::answer::Guess;
 use crate::pass::Runner;
 use crate::predictor::{PredictorRows, attend};
@@ -32,7 +32,7 @@ struct Drafting {
 /// Failures of no single sequence; every sequence holds the tokens that it held before.
 pub(super) fn draft(
     runner: &mut Runner,
-    parts: &mut [Part<'_, '_>],
+    parts: &mut [DraftPart<'_, '_>],
     wanted: &[usize],
     logits: &mut Vec<f32>,
 ) -> Result<(), EngineError> {
@@ -53,7 +53,7 @@ pub(super) fn draft(
 
 fn begin_all(
     forward: &mut PredictorForward,
-    parts: &mut [Part<'_, '_>],
+    parts: &mut [DraftPart<'_, '_>],
     wanted: &[usize],
     drafts: &mut Vec<Drafting>,
 ) -> Result<(), EngineError> {
@@ -82,7 +82,7 @@ fn begin_all(
 /// Draws a token for every draft that goes on, until every draft has its length. `logits` is scratch.
 fn draft_all(
     forward: &mut PredictorForward,
-    parts: &mut [Part<'_, '_>],
+    parts: &mut [DraftPart<'_, '_>],
     drafts: &mut [Drafting],
     (vocab_size, logits): (usize, &mut Vec<f32>),
 ) -> Result<(), EngineError> {
@@ -173,7 +173,7 @@ impl Drafting {
     }
 
     /// Takes the draft out of the sequence, but for the row of the answer's latest token, whose state and token are true.
-    fn end(self, part: &mut Part<'_, '_>) {
+    fn end(self, part: &mut DraftPart<'_, '_>) {
         let sequence = &mut *part.step.sequence;
         let (tokens, rows) = sequence.predicted();
         tokens.truncate(self.held);

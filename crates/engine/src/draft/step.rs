@@ -24,7 +24,7 @@ pub(crate) struct AnswerStep<'a> {
 }
 
 /// An [`AnswerStep`] with its draft, while the step is made.
-pub(super) struct Part<'s, 'a> {
+pub(super) struct DraftPart<'s, 'a> {
     pub(super) step: &'s mut AnswerStep<'a>,
     pub(super) draft: Vec<u32>,
     pub(super) failure: Option<Failure>,
@@ -47,12 +47,12 @@ pub(crate) fn go_on(
     logits: &mut Vec<f32>,
     take: &mut TakeDrawn<'_>,
 ) -> Result<Vec<Option<Failure>>, EngineError> {
-    let mut parts: Vec<Part<'_, '_>> = steps.iter_mut().map(Part::new).collect();
+    let mut parts: Vec<DraftPart<'_, '_>> = steps.iter_mut().map(DraftPart::new).collect();
     draft(runner, &mut parts, logits)?;
-    let tokens: Vec<Vec<u32>> = parts.iter_mut().map(Part::get_ready).collect();
-    parts.iter_mut().for_each(Part::begin_watch);
+    let tokens: Vec<Vec<u32>> = parts.iter_mut().map(DraftPart::get_ready).collect();
+    parts.iter_mut().for_each(DraftPart::begin_watch);
     let outcomes = read(runner, &mut parts, &tokens);
-    parts.iter_mut().for_each(Part::end_watch);
+    parts.iter_mut().for_each(DraftPart::end_watch);
     let outcomes = outcomes?;
     if !outcomes.is_empty() {
         let mut rows = logits_by_row(runner, logits)?;
@@ -65,7 +65,7 @@ pub(crate) fn go_on(
                 None => part.draw(place, &rows, take),
             }
         }
-        parts.iter_mut().for_each(Part::undo);
+        parts.iter_mut().for_each(DraftPart::undo);
     }
     Ok(parts.into_iter().map(|part| part.failure).collect())
 }
@@ -77,7 +77,7 @@ pub(crate) fn go_on(
 /// Failures of no single sequence; every sequence is as it was before.
 pub(super) fn read(
     runner: &mut Runner,
-    parts: &mut [Part<'_, '_>],
+    parts: &mut [DraftPart<'_, '_>],
     tokens: &[Vec<u32>],
 ) -> Result<Vec<(usize, Option<Failure>)>, EngineError> {
     let (mut places, mut work) = (Vec::new(), Vec::new());
@@ -110,7 +110,7 @@ pub(super) fn logits_by_row<'l>(
 }
 
 /// Drafts behind the latest token of each part.
-fn draft(runner: &mut Runner, parts: &mut [Part<'_, '_>], logits: &mut Vec<f32>) -> Result<(), EngineError> {
+fn draft(runner: &mut Runner, parts: &mut [DraftPart<'_, '_>], logits: &mut Vec<f32>) -> Result<(), EngineError> {
     let together = parts.len();
     let wanted: Vec<(Source, usize)> = parts.iter_mut().map(|part| part.draft_from_text(together)).collect();
     let of = |source: Source| -> Vec<usize> {
@@ -132,7 +132,7 @@ fn draft(runner: &mut Runner, parts: &mut [Part<'_, '_>], logits: &mut Vec<f32>)
     Ok(())
 }
 
-impl<'s, 'a> Part<'s, 'a> {
+impl<'s, 'a> DraftPart<'s, 'a> {
     fn new(step: &'s mut AnswerStep<'a>) -> Self {
         Self {
             step,

@@ -43,7 +43,7 @@ pub struct TokenSelection {
 
 impl TokenSelection {
     /// A selection of a share of the tokens, with the defaults of everything else.
-    pub fn of(share: f64) -> Self {
+    pub fn keeping(share: f64) -> Self {
         Self {
             share,
             lower_layers: None,
@@ -133,7 +133,7 @@ impl fmt::Display for TokenSelection {
         if let Some(layers) = self.lower_layers {
             write!(f, ",layers={layers}")?;
         }
-        let defaults = Self::of(self.share);
+        let defaults = Self::keeping(self.share);
         if self.observed_tokens != defaults.observed_tokens {
             write!(f, ",observed={}", self.observed_tokens)?;
         }
@@ -157,7 +157,7 @@ impl FromStr for TokenSelection {
                 "it begins with a share of the tokens, above 0 and at most 1, e.g. 0.2",
             ));
         }
-        let mut selection = Self::of(share);
+        let mut selection = Self::keeping(share);
         for part in parts {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
             let count = value.trim().parse().ok().filter(|count: &usize| *count > 0);
@@ -187,7 +187,7 @@ mod tests {
         let selection = TokenSelection {
             observed_tokens: 3,
             pooled_tokens: 3,
-            ..TokenSelection::of(0.5)
+            ..TokenSelection::keeping(0.5)
         };
         let mut mass = vec![0.0; 20];
         mass[10] = 1.0;
@@ -199,9 +199,9 @@ mod tests {
 
     #[test]
     fn short_prompts_are_read_whole() {
-        let selection = TokenSelection::of(0.1);
+        let selection = TokenSelection::keeping(0.1);
         assert_eq!(selection.choose(&[0.5; 60]), Vec::from_iter(0..60));
-        assert_eq!(TokenSelection::of(1.0).choose(&[0.5; 900]).len(), 900);
+        assert_eq!(TokenSelection::keeping(1.0).choose(&[0.5; 900]).len(), 900);
     }
 
     #[test]

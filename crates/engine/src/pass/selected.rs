@@ -120,7 +120,7 @@ impl Runner {
                 if is_last && let Some(queries) = self.last_queries(&pass, upper.start - 1, lower.observed) {
                     lower.queries = queries;
                 }
-                progress.tell(pass.share_done() * (rows.len() * upper.start) as f64)?;
+                progress.report(pass.share_done() * (rows.len() * upper.start) as f64)?;
             }
             if let Some(failure) = self.complete(pass, &mut work).pop().flatten() {
                 return Err(failure.error);
@@ -189,7 +189,7 @@ impl Runner {
                 goal: chosen.len(),
             }];
             while self.advance(&mut pass, &mut work)?.is_continue() {
-                progress.tell(pass.layers_done(upper.start) * positions.len() as f64)?;
+                progress.report(pass.layers_done(upper.start) * positions.len() as f64)?;
             }
             if let Some(error) = pass.take_failure() {
                 return Err(error);
@@ -211,7 +211,7 @@ impl Runner {
 
 impl Progress<'_, '_> {
     /// Tells that so many layers of rows of the pass under way are done.
-    fn tell(&mut self, under_way: f64) -> Result<(), EngineError> {
+    fn report(&mut self, under_way: f64) -> Result<(), EngineError> {
         let share = (self.done as f64 + under_way) / self.total.max(1) as f64;
         let progress = PrefillProgress {
             tokens_done: share.min(1.0) * self.tokens as f64,

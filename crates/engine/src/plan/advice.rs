@@ -60,7 +60,7 @@ impl Way {
 }
 
 /// Changes that would make a plan fit that does not, and those among them that leave the context as it is.
-pub(super) fn of(planner: &Planner<'_>, options: &EngineOptions, plan: &MemoryPlan) -> (String, Vec<String>) {
+pub(super) fn suggest(planner: &Planner<'_>, options: &EngineOptions, plan: &MemoryPlan) -> (String, Vec<String>) {
     let mut found = Vec::new();
     if plan.largest_context_tokens >= LEAST_CONTEXT_TOKENS && options.sequence.window.is_none() {
         found.push(format!("`context_tokens={}` or less", plan.largest_context_tokens));

@@ -186,7 +186,7 @@ impl Planner<'_> {
     fn plan(&self, options: &EngineOptions) -> Result<MemoryPlan, EngineError> {
         let mut plan = self.plan_only(options)?;
         if !plan.fits() {
-            (plan.advice, plan.options_for_context) = advice::of(self, options, &plan);
+            (plan.advice, plan.options_for_context) = advice::suggest(self, options, &plan);
         }
         Ok(plan)
     }

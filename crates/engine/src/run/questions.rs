@@ -82,7 +82,7 @@ pub fn run_questions(
     let options = SchedulerOptions {
         prefix_cache: request.prefix_cache.clone(),
         shared_store: request.shared_store.clone(),
-        ..SchedulerOptions::of(engine.options())
+        ..SchedulerOptions::for_engine(engine.options())
     };
     let mut scheduler = Scheduler::new(&engine, options)?;
     let mut questions = Vec::with_capacity(prompts.len());
@@ -94,7 +94,7 @@ pub fn run_questions(
             &request.generate,
         )?);
     }
-    let mut asked = Asked {
+    let mut asked = AnsweredQuestions {
         scheduler,
         questions,
         lost: None,
@@ -132,7 +132,7 @@ fn run_each(
 }
 
 /// Questions that are being answered.
-struct Asked {
+struct AnsweredQuestions {
     scheduler: Scheduler,
     questions: Vec<Question>,
     /// Why the prefix cache cannot be used any more.
@@ -141,7 +141,7 @@ struct Asked {
     notices: Vec<String>,
 }
 
-impl Asked {
+impl AnsweredQuestions {
     /// Steps the scheduler until question `number` has its answer. Tells progress and text on the way, and the report at the end.
     fn answer(
         &mut self,

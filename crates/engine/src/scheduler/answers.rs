@@ -15,7 +15,7 @@ use crate::{EngineError, StopReason};
 
 /// The token of an answer that was told last, and why the answer ends with it, if it does.
 #[derive(Default)]
-struct Told {
+struct DrawnRow {
     token: u32,
     stop: Option<StopReason>,
 }
@@ -54,7 +54,7 @@ impl Scheduler {
                 });
             }
         }
-        let mut told: Vec<Result<Told, EngineError>> = ids.iter().map(|_| Ok(Told::default())).collect();
+        let mut told: Vec<Result<DrawnRow, EngineError>> = ids.iter().map(|_| Ok(DrawnRow::default())).collect();
         let outcomes = go_on(
             &mut self.answers,
             &mut steps,
@@ -74,7 +74,7 @@ impl Scheduler {
         for ((place, told), outcome) in places.into_iter().zip(told).zip(outcomes) {
             let end = match (told, outcome) {
                 (_, Some(Failure { error, .. })) | (Err(error), _) => Some(End::Failed(error)),
-                (Ok(told), None) => self.take_told(place, told),
+                (Ok(told), None) => self.take_drawn_row(place, told),
             };
             if let Some(end) = end {
                 ended.push((place, end));
@@ -166,14 +166,14 @@ impl Scheduler {
                     token: told.token,
                     again: Vec::new(),
                 }));
-                self.take_told(place, told)
+                self.take_drawn_row(place, told)
             }
             Err(error) => Some(End::Failed(error)),
         }
     }
 
     /// Goes on with the token that was told last, or ends.
-    fn take_told(&mut self, place: usize, told: Told) -> Option<End> {
+    fn take_drawn_row(&mut self, place: usize, told: DrawnRow) -> Option<End> {
         let running = &mut self.running[place];
         match told.stop {
             Some(stop) => {
@@ -208,7 +208,7 @@ impl Scheduler {
 }
 
 /// Tells a token that was drawn, with the text that was held back where the answer ends.
-fn tell_drawn(id: RequestId, answer: &mut Answer, drawn: Drawn, tell: &mut Tell<'_>) -> Result<Told, EngineError> {
+fn tell_drawn(id: RequestId, answer: &mut Answer, drawn: Drawn, tell: &mut Tell<'_>) -> Result<DrawnRow, EngineError> {
     let Drawn {
         token,
         mut text,
@@ -224,7 +224,7 @@ fn tell_drawn(id: RequestId, answer: &mut Answer, drawn: Drawn, tell: &mut Tell<
         probabilities,
     };
     tell(Event::Token(id, written));
-    Ok(Told { token, stop })
+    Ok(DrawnRow { token, stop })
 }
 
 impl Running {

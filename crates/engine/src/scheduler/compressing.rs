@@ -48,7 +48,7 @@ impl Scheduler {
         mut session: LoanedSequence,
         options: &CompressOptions,
     ) -> Result<RequestId, EngineError> {
-        let compression = Compression::of(&session.sequence, options)?;
+        let compression = Compression::begin(&session.sequence, options)?;
         // Pages that others hold too are copied when pairs leave them.
         let copied = session.sequence.usage().bytes_by_tier.total();
         let wanted = Amount {

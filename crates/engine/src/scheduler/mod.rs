@@ -72,7 +72,7 @@ pub struct SchedulerOptions {
 
 impl SchedulerOptions {
     /// As many requests at a time as the engine has sequences, half of the time for prompts, nothing on disk.
-    pub fn of(options: &EngineOptions) -> Self {
+    pub fn for_engine(options: &EngineOptions) -> Self {
         Self {
             most_running: options.machine.sequences,
             prompt_share: 0.5,
@@ -191,11 +191,11 @@ struct Clock {
 struct PromptPass {
     pass: Pass,
     /// In the order of the running requests.
-    parts: Vec<Part>,
+    parts: Vec<PromptPart>,
 }
 
 /// The tokens that a request reads in a pass of prompts.
-struct Part {
+struct PromptPart {
     id: RequestId,
     tokens: Vec<u32>,
     /// True if the recurrent state after these tokens is kept for others.

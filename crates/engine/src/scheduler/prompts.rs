@@ -11,7 +11,7 @@ use crate::pass::Work;
 use crate::scheduler::answers::End;
 use crate::scheduler::disk::Lookup;
 use crate::scheduler::step::Tell;
-use crate::scheduler::{Event, Part, PromptPass, Running, Scheduler, Stage, Waiting};
+use crate::scheduler::{Event, PromptPart, PromptPass, Running, Scheduler, Stage, Waiting};
 use crate::sequence::common_prefix;
 use crate::{EngineError, PrefillProgress, Sequence, TokenProbabilities};
 
@@ -106,7 +106,7 @@ impl Scheduler {
                     }
                 }
             }
-            parts.push(Part {
+            parts.push(PromptPart {
                 id: running.id,
                 tokens: prompt[known..known + count].to_vec(),
                 keeps_state: cut == Some(known + count),
@@ -124,7 +124,7 @@ impl Scheduler {
     /// Takes in what came of a prompt pass; prompts that were read to the end go on with their answers.
     fn end_reading(
         &mut self,
-        parts: Vec<Part>,
+        parts: Vec<PromptPart>,
         outcomes: Vec<Option<Failure>>,
         tell: &mut Tell<'_>,
     ) -> Result<(), EngineError> {
@@ -190,7 +190,7 @@ impl Scheduler {
         for (start, tokens) in rows.step_by(LOGIT_ROWS).zip(next_tokens.chunks(LOGIT_ROWS)) {
             self.prompts.logits(start..start + tokens.len(), &mut logits)?;
             let rows = logits.chunks_exact(vocab_size).zip(tokens);
-            probabilities.extend(rows.map(|(logits, token)| TokenProbabilities::of(logits, *token, most)));
+            probabilities.extend(rows.map(|(logits, token)| TokenProbabilities::from_logits(logits, *token, most)));
         }
         if !probabilities.is_empty() {
             tell(Event::PromptProbabilities(running.id, probabilities));
@@ -224,7 +224,7 @@ impl Scheduler {
 
     fn tell_progress(&self, under_way: &PromptPass, tell: &mut Tell<'_>) {
         let share = under_way.pass.share_done();
-        for Part { id, tokens, .. } in &under_way.parts {
+        for PromptPart { id, tokens, .. } in &under_way.parts {
             let Some(running) = self
                 .running
                 .iter()
@@ -266,7 +266,7 @@ fn next_cut(sequence: &Sequence, prompt: &[u32], waiting: &[Waiting]) -> Option<
 }
 
 /// The work of requests in a prompt pass, in the order of its parts.
-pub(super) fn work_of<'a>(running: &'a mut [Running], parts: &'a [Part]) -> Vec<Work<'a>> {
+pub(super) fn work_of<'a>(running: &'a mut [Running], parts: &'a [PromptPart]) -> Vec<Work<'a>> {
     let work = running.iter_mut().filter_map(|running| {
         let part = parts.iter().find(|part| part.id == running.id)?;
         Some(Work {

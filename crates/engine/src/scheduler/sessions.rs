@@ -68,7 +68,7 @@ impl Restoring {
     /// As [`Sequence::restore`].
     pub fn run(mut self) -> Result<LoanedSequence, EngineError> {
         // A file that another writer replaces from here on is another session.
-        let file = FileState::of(&self.path);
+        let file = FileState::find(&self.path);
         let sequence = Sequence::restore(&self.engine, &self.pool, &self.path)?;
         self.room.release_bytes();
         Ok(LoanedSequence {
@@ -135,7 +135,7 @@ impl Drop for Room {
 
 impl FileState {
     /// The file as it is now; `None` where it cannot be looked at.
-    pub(super) fn of(path: &Path) -> Option<Self> {
+    pub(super) fn find(path: &Path) -> Option<Self> {
         Some(Self::new(path, &fs::metadata(path).ok()?))
     }
 
@@ -197,12 +197,12 @@ impl Scheduler {
 
     /// True if the sequence of a session file, as the file is now, is held.
     pub fn holds(&self, path: &Path) -> bool {
-        FileState::of(path).is_some_and(|file| self.idle.session(&file).is_some())
+        FileState::find(path).is_some_and(|file| self.idle.session(&file).is_some())
     }
 
     /// Takes the sequence of a session file out of the scheduler; `None` where it is not held.
     pub fn take_held(&mut self, path: &Path) -> Option<LoanedSequence> {
-        let file = FileState::of(path)?;
+        let file = FileState::find(path)?;
         let sequence = self.idle.take_session(&file)?;
         Some(LoanedSequence {
             sequence,
@@ -216,7 +216,7 @@ impl Scheduler {
         let Some(path) = &request.session else {
             return Ok(());
         };
-        let held = FileState::of(path).and_then(|file| self.idle.session(&file));
+        let held = FileState::find(path).and_then(|file| self.idle.session(&file));
         let held = held.ok_or_else(|| EngineError::SessionNotHeld(path.clone()))?;
         if request.prompt_probabilities.is_some() {
             let requirement = "the whole prompt has to be read for it: name no session";
@@ -253,7 +253,7 @@ impl Scheduler {
         options: &SequenceOptions,
     ) -> Result<Sequence, EngineError> {
         let not_held = || EngineError::SessionNotHeld(path.to_owned());
-        let held = FileState::of(path).and_then(|file| self.idle.session_mut(&file));
+        let held = FileState::find(path).and_then(|file| self.idle.session_mut(&file));
         let held = held.ok_or_else(not_held)?;
         let shared = session_beginning(held, tokens);
         let mut fork = fork_beginning(held, shared, options)?.ok_or_else(not_held)?;

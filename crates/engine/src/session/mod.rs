@@ -32,7 +32,7 @@ impl Session {
     /// [`EngineError::Policy`] when a policy does not support the phase it was chosen for.
     pub fn new(engine: &Arc<Engine>) -> Result<Self, EngineError> {
         let options = engine.options().sequence.clone();
-        Ok(Self::of(Sequence::new(engine, &engine.page_pool()?, options)?))
+        Ok(Self::over(Sequence::new(engine, &engine.page_pool()?, options)?))
     }
 
     /// Its sequence: what has been read, and what it holds.
@@ -61,7 +61,7 @@ impl Session {
     }
 
     /// A session of a sequence.
-    pub(crate) fn of(sequence: Sequence) -> Self {
+    pub(crate) fn over(sequence: Sequence) -> Self {
         Self {
             runner: Runner::new(sequence.engine()),
             sequence,
@@ -88,7 +88,7 @@ impl Session {
     /// # Errors
     /// As [`Sequence::restore`].
     pub fn restore(engine: &Arc<Engine>, path: impl AsRef<Path>) -> Result<Self, EngineError> {
-        Ok(Self::of(Sequence::restore(engine, &engine.page_pool()?, path)?))
+        Ok(Self::over(Sequence::restore(engine, &engine.page_pool()?, path)?))
     }
 
     /// A session that goes on from where this one is: both hold the same pages until one of them writes into a copy, and
@@ -144,7 +144,7 @@ impl Session {
     /// # Errors
     /// As [`Session::new`].
     pub fn beside(&self) -> Result<Self, EngineError> {
-        Ok(Self::of(self.sequence.beside()?))
+        Ok(Self::over(self.sequence.beside()?))
     }
 
     /// Reads `tokens` after what is already there, layer by layer over each logical batch. An answer that was under way

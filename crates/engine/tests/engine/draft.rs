@@ -260,7 +260,7 @@ struct Held {
 }
 
 impl Held {
-    fn of(session: &Session, folder: &Path) -> Self {
+    fn read(session: &Session, folder: &Path) -> Self {
         let path = folder.join("session");
         session.sequence().save(&path).unwrap();
         let bits = |session: &Session| session.logits().iter().map(|logit| logit.to_bits()).collect();
@@ -322,7 +322,7 @@ fn compare_sessions(seed: u64) -> DraftCount {
             (Err(expected), Err(found)) => assert_eq!(found.to_string(), expected.to_string(), "{what}"),
             (expected, found) => panic!("{what}: {expected:?}, {found:?}"),
         }
-        let [expected, found] = [0, 1].map(|session| Held::of(&sessions[session], folder.path()));
+        let [expected, found] = [0, 1].map(|session| Held::read(&sessions[session], folder.path()));
         assert!(found == expected, "{what}: sessions differ");
         assert_eq!(
             sessions[1].sequence().counts().pairs,
@@ -335,15 +335,15 @@ fn compare_sessions(seed: u64) -> DraftCount {
 
 /// What came of requests that were answered together.
 #[derive(Default)]
-struct Told {
+struct Answered {
     ended: BTreeMap<RequestId, Generation>,
     /// Tokens told per request, including requests that were cancelled later.
     written: BTreeMap<RequestId, Vec<u32>>,
 }
 
 /// Answers all requests of a scheduler; some clients leave, and some requests make room for others.
-fn answer_all(scheduler: &mut Scheduler, ids: &[RequestId], random: &mut StdRng) -> Told {
-    let mut told = Told::default();
+fn answer_all(scheduler: &mut Scheduler, ids: &[RequestId], random: &mut StdRng) -> Answered {
+    let mut told = Answered::default();
     let mut goes_on = true;
     while goes_on {
         let step = scheduler.step(&mut |event| match event {
@@ -374,7 +374,7 @@ fn compare_requests(seed: u64) -> DraftCount {
     let engine = Engine::load(path_of(model, folder.path()), options(random, model, folder.path())).unwrap();
     let scheduling = SchedulerOptions {
         most_running: 4,
-        ..SchedulerOptions::of(engine.options())
+        ..SchedulerOptions::for_engine(engine.options())
     };
     let mut scheduler = Scheduler::new(&engine, scheduling).unwrap();
     let mut asked = BTreeMap::new();

@@ -180,7 +180,7 @@ fn answers_of_many_requests_grow_beyond_the_boundary_as_alone() {
                 .unwrap()
         })
         .into();
-    let mut scheduler = Scheduler::new(&engine, SchedulerOptions::of(engine.options())).unwrap();
+    let mut scheduler = Scheduler::new(&engine, SchedulerOptions::for_engine(engine.options())).unwrap();
     let ids = [20, 45, 58, 90].map(|length| {
         let request = Request {
             tokens: tokens[..length].to_vec(),

@@ -36,7 +36,7 @@ fn engine(options: EngineOptions) -> Arc<Engine> {
 fn scheduler(engine: &Arc<Engine>, most_running: usize) -> Scheduler {
     let options = SchedulerOptions {
         most_running,
-        ..SchedulerOptions::of(engine.options())
+        ..SchedulerOptions::for_engine(engine.options())
     };
     Scheduler::new(engine, options).unwrap()
 }
@@ -414,7 +414,7 @@ fn as_many_sequences_are_alive_as_the_plan_has_room_for() {
         &engine,
         SchedulerOptions {
             most_running: 3,
-            ..SchedulerOptions::of(engine.options())
+            ..SchedulerOptions::for_engine(engine.options())
         },
     );
     let error = refused.err().unwrap().to_string();

@@ -204,7 +204,7 @@ fn what_needs_every_token_in_every_layer_is_refused_in_one_line() {
             .and_then(|options| load(model(CASES[0]), options)),
     );
     let engine = small_engine(options(selection()));
-    refused(Scheduler::new(&engine, SchedulerOptions::of(engine.options())).map(drop));
+    refused(Scheduler::new(&engine, SchedulerOptions::for_engine(engine.options())).map(drop));
     let mut session = Session::new(&engine).unwrap();
     refused(session.prefill_with_logits(&prompt(50), &mut |_, _| ControlFlow::Continue(())));
     refused(share_prefix(session.sequence_mut()).map(drop));

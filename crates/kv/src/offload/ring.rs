@@ -340,7 +340,7 @@ mod tests {
             keys: true,
             values: true,
         };
-        let page = PageId::of(7);
+        let page = PageId::from_number(7);
         assert!(ring.ask(page, planes, 0, |_| [None, None]).unwrap());
         assert!(ring.ask(page, planes, 1, |_| [None, None]).unwrap());
         ring.wait([page, page].into_iter()).unwrap();

@@ -13,7 +13,7 @@ pub struct PageId(u32);
 
 #[cfg(test)]
 impl PageId {
-    pub(crate) fn of(number: u32) -> Self {
+    pub(crate) fn from_number(number: u32) -> Self {
         Self(number)
     }
 }

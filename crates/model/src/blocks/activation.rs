@@ -28,7 +28,7 @@ impl Activation {
 
     /// `values = activation(values)`.
     pub(crate) fn apply(self, values: &mut [f32]) {
-        super::rows::for_rows(values, 1, |_, value| value[0] = self.of(value[0]));
+        super::rows::for_rows(values, 1, |_, value| value[0] = self.value(value[0]));
     }
 
     /// `gate = activation(gate) * up`.
@@ -47,7 +47,7 @@ impl Activation {
         }
     }
 
-    fn of(self, value: f32) -> f32 {
+    fn value(self, value: f32) -> f32 {
         match self {
             Activation::Silu => silu(value),
             Activation::GeluTanh => gelu_tanh(value),

@@ -68,7 +68,7 @@ fn telling(engine: &Arc<Engine>, folder: Option<&Path>) -> Scheduler {
             folder: folder.to_owned(),
             budget_bytes: u64::MAX,
         }),
-        ..SchedulerOptions::of(engine.options())
+        ..SchedulerOptions::for_engine(engine.options())
     };
     Scheduler::new(engine, options).unwrap()
 }

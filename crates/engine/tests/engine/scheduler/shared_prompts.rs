@@ -48,7 +48,7 @@ fn with_disk(engine: &Arc<Engine>, folder: &Path) -> Scheduler {
             folder: folder.to_owned(),
             budget_bytes: u64::MAX,
         }),
-        ..SchedulerOptions::of(engine.options())
+        ..SchedulerOptions::for_engine(engine.options())
     };
     Scheduler::new(engine, options).unwrap()
 }

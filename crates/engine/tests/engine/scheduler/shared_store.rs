@@ -42,7 +42,7 @@ fn worker(engine: &Arc<Engine>, store: &FakeStore) -> Scheduler {
 fn waiting_worker(engine: &Arc<Engine>, store: &FakeStore, wait: Duration) -> Scheduler {
     let options = SchedulerOptions {
         shared_store: Some(shared(store, wait)),
-        ..SchedulerOptions::of(engine.options())
+        ..SchedulerOptions::for_engine(engine.options())
     };
     Scheduler::new(engine, options).unwrap()
 }
@@ -106,7 +106,7 @@ fn what_memory_and_disk_hold_is_continued_from_the_store_and_kept_on_disk() {
                 budget_bytes: u64::MAX,
             }),
             shared_store: Some(shared(store, Duration::ZERO)),
-            ..SchedulerOptions::of(engine.options())
+            ..SchedulerOptions::for_engine(engine.options())
         };
         Scheduler::new(&engine, options).unwrap()
     };
@@ -141,7 +141,7 @@ fn answers_go_on_while_a_store_hangs_and_prompts_are_read_in_its_place() {
     let operation_time = shared.use_as.operation_time;
     let options = SchedulerOptions {
         shared_store: Some(shared),
-        ..SchedulerOptions::of(engine.options())
+        ..SchedulerOptions::for_engine(engine.options())
     };
     let mut scheduler = Scheduler::new(&engine, options).unwrap();
     let first = scheduler.submit(long.clone()).unwrap();

@@ -13,7 +13,7 @@ use crate::testing::go_on;
 
 /// Every event of one request: probabilities of its prompt, its tokens with theirs, why it ended.
 #[derive(Debug, Default)]
-struct Told {
+struct Answered {
     prompt: Vec<TokenProbabilities>,
     tokens: Vec<(u32, Option<TokenProbabilities>)>,
     stop: Option<StopReason>,
@@ -21,8 +21,8 @@ struct Told {
     kept_mass: Option<f64>,
 }
 
-fn told(scheduler: &mut Scheduler, request: Request) -> Told {
-    let mut told = Told::default();
+fn told(scheduler: &mut Scheduler, request: Request) -> Answered {
+    let mut told = Answered::default();
     scheduler.submit(request).unwrap();
     scheduler
         .run(&mut |event| match event {
