@@ -462,8 +462,8 @@ fn one_reader_shows_the_pages_of_several_sequences_of_its_pool() {
     let stranger = KvCache::new(shape, None).unwrap();
     let expected = [all_contents(&book), all_contents(&question)];
     let reader = book.read();
-    assert!(reader.of(&stranger).is_none());
-    let question_pages = reader.of(&question).unwrap();
+    assert!(reader.pages_of(&stranger).is_none());
+    let question_pages = reader.pages_of(&question).unwrap();
     let tokens = |pages: Vec<riffle_attention::PageView<'_>>| pages.iter().map(|page| page.tokens).sum::<usize>();
     assert_eq!(tokens(reader.pages(1, 2).collect()), 40);
     assert_eq!(tokens(question_pages.pages(1, 2).collect()), 60);
