@@ -23,7 +23,7 @@ impl SparsePolicy for Comb {
     }
 }
 
-/// What the engine knows of it: its name, what it is, and its parameters.
+/// The entry that the engine has of it: its name, what it is, and its parameters.
 static MINE: [PolicyInfo; 1] = [PolicyInfo::outside(
     "comb",
     Traits::PLAIN,

@@ -1,4 +1,4 @@
-//! What a Gated DeltaNet layer takes beside an attention layer of the same width.
+//! The time of a Gated DeltaNet layer beside an attention layer of the same width.
 //!
 //!     cargo run --release -p riffle-engine --example token_mixers [HIDDEN [TOKENS [THREADS]]]
 //!

@@ -32,7 +32,7 @@ fn measure(decode: &str) {
     let held = session.sequence().usage().bytes_by_tier.total();
     let full = resident_bytes();
     assert!(full - empty > held * 9 / 10, "{full} after {empty} for {held}");
-    // What the first tokens chose stays, the rest goes.
+    // The pages that the first tokens chose stay, the rest goes.
     for token in 0..40 {
         session.advance(token).unwrap();
     }

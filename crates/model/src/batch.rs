@@ -6,7 +6,7 @@ use crate::ModelError;
 
 /// The tokens of one pass: segments of sequences side by side, so that the weights are read once for all of them.
 ///
-/// What is computed for a segment does not depend on the others: not on what they hold, on how many there are, or on their order.
+/// The result of a segment does not depend on the others: not on what they hold, on how many there are, or on their order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
     // [rows]
@@ -41,7 +41,7 @@ pub struct Segment {
     pub length: usize,
 }
 
-/// Where work that remembers earlier rows may be cut without a change of its result. Segments that are read one by one may be
+/// Rows at which work that remembers earlier rows may be cut without a change of its result. Segments that are read one by one may be
 /// cut anywhere, others:
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CutGrid {

@@ -1,4 +1,4 @@
-//! What every decoder is around its layers: embedding, final norm, output head.
+//! The parts of a decoder around its layers: embedding, final norm, output head.
 
 use riffle_linear::PackedMatrix;
 
@@ -54,7 +54,7 @@ impl Decoder {
         })
     }
 
-    /// What is known of it without its weights.
+    /// Its outline, without its weights.
     pub fn outline(&self) -> ModelOutline {
         ModelOutline::new(&self.config, &self.layers)
     }

@@ -31,7 +31,7 @@ pub enum ModelError {
     RopeScaling {
         /// The stretching as it was given.
         text: String,
-        /// What is wrong with it.
+        /// The fault of the file.
         problem: String,
     },
     /// A file the model needs is not in its directory.
@@ -41,7 +41,7 @@ pub enum ModelError {
         directory: PathBuf,
         /// The file's name.
         file: String,
-        /// What to do about it.
+        /// The remedy.
         hint: &'static str,
     },
     /// The operating system refused to read a file.
@@ -57,7 +57,7 @@ pub enum ModelError {
     NotRegular {
         /// The path.
         path: PathBuf,
-        /// What it names, such as `a pipe`.
+        /// The thing that it names, such as `a pipe`.
         found: &'static str,
     },
     /// A file holds more bytes than files of its kind may.
@@ -79,9 +79,9 @@ pub enum ModelError {
     /// The architecture is not one of those this crate knows.
     #[error("architecture {found:?} is not supported; supported are {}", known.join(", "))]
     UnknownArchitecture {
-        /// What the file names.
+        /// The architecture that the file names.
         found: String,
-        /// What this crate knows.
+        /// The architectures that this crate knows.
         known: Vec<&'static str>,
     },
     /// A setting of the model is missing, of the wrong type, or contradicts another.
@@ -91,7 +91,7 @@ pub enum ModelError {
         path: PathBuf,
         /// The setting.
         field: String,
-        /// What is wrong and what would be right.
+        /// The fault, and the values that would be right.
         problem: String,
     },
     /// A weight file is truncated or damaged.
@@ -99,7 +99,7 @@ pub enum ModelError {
     CorruptWeights {
         /// The file.
         path: PathBuf,
-        /// What contradicts the format.
+        /// The part that contradicts the format.
         problem: String,
     },
     /// A shard that the index names is not there.
@@ -189,7 +189,7 @@ pub enum ModelError {
     Tokenizer {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault of the file.
         problem: String,
     },
     /// The tokenizer can produce ids for which the model has no embedding.
@@ -207,7 +207,7 @@ pub enum ModelError {
     MissingToken {
         /// The file that names it.
         path: PathBuf,
-        /// What it is needed for, such as `bos_token`.
+        /// The role that needs it, such as `bos_token`.
         role: &'static str,
         /// The token's text or id.
         token: String,
@@ -223,7 +223,7 @@ pub enum ModelError {
     Template {
         /// The file that holds the template.
         file: PathBuf,
-        /// What is wrong, or the template's own message.
+        /// The fault, or the template's own message.
         problem: String,
     },
     /// The chat template is too long, or takes too much time or memory.

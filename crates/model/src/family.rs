@@ -1,4 +1,4 @@
-//! What a model family is made with, for families of other crates.
+//! The parts that a model family is made with, for families of other crates.
 //!
 //! A [`Family`] has two functions. `configure` reads the sizes of a model from its config.json ([`Fields`]); `build` takes the weights
 //! ([`Checkpoint`]) and puts a [`Decoder`](crate::Decoder) together from parts: [`Attention`](crate::Attention), [`Mlp`](crate::Mlp),

@@ -62,7 +62,7 @@ pub struct Fields {
     path: PathBuf,
     prefix: String,
     values: Map<String, Value>,
-    /// What the file calls settings, where it is not the name they are read by.
+    /// The names that the file gives to settings, where they differ from the names they are read by.
     source_names: Arc<HashMap<String, String>>,
 }
 

@@ -1,4 +1,4 @@
-//! What tells one model from another.
+//! A number that tells one model from another.
 
 use std::path::Path;
 

@@ -46,7 +46,7 @@ pub trait Forward: Send {
     /// [`ModelError::NoSuchLayer`], [`ModelError::RowsOutOfOrder`]; a device that fails.
     fn project(&mut self, layer: usize, rows: Range<usize>) -> Result<bool, ModelError>;
 
-    /// What the layer under way attends with, of all rows projected so far: the same values at every call, with what the caller
+    /// The queries, keys and values of the layer under way, of all rows projected so far: the same values at every call, with what the caller
     /// changed. `None` before rows are projected, for a recurrent layer, and when all rows are finished.
     fn projected(&mut self) -> Option<Projected<'_>>;
 

@@ -15,7 +15,7 @@ pub struct GenerationDefaults {
     pub eos: Vec<u32>,
     /// The token that begins a text.
     pub bos: Option<u32>,
-    /// Whether to sample at all; `Some(false)` asks for the likeliest token.
+    /// True to sample; `Some(false)` asks for the likeliest token.
     pub sample: Option<bool>,
     /// Divides logits.
     pub temperature: Option<f32>,

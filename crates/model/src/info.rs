@@ -1,4 +1,4 @@
-//! What a model's files say about it.
+//! The facts that a model's files state.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use crate::{GenerationDefaults, ModelConfig, TensorInfo};
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct ModelInfo {
-    /// Where it was read from.
+    /// The path that it was read from.
     pub path: PathBuf,
     /// How it is stored: `safetensors` or `gguf`.
     pub format: &'static str,

@@ -26,13 +26,13 @@ pub struct LoadedModel {
     pub chat_template: Option<ChatTemplate>,
     /// Stop tokens and sampling defaults.
     pub generation: GenerationDefaults,
-    /// What the files say.
+    /// The facts of the files.
     pub info: ModelInfo,
-    /// Where the time of loading went.
+    /// The time of loading, by part.
     pub times: LoadTimes,
 }
 
-/// Where the time of loading a model went, in milliseconds.
+/// The time of loading a model by part, in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
 #[non_exhaustive]
 pub struct LoadTimes {
@@ -143,7 +143,7 @@ impl OpenedModel {
         })
     }
 
-    /// What the files say.
+    /// The facts of the files.
     pub fn info(&self) -> ModelInfo {
         self.parts.info()
     }
@@ -186,7 +186,7 @@ pub(crate) fn milliseconds_since(start: Instant) -> f64 {
     start.elapsed().as_secs_f64() * 1e3
 }
 
-/// What names of tensors begin with that belong to a layer which predicts further tokens.
+/// Beginnings of the names of tensors that belong to a layer which predicts further tokens.
 const PREDICTOR: &str = "mtp.";
 
 /// Tensors that no family computes and that take no memory: pictures, sound.
@@ -203,7 +203,7 @@ const NOT_COMPUTED: [&str; 9] = [
     "mm.",
 ];
 
-/// What names of tensors end with that were stored although they follow from the settings.
+/// Ends of the names of tensors that were stored although they follow from the settings.
 const DERIVED: [&str; 3] = [".rotary_emb.inv_freq", ".attn_rot_embd", ".attn_rot_embd.weight"];
 
 /// Most names in an error about unused tensors.

@@ -1,4 +1,4 @@
-//! What is known of a model without its weights.
+//! The parts of a model that are known without its weights.
 
 use std::sync::Arc;
 

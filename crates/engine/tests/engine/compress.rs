@@ -135,7 +135,7 @@ fn a_compressed_session_is_saved_restored_forked_and_goes_on() {
         first.truncate(TOKENS - 32).unwrap();
         assert_eq!(first.tokens().len(), TOKENS - 32);
         bits_after(&mut first, 0..3);
-        // What was evicted cannot be gone back to, and serves nobody.
+        // Evicted tokens cannot be gone back to, and serve nobody.
         assert_eq!(share_prefix(first.sequence_mut()).unwrap(), 0);
         first.truncate(TOKENS - 33).unwrap();
         assert_eq!(first.tokens().len(), 0);

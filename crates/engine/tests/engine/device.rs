@@ -169,7 +169,7 @@ fn policies_read_the_same_wherever_pages_lie() {
             load(&fixture(MODEL), options)
         };
         let resident = logits(&with(options(Some(device.clone()))), &tokens);
-        // What is chosen by scores may differ from the CPU's run, whose hidden states are rounded otherwise.
+        // Choices by scores may differ from the CPU's run, whose hidden states are rounded otherwise.
         if prefill.starts_with("streaming") {
             let cpu = logits(&with(options(None)), &tokens);
             let found = difference(&resident, &cpu);
@@ -227,7 +227,7 @@ fn forks_take_turns_in_one_budget_and_answer_as_if_they_had_read_alone() {
         reader.prefill(&book, &mut go_on).unwrap();
         let held = reader.sequence().counts().device.page_bytes;
         let mut first = reader.fork().unwrap();
-        // What lies there is of both.
+        // The bytes there are of both.
         assert_eq!(
             (
                 reader.sequence().counts().device.page_bytes,
@@ -314,7 +314,7 @@ fn a_device_lost_in_mid_run_is_an_error_and_saved_sessions_stay() {
     assert!(error.to_string().contains("the GPU was lost"), "{error}");
     let cpu = load(&fixture(MODEL), options(None));
     assert_eq!(Session::restore(&cpu, &path).unwrap().tokens(), &tokens[..100]);
-    // What was read lies in main memory: the session can still be saved.
+    // The text that was read lies in main memory: the session can still be saved.
     session.sequence().save(&path).unwrap();
     assert!(Session::restore(&cpu, &path).unwrap().tokens().len() >= 100);
 }

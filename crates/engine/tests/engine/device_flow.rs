@@ -1,4 +1,4 @@
-//! What stays on a device from attention to the next product, and what comes there ahead of the next layer; emulated on the CPU unless
+//! Results that stay on a device from attention to the next product, and pages that come there ahead of the next layer; emulated on the CPU unless
 //! RIFFLE_TEST_GPU names a GPU. The bits are those of the way through main memory and of pages that lie there.
 
 use std::path::{Path, PathBuf};

@@ -116,7 +116,7 @@ fn is_hybrid(model: &str) -> bool {
     model == "model-hybrid"
 }
 
-/// Where a model lies; one with a layer that predicts further tokens is made in `folder`.
+/// The folder of a model; one with a layer that predicts further tokens is made in `folder`.
 fn path_of(model: &str, folder: &Path) -> PathBuf {
     if is_hybrid(model) {
         hybrid_with_predictor(folder)
@@ -229,7 +229,7 @@ fn options(random: &mut StdRng, model: &str, folder: &Path) -> EngineOptions {
     options
 }
 
-/// What an answer is, apart from how it was made.
+/// An answer, apart from how it was made.
 fn answer(generation: Generation) -> Generation {
     Generation {
         drafts: DraftCount::default(),
@@ -248,7 +248,7 @@ fn generate(session: &mut Session, options: &GenerateOptions, mut patience: usiz
     })
 }
 
-/// What a session holds: its tokens, the bits of its logits, its file, and what it goes on with when it is restored.
+/// The contents of a session: its tokens, the bits of its logits, its file, and what it goes on with when it is restored.
 #[derive(PartialEq)]
 struct Held {
     tokens: Vec<u32>,
@@ -333,7 +333,7 @@ fn compare_sessions(seed: u64) -> DraftCount {
     drafts
 }
 
-/// What came of requests that were answered together.
+/// The answers of requests that were answered together.
 #[derive(Default)]
 struct Answered {
     ended: BTreeMap<RequestId, Generation>,

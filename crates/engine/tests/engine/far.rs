@@ -122,7 +122,7 @@ fn a_document_on_disk_is_loaded_once_a_step_for_all_who_read_it() {
                 on_disk += pool.file_bytes();
             }
             let loaded = device.bytes() - before;
-            // What the guess for the layer after the last brought is loaded already or still to be read.
+            // The pages that the guess for the layer after the last brought are loaded already or still to be read.
             let ring = 8 * pool.shape().page_bytes(0);
             println!("{decode} {}: {loaded} bytes loaded, {on_disk} on disk", format.name());
             assert!(on_disk > 20 * ring, "{on_disk} on disk");

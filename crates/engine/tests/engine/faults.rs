@@ -151,7 +151,7 @@ impl Group {
             }
             Err(error) => {
                 *self.seen.entry(kind(&error)).or_default() += 1;
-                // What it had evicted in part is forgotten as a whole.
+                // A sequence that had evicted in part is forgotten as a whole.
                 assert!([0, held].contains(&member.sequence.tokens().len()), "{error}");
                 let kept = member.sequence.tokens().len();
                 member.cut(kept);
@@ -176,7 +176,7 @@ impl Group {
         self.begin_prompt(self.members.len() - 1);
     }
 
-    /// What a member reads next; nothing where it is full.
+    /// The tokens that a member reads next; none where it is full.
     fn next(&mut self, at: usize) -> Option<Move> {
         let drafts = self.text(5);
         let drafts = if self.random.random_bool(0.4) {

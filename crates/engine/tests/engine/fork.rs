@@ -168,7 +168,7 @@ fn forks_keep_to_the_budget_of_one_session_and_say_so() {
     }
     let error = forks[0].prefill(&prompt(60), &mut go_on).unwrap_err().to_string();
     assert!(error.contains("KV budget"), "{error}");
-    // What did not fit changed nothing; when another goes, it fits.
+    // A fork that did not fit changed nothing; when another goes, it fits.
     assert_eq!(forks[0].tokens().len(), 244);
     forks.truncate(1);
     drop(reader);

@@ -15,7 +15,7 @@ use riffle_engine::{Checkpoint, Engine, EngineOptions, Runner, Sequence, Session
 use riffle_kv::{DiskTier, PagePool};
 use riffle_policy::Phase;
 
-/// What sequences run under: policies for reading and writing, and an endless window.
+/// The setting of sequences: policies for reading and writing, and an endless window.
 const SETTINGS: [(&str, &str, bool); 9] = [
     ("full", "full", false),
     ("full", "full", true),
@@ -61,7 +61,7 @@ struct Member {
     logits: BTreeMap<usize, Bits>,
 }
 
-/// What a member does in a pass.
+/// The work of a member in a pass.
 struct Move {
     member: usize,
     tokens: Vec<u32>,
@@ -154,7 +154,7 @@ impl Group {
         self.members.push(fork);
     }
 
-    /// What a member does next.
+    /// The next work of a member.
     fn next(&mut self, at: usize) -> Move {
         let follow = {
             let (prefill, decode, windowed) = SETTINGS[self.members[at].setting];

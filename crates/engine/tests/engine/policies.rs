@@ -1,4 +1,4 @@
-//! What the engine owes policies: two phases, masses, summaries, guards, audits; and that threads change nothing.
+//! The engine's duties to policies: two phases, masses, summaries, guards, audits; and that threads change nothing.
 
 use crate::testing::{go_on, largest_difference, prompt, small_engine};
 use riffle_engine::{Engine, EngineOptions, Session, with_threads};

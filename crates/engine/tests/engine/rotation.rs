@@ -40,7 +40,7 @@ fn planes_of_four_bits_are_rotated_unless_told_otherwise() {
     assert_ne!(of(None, f16, q4), of(Some(false), f16, q4));
 }
 
-/// What the rotation does for the shipped model, for docs/results/sessions.md:
+/// The effect of the rotation on the shipped model, for docs/results/sessions.md:
 /// `cargo test --release -p riffle-engine --test engine rotation:: -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]

@@ -1,4 +1,4 @@
-//! What a scheduler promises to those who ask.
+//! The promises of a scheduler to those who ask.
 
 mod holdings;
 mod promises;

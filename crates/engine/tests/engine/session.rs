@@ -1,4 +1,4 @@
-//! What a session promises, whatever the policy or the model.
+//! The promises of a session, whatever the policy or the model.
 
 use std::ops::ControlFlow;
 

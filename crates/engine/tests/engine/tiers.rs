@@ -67,7 +67,7 @@ fn far(options: &EngineOptions, model: &Path, folder: &Path, slots: usize, spare
         ..options.cache.kv_tiers
     };
     let info = riffle_model::inspect(model).unwrap();
-    // What has to be near follows from whether keys are kept near, which follows from what fits.
+    // The pages that have to be near follow from whether keys are kept near, which follows from what fits.
     options.cache.kv_tiers.ram_budget_bytes = Some(0);
     let plan = riffle_engine::plan(&info, &options).unwrap();
     options.cache.kv_tiers.ram_budget_bytes = Some(plan.kv_tiers.least_near_bytes + spare);

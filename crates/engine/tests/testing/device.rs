@@ -74,7 +74,7 @@ pub fn far(device: &Gpu, slots: usize, pages: u64) -> EngineOptions {
     options
 }
 
-/// Those with `leasts` times the least RAM, and a disk behind it.
+/// Tiers with `leasts` times the least RAM, and a disk behind it.
 pub fn with_disk(mut options: EngineOptions, folder: &Path, leasts: u64) -> EngineOptions {
     options.cache.kv_tiers.ram_budget_bytes = Some(0);
     options.cache.kv_tiers.disk = Some(DiskTier {

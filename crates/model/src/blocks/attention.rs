@@ -1,4 +1,4 @@
-//! What attention takes from the hidden states: projections, head norms, rotation.
+//! The input of attention from the hidden states: projections, head norms, rotation.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use super::{Norm, Projection, Rotary};
 use crate::workspace::{CUT_GRID, ROW_BLOCK, Workspace};
 use crate::{AttentionShape, Batch, ModelConfig};
 
-/// What goes into attention: projections of the normalised rows and what happens to heads then. The result lies in
+/// The input of attention: projections of the normalised rows and what happens to heads then. The result lies in
 /// [`Rows::Attended`](crate::Rows::Attended).
 pub struct Attention {
     /// The norm before the projections.

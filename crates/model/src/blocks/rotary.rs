@@ -53,7 +53,7 @@ struct Yarn {
     truncate: bool,
 }
 
-/// What a rotation is made from.
+/// The settings of a rotation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RotarySettings {
     /// Leading dimensions of a head that turn.
@@ -244,7 +244,7 @@ pub struct Rotary {
     id: u64,
     /// Radians per position, `[dim / 2]`.
     frequencies: Vec<f32>,
-    /// Where contexts beyond a length turn otherwise: the length and the frequencies for them.
+    /// The length beyond which contexts turn otherwise, and the frequencies for them.
     beyond: Option<(usize, Vec<f32>)>,
     /// Factor on both cosine and sine.
     magnitude: f32,

@@ -1,4 +1,4 @@
-//! What each filter, test, function and method of a chat template pays before it runs.
+//! The price that each filter, test, function and method of a chat template pays before it runs.
 
 use minijinja::value::ValueKind;
 use minijinja::{Error, Value};

@@ -13,7 +13,7 @@ use super::python::{self, Style};
 use super::{containers, costs, guard, namespace, operators};
 use crate::calendar::format_time;
 
-/// What a call costs beside the search through its texts.
+/// The cost of a call beside the search through its texts.
 #[derive(Clone, Copy)]
 pub(super) enum Cost {
     /// Nothing more: the result is an argument, a part of one, or a number.

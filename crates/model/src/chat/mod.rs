@@ -39,7 +39,7 @@ pub(crate) const DEFAULT_NAME: &str = "default";
 pub struct ChatMessage {
     /// Who speaks: `system`, `user`, `assistant`.
     pub role: String,
-    /// What is said.
+    /// The text of the message.
     pub content: String,
 }
 

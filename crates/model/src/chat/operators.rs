@@ -48,7 +48,7 @@ fn compared(meter: &Meter, value: Value) -> Result<Value, Error> {
     Ok(value)
 }
 
-/// What stands before `in`.
+/// The operand before `in`.
 fn sought(meter: &Meter, value: Value) -> Result<Value, Error> {
     look_for(meter, &value)?;
     Ok(value)
@@ -63,7 +63,7 @@ pub(super) fn look_for(meter: &Meter, value: &Value) -> Result<(), Error> {
     meter.look_at(value, look).map(|_| ())
 }
 
-/// What stands behind `in`.
+/// The operand behind `in`.
 fn searched(meter: &Meter, value: Value) -> Result<Value, Error> {
     search(meter, &value)?;
     Ok(value)
@@ -90,7 +90,7 @@ fn iterated(meter: &Meter, value: Value) -> Result<Value, Error> {
     spread(meter, value)
 }
 
-/// What becomes the arguments of a call.
+/// The arguments of a call.
 fn spread(meter: &Meter, value: Value) -> Result<Value, Error> {
     match value.as_str() {
         Some(text) => meter.charge(text.len() as u64)?,
@@ -99,7 +99,7 @@ fn spread(meter: &Meter, value: Value) -> Result<Value, Error> {
     Ok(value)
 }
 
-/// What stands before `[number]`.
+/// The operand before `[number]`.
 fn indexed(meter: &Meter, value: Value) -> Result<Value, Error> {
     match value.as_str() {
         Some(text) => meter.charge_search(text.len())?,

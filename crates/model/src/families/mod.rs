@@ -123,7 +123,7 @@ fn norm_plus(
     })
 }
 
-/// What is added to the weights of norms that multiply by 1 + weight; GGUF files have the one added already.
+/// The term added to the weights of norms that multiply by 1 + weight; GGUF files have the one added already.
 fn added_to_norms(fields: &Fields) -> Result<f32, ModelError> {
     Ok(if fields.flag("norms_include_one", false)? {
         0.0

@@ -123,7 +123,7 @@ fn build_predictor(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoi
     })
 }
 
-/// What mixes the tokens of a layer, and how its tensors are stored.
+/// The mixer of the tokens of a layer, and how its tensors are stored.
 struct Mixers<'a> {
     config: &'a ModelConfig,
     rotary: Arc<Rotary>,

@@ -38,9 +38,9 @@ pub(crate) struct AddedTokens {
 /// Which of the tokens are looked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Those of the text as it is.
+    /// The matches of the text as it is.
     BeforeNormalizer,
-    /// Those of the normalized text.
+    /// The matches of the normalized text.
     BehindNormalizer,
 }
 

@@ -24,7 +24,7 @@ pub(crate) struct BytePairs {
     pub(crate) takes_whole_words: bool,
 }
 
-/// What stands for characters outside the vocabulary.
+/// The token for characters outside the vocabulary.
 #[derive(Debug, Clone)]
 pub(crate) enum Unknown {
     /// Nothing: they are left out.

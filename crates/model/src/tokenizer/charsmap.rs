@@ -52,7 +52,7 @@ impl CharacterMap {
         Ok(())
     }
 
-    /// What takes the place of the shortest entry that `text` begins with.
+    /// The replacement of the shortest entry that `text` begins with.
     fn replacement(&self, text: &str) -> Option<&str> {
         let unit = |at: usize| self.units.get(at).copied();
         let offset = |unit: u32| ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize;

@@ -25,7 +25,7 @@ use super::words::WordPieces;
 /// Bytes of the longest token of a model that tries every length, and characters of its longest word.
 const LONGEST_PIECE: usize = 4096;
 
-/// What tokenizer.json says. Truncation and padding are not read: both would alter the text in silence.
+/// The contents of tokenizer.json. Truncation and padding are not read: both would alter the text in silence.
 #[derive(Deserialize)]
 struct Description<'a> {
     #[serde(borrow, default)]

@@ -78,7 +78,7 @@ impl<'p> Word<'p> {
     /// Merges the tokens for as long as any merge applies, appends what is left to `ids` and empties the word.
     ///
     /// # Errors
-    /// Where the caller wants no more; the word is of no use then.
+    /// True once the caller wants no more; the word is of no use then.
     pub(crate) fn merge_into(
         &mut self,
         merges: &Merges,

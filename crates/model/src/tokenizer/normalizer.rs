@@ -1,4 +1,4 @@
-//! What is done to a text before it is cut into words.
+//! Changes of a text before it is cut into words.
 
 use std::borrow::Cow;
 use std::ops::Range;

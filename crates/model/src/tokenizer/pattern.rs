@@ -1,4 +1,4 @@
-//! What texts are searched for, and how they are cut where it is found.
+//! Patterns that texts are searched for, and the cuts at their matches.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ pub(crate) enum PatternText {
     Regex(String),
 }
 
-/// What is searched for.
+/// A pattern that is searched for.
 #[derive(Debug, Clone)]
 pub(crate) enum Pattern {
     Text(String),
@@ -44,7 +44,7 @@ pub(crate) struct WordExpression {
 /// How the expressions of words end, and whether a single space before a word is a match.
 const ENDS_OF_WORD_EXPRESSIONS: [(&str, bool); 2] = [(r"|\s+(?!\S)|\s+", true), (r"|\s+(?!\S)", false)];
 
-/// What becomes of the matches of a pattern that cuts a text.
+/// The treatment of the matches of a pattern that cuts a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub(crate) enum Behavior {
     /// They are left out.

@@ -308,7 +308,7 @@ fn digits(individual: bool) -> Cut {
     Cut::split(Pattern::Character(char::is_numeric), behavior)
 }
 
-/// What Metaspace's two settings say together; files from before the second was invented have the first alone.
+/// The meaning of Metaspace's two settings together; files from before the second was invented have the first alone.
 fn prepend(add_prefix_space: Option<bool>, scheme: Option<Prepend>) -> Result<Prepend, String> {
     match (add_prefix_space, scheme) {
         (Some(false), None | Some(Prepend::Never)) => Ok(Prepend::Never),

@@ -18,7 +18,7 @@ const CLASSES_WITH_BOS_RULE: &[&str] = &[
     "GemmaTokenizerFast",
 ];
 
-/// What tokenizer_config.json says.
+/// The contents of tokenizer_config.json.
 pub(crate) struct TokenizerSettings {
     pub(crate) path: PathBuf,
     pub(crate) bos: Option<String>,

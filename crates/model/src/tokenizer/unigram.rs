@@ -18,7 +18,7 @@ pub(crate) struct Unigram {
     byte_tokens: Vec<Option<u32>>,
     /// Ids of the tokens that texts lead to, in the order of the texts.
     sorted: Vec<u32>,
-    /// Where the tokens that begin with each byte start in `sorted`.
+    /// The first place in `sorted` of the tokens that begin with each byte.
     starts: Vec<usize>,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Unigram {
 #[derive(Clone, Copy)]
 struct Best {
     score: f64,
-    /// Where its last piece begins.
+    /// The byte at which its last piece begins.
     start: Option<usize>,
     token: u32,
 }

@@ -23,7 +23,7 @@ impl<'p> Watch<'p> {
     /// Takes so many steps; `tokens` are certain.
     ///
     /// # Errors
-    /// Where the caller wants no more.
+    /// True once the caller wants no more.
     #[inline]
     pub(crate) fn step(&mut self, steps: usize, tokens: usize) -> Result<(), String> {
         match self.left.checked_sub(steps) {

@@ -1,4 +1,4 @@
-//! What a weight file says about a tensor, and how its elements are read.
+//! The entry of a tensor in a weight file, and how its elements are read.
 
 use std::fmt;
 use std::ops::Range;

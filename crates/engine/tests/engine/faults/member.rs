@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use riffle_engine::{Checkpoint, Runner, Sequence, Work};
 use riffle_policy::Phase;
 
-/// What a sequence runs under.
+/// The policies and window of a sequence.
 #[derive(Debug)]
 pub(super) struct Setting {
     pub(super) prefill: &'static str,
@@ -63,12 +63,12 @@ pub(super) struct Member {
     pub(super) is_disturbed: bool,
 }
 
-/// What a member does in a pass.
+/// The work of a member in a pass.
 pub(super) struct Move {
     pub(super) member: usize,
     pub(super) tokens: Vec<u32>,
     pub(super) phase: Phase,
-    /// Where it goes back to, and how many tokens stay.
+    /// The length that it goes back to, and how many tokens stay.
     pub(super) draft: Option<(Checkpoint, usize)>,
 }
 
@@ -132,7 +132,7 @@ impl Member {
         self.unread.clear();
         let tokens = tokens.min(self.alone.tokens().len());
         for sequence in [&mut self.sequence, &mut self.alone] {
-            // What has to be read again is left.
+            // The tokens that have to be read again are left.
             drop(sequence.truncate(tokens).unwrap());
         }
         if self.sequence.tokens().len() != self.alone.tokens().len() {

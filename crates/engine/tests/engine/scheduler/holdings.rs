@@ -1,4 +1,4 @@
-//! What a scheduler tells of what it holds: whoever listens knows what the next request will go on from.
+//! A scheduler tells its holdings: whoever listens knows what the next request will go on from.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -231,7 +231,7 @@ fn what_is_not_exact_is_never_told() {
         answer(&mut scheduler, &mut picture, lossy(&prompt));
         assert!(picture.0.is_empty(), "{policy}");
     }
-    // Where the engine itself is lossy, only requests that ask for everything are told.
+    // Only requests that ask for everything are told by an engine that is itself lossy.
     let lossy = options().with_prefill("streaming".parse().unwrap());
     let engine = Engine::load(fixture("model"), lossy).unwrap();
     let mut scheduler = telling(&engine, None);

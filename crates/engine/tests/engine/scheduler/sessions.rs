@@ -236,7 +236,7 @@ fn a_compression_beside_answers_and_prompts_changes_neither_and_is_the_one_that_
             let turns = order.windows(2).filter(|pair| pair[0] != pair[1]).count();
             assert!(turns >= 4, "prompts and compressions take turns: {order:?}");
         }
-        // What is compressed serves requests that name the file that it has been written to.
+        // The compressed session serves requests that name the file that it has been written to.
         let mut session = session;
         let bytes = session.save(&path).unwrap();
         assert_eq!(bytes, std::fs::metadata(&path).unwrap().len());

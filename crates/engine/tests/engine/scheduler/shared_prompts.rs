@@ -10,7 +10,7 @@ use riffle_engine::{
 use super::{alone, alone_on, engine, finish, options, request, scheduler, tokens};
 use crate::testing::{fixture, go_on};
 
-/// What is asked about a long text: its tokens, and four questions with a few tokens each.
+/// Questions about a long text: its tokens, and four questions with a few tokens each.
 fn questions(engine: &Engine) -> Vec<Request> {
     let book = tokens(engine, "In the beginning was the word, and the word was long. ", 700);
     let ask = |question: &str| {

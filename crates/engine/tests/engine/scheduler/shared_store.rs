@@ -1,4 +1,4 @@
-//! What one process has read another adopts through a store, whatever the store does.
+//! Texts that one process has read, another adopts through a store, whatever the store does.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -299,7 +299,7 @@ fn a_prompt_is_read_through_its_first_layers_while_the_last_ones_arrive() {
         let report = ended.unwrap();
         assert_eq!(report.generation, expected, "fails: {fails}");
         assert!(read_before_the_end, "fails: {fails}");
-        // Where the end never came whole, what lies before it is used.
+        // The part before the end is used where the end never came whole.
         assert_eq!(report.reused_tokens, if fails { 5 * 256 } else { 7 * 256 });
     }
 }

@@ -1,4 +1,4 @@
-//! What a request may ask for beside text: probabilities, forms, lengths, audits.
+//! Wishes of a request beside text: probabilities, forms, lengths, audits.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
