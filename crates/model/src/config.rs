@@ -233,6 +233,11 @@ impl ModelConfig {
         self.attention.is_empty()
     }
 
+    /// Layers that keep a state instead of keys and values.
+    pub fn recurrent_layers(&self) -> usize {
+        (0..self.layers).filter(|layer| !self.is_attention(*layer)).count()
+    }
+
     /// Layers that hold keys and values.
     pub fn attention_layers(&self) -> usize {
         self.cached_layers().count()

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use riffle_engine::human_bytes;
-use riffle_model::{ModelInfo, TensorInfo};
+use riffle_model::{AttentionShape, ModelConfig, ModelInfo, TensorInfo};
 use serde_json::{Value, json};
 
 use super::{grouped, print, print_json};
@@ -38,6 +38,16 @@ fn as_json(info: &ModelInfo, with_tensors: bool) -> Value {
         "heads": config.heads,
         "kv_heads": config.kv_heads,
         "head_dim": config.head_dim,
+        "attention": shapes(config).into_iter().map(|(shape, layers)| json!({
+            "layers": layers,
+            "heads": shape.heads,
+            "kv_heads": shape.kv_heads,
+            "key_width": shape.key_width,
+            "value_width": shape.value_width,
+            "shares": shape.shares,
+            "has_sinks": shape.has_sinks,
+            "is_latent": shape.is_latent,
+        })).collect::<Vec<_>>(),
         "max_position": config.max_position,
         "vocab_size": config.vocab_size,
         "tied_embeddings": config.tied_embeddings,
@@ -96,7 +106,7 @@ fn described(info: &ModelInfo) -> String {
             tokenizer.eos.as_deref().map_or("none".to_owned(), name),
         )
     });
-    let recurrent = match config.layers - config.attention_layers() {
+    let recurrent = match config.recurrent_layers() {
         0 => String::new(),
         layers => format!(
             ", {layers} of them recurrent with a state of {}",
@@ -104,16 +114,14 @@ fn described(info: &ModelInfo) -> String {
         ),
     };
     format!(
-        "path          {}\nformat        {}\narchitecture  {}\nlayers        {}{recurrent}\nhidden        {}, feed-forward {}\nheads         {} query, {} KV, {} wide\npositions     {}\nvocabulary    {}{}\nweights       {} in {} tensors: {}\ntokenizer     {tokenizer}\nchat template {}\n",
+        "path          {}\nformat        {}\narchitecture  {}\nlayers        {}{recurrent}\nhidden        {}, feed-forward {}\n{}positions     {}\nvocabulary    {}{}\nweights       {} in {} tensors: {}\ntokenizer     {tokenizer}\nchat template {}\n",
         name(&info.path.display().to_string()),
         info.format,
         config.architecture,
         config.layers,
         grouped(config.hidden_size),
         grouped(config.intermediate_size),
-        config.heads,
-        config.kv_heads,
-        config.head_dim,
+        shapes(config).iter().map(heads_line).collect::<String>(),
         grouped(config.max_position),
         grouped(config.vocab_size),
         if config.tied_embeddings {
@@ -125,6 +133,39 @@ fn described(info: &ModelInfo) -> String {
         grouped(info.tensors.len()),
         types.join(", "),
         if info.has_chat_template { "yes" } else { "no" },
+    )
+}
+
+/// The different attentions of a model's layers, each with its layers; of a model whose layers are alike, one.
+fn shapes(config: &ModelConfig) -> Vec<(AttentionShape, Vec<usize>)> {
+    let mut shapes: Vec<(AttentionShape, Vec<usize>)> = Vec::new();
+    for layer in (0..config.layers).filter(|layer| config.cache_layer(*layer).is_some()) {
+        let shape = config.attention_of(layer);
+        match shapes.iter_mut().find(|(found, _)| *found == shape) {
+            Some((_, layers)) => layers.push(layer),
+            None => shapes.push((shape, vec![layer])),
+        }
+    }
+    shapes
+}
+
+fn heads_line((shape, layers): &(AttentionShape, Vec<usize>)) -> String {
+    let widths = if shape.is_latent {
+        format!("{} wide, of which {} are the value", shape.key_width, shape.value_width)
+    } else if shape.key_width == shape.value_width {
+        format!("{} wide", shape.key_width)
+    } else {
+        format!("keys {} and values {} wide", shape.key_width, shape.value_width)
+    };
+    let shares = shape
+        .shares
+        .map_or(String::new(), |owner| format!(", with the keys of layer {owner}"));
+    let sinks = if shape.has_sinks { ", with sinks" } else { "" };
+    format!(
+        "heads         {} query, {} KV, {widths}{shares}{sinks}, in {} layers\n",
+        shape.heads,
+        shape.kv_heads,
+        layers.len(),
     )
 }
 
