@@ -8,7 +8,7 @@ use crate::load::{Parts, milliseconds_since};
 use crate::tokenizer::{TOKENIZER_FILE, TokenizerSettings};
 use crate::{ChatTemplate, GenerationDefaults, LoadOptions, ModelError, RopeScaling, Tokenizer, families, weights};
 
-const CONFIG_FILE: &str = "config.json";
+pub(crate) const CONFIG_FILE: &str = "config.json";
 
 /// Reads everything of a directory but its weights' data.
 pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelError> {

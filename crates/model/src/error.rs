@@ -44,6 +44,22 @@ pub enum ModelError {
         /// The remedy.
         hint: &'static str,
     },
+    /// A folder without settings holds several GGUF models.
+    #[error("{}: holds several models: {}; name one of these files", directory.display(), files.join(", "))]
+    SeveralModels {
+        /// The folder.
+        directory: PathBuf,
+        /// The names of the files.
+        files: Vec<String>,
+    },
+    /// A folder holds an adapter (LoRA) alone.
+    #[error("{}: holds an adapter for {base} and no model; adapters are not supported: give a model, or one that the adapter was merged into", directory.display())]
+    Adapter {
+        /// The folder.
+        directory: PathBuf,
+        /// The model that the adapter changes, as its settings name it.
+        base: String,
+    },
     /// The operating system refused to read a file.
     #[error("{}: cannot be read: {source}; check its permissions and the disk", path.display())]
     Io {

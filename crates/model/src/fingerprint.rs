@@ -28,7 +28,7 @@ pub fn fingerprint_with(path: impl AsRef<Path>, options: &LoadOptions) -> Result
     let path = path.as_ref();
     let parts = open(path, &LoadOptions::default().with_families(options.families))?;
     let mut hash = XxHash3_128::new();
-    if path.is_dir() {
+    if parts.path.is_dir() {
         let settings = parts.fields.path();
         let bytes = read_text_file(settings)?.ok_or_else(|| ModelError::NotFound {
             path: settings.to_owned(),

@@ -62,6 +62,7 @@ mod info;
 mod layer;
 mod load;
 mod outline;
+mod place;
 mod predictor;
 mod progress;
 mod recorded;

@@ -9,7 +9,8 @@ use riffle_linear::{Activations, WeightFormat};
 use crate::decoder::Decoder;
 use crate::families::Family;
 use crate::fields::Fields;
-use crate::tokenizer::TokenizerSettings;
+use crate::place::ModelPlace;
+use crate::tokenizer::{TOKENIZER_FILE, TokenizerSettings};
 use crate::weights::Checkpoint;
 use crate::{
     ChatTemplate, GenerationDefaults, ModelConfig, ModelError, ModelInfo, RopeScaling, TensorInfo, TensorType,
@@ -109,10 +110,12 @@ pub fn inspect_with(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Mod
 /// [`ModelError::NotFound`], and whatever is wrong with the tokenizer's files.
 pub fn load_tokenizer(path: impl AsRef<Path>) -> Result<Option<Tokenizer>, ModelError> {
     let path = path.as_ref();
-    if is_directory(path)? {
-        Tokenizer::from_directory(path, &TokenizerSettings::from_directory(path)?)
-    } else {
-        gguf::open_tokenizer(path)
+    if path.join(TOKENIZER_FILE).exists() {
+        return Tokenizer::from_directory(path, &TokenizerSettings::from_directory(path)?);
+    }
+    match ModelPlace::find(path)? {
+        ModelPlace::Directory(path) => Tokenizer::from_directory(&path, &TokenizerSettings::from_directory(&path)?),
+        ModelPlace::File(path) => gguf::open_tokenizer(&path),
     }
 }
 
@@ -228,10 +231,9 @@ pub(crate) struct Parts {
 }
 
 pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelError> {
-    let mut parts = if is_directory(path)? {
-        directory::open(path, options)?
-    } else {
-        gguf::open(path, options)?
+    let mut parts = match ModelPlace::find(path)? {
+        ModelPlace::Directory(path) => directory::open(&path, options)?,
+        ModelPlace::File(path) => gguf::open(&path, options)?,
     };
     parts.check_vocabulary()?;
     parts.check_layers()?;
@@ -241,17 +243,6 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
         parts.chat_template = parts.chat_template.map(|template| template.with_tokenizer(tokenizer));
     }
     Ok(parts)
-}
-
-fn is_directory(path: &Path) -> Result<bool, ModelError> {
-    let metadata = std::fs::metadata(path).map_err(|source| match source.kind() {
-        std::io::ErrorKind::NotFound => ModelError::NotFound { path: path.to_owned() },
-        _ => ModelError::Io {
-            path: path.to_owned(),
-            source,
-        },
-    })?;
-    Ok(metadata.is_dir())
 }
 
 impl Parts {

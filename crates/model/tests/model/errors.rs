@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::testing::gguf::tiny_gguf;
 use crate::testing::{TinyModel, bent, byte_fallback_tokenizer, load_model, refused, write_tokenizer};
 use riffle_model::{Batch, Forward, HostForward, ModelError, RecurrentState, load};
 use serde_json::{Value, json};
@@ -41,6 +42,40 @@ fn missing_paths_and_files_are_named() {
         refused(directory.path(), &["model.safetensors is missing"]),
         ModelError::MissingFile { .. }
     ));
+}
+
+#[test]
+fn a_folder_that_holds_one_gguf_model_stands_for_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str| std::fs::write(folder.path().join(name), tiny_gguf(&[])).unwrap();
+    write("model-Q4_K_M.gguf");
+    // Neither is a model: pictures for it, and the second part of one.
+    write("mmproj-model-f16.gguf");
+    write("other-00002-of-00002.gguf");
+    let found = riffle_model::inspect(folder.path()).unwrap();
+    assert_eq!(found.path, folder.path().join("model-Q4_K_M.gguf"));
+    assert_eq!(
+        riffle_model::fingerprint(folder.path()).unwrap(),
+        riffle_model::fingerprint(&found.path).unwrap()
+    );
+    write("model-Q8_0.gguf");
+    refused(
+        folder.path(),
+        &["several models", "model-Q4_K_M.gguf, model-Q8_0.gguf", "name one"],
+    );
+}
+
+#[test]
+fn adapters_and_folders_of_mlx_are_told_as_what_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let adapter = json!({"peft_type": "LORA", "base_model_name_or_path": "org/base"});
+    std::fs::write(folder.path().join("adapter_config.json"), adapter.to_string()).unwrap();
+    refused(folder.path(), &["adapter for org/base", "give a model"]);
+    let quantised = json!({"group_size": 64, "bits": 4});
+    bent(
+        |model| model.config["quantization"] = quantised,
+        &["quantization", "MLX", "4 bits"],
+    );
 }
 
 #[test]
