@@ -36,7 +36,7 @@ pub struct AskOptions {
     pub given: Given,
     /// Instructions for the model in place of the usual ones, where its chat template takes them.
     pub system: Option<String>,
-    /// Where what was read is kept; `None` keeps nothing.
+    /// Folder for the pages of documents; `None` keeps nothing.
     pub keep: Option<KeepOptions>,
     /// Tokens that an answer may take.
     pub answer_tokens: usize,
@@ -57,7 +57,7 @@ impl Default for AskOptions {
     }
 }
 
-/// What happens while a question is answered. Breaking ends the answer.
+/// Progress of a question's answer. Breaking ends the answer.
 #[derive(Debug, Clone, Copy)]
 pub enum AskEvent<'a> {
     /// The chat template is rendered.
@@ -77,7 +77,8 @@ pub struct Answer {
     pub text: String,
     /// Why it ended.
     pub stop: StopReason,
-    /// The parts of documents to which attention went most, the best first. What a model attends to is a hint, no proof.
+    /// The parts of documents to which attention went most, the best first. Attention is a hint to the source, no
+    /// proof.
     pub passages: Vec<Passage>,
     /// Tokens of the prompt: documents, earlier turns, the question.
     pub prompt_tokens: usize,
@@ -125,7 +126,7 @@ impl Conversation {
         let text_bytes = text_bytes(&documents, wanted)?;
         let loading = wanted
             .clone()
-            // Weights and text have to fit in any case. What the cache takes is planned when the tokens are known.
+            // Weights and text have to fit in any case. The cache is planned when the tokens are known.
             .with_prompt(Some(PromptText {
                 bytes: text_bytes,
                 prompts: 1,
@@ -171,7 +172,7 @@ impl Conversation {
         })
     }
 
-    /// What runs how.
+    /// The chosen options.
     pub fn choice(&self) -> &Choice {
         &self.choice
     }
@@ -196,7 +197,7 @@ impl Conversation {
         &self.documents
     }
 
-    /// Answers a question behind those before it. What was read before is not read again.
+    /// Answers a question behind the earlier ones. Tokens of earlier questions are not read again.
     ///
     /// # Errors
     /// [`AskError::EmptyQuestion`], [`AskError::ConversationFull`]; [`EngineError::Interrupted`] where `observe` breaks before the answer

@@ -1,4 +1,4 @@
-//! Where what was read is kept.
+//! Keeps pages of documents on disk.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -30,8 +30,8 @@ impl KeepOptions {
     }
 }
 
-/// Makes the folder, if it is not there, for this user alone: its pages tell what the documents say. What goes wrong shows when it is
-/// opened.
+/// Makes the folder, if it is not there, for this user alone: its pages tell what the documents say. A failure here
+/// shows when the cache opens the folder.
 fn make_private(folder: &Path) {
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true);

@@ -28,7 +28,7 @@ pub struct Passage {
     pub document_number: usize,
     /// Bytes of the document's text.
     pub range: Range<usize>,
-    /// Where a person finds the quotation: a page, a chapter, lines. Empty where nothing is known.
+    /// Place of the quotation for a person: a page, a chapter, lines. Empty if nothing is known.
     pub place: String,
     /// The part of it to which most attention went.
     pub quotation: String,
@@ -72,7 +72,7 @@ pub(crate) fn passages(documents: &[Document], prompt: &Prompt, watches: &[&Atte
     shown.collect()
 }
 
-/// What each token of the documents received beyond what it receives anyway.
+/// Attention that each token of the documents received beyond its usual share.
 ///
 /// Every head counts by what is special about it: of each head's mean mass of a token the head's mean over all tokens of documents is
 /// taken, several times over, so that mass spread evenly, near the end, or over separators of lines counts nothing, and what one head gives

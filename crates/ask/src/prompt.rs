@@ -10,7 +10,7 @@ use riffle_model::ConversationText;
 use crate::AskError;
 use crate::offsets::offsets;
 
-/// What a model with a chat template is told, unless the caller has other instructions.
+/// Instruction before the question under a chat template, unless the caller has other instructions.
 const INSTRUCTION: &str =
     "Answer the question from the documents above. If they do not hold the answer, say so.\n\nQuestion: ";
 
@@ -26,7 +26,7 @@ pub(crate) struct Prompt {
     pub(crate) tokens: Vec<u32>,
     /// Bytes of the prompt's text that each token stands for.
     pub(crate) offsets: Vec<Range<usize>>,
-    /// Where each document's text stands in the prompt's text.
+    /// Bytes of each document's text in the prompt's text.
     pub(crate) documents: Vec<Range<usize>>,
     /// Tokens up to the end of the last document.
     pub(crate) document_tokens: usize,

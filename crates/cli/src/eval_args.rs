@@ -77,7 +77,7 @@ pub(crate) struct LogitsArguments {
     pub(crate) json: bool,
 }
 
-/// What is measured.
+/// Model and text of a measurement.
 #[derive(Debug, Args)]
 pub(crate) struct SubjectArguments {
     /// Model to measure [default: the shipped model]
@@ -105,7 +105,7 @@ pub(crate) struct PromptArguments {
     pub(crate) wording: String,
 }
 
-/// Where results go.
+/// Options for the output of results.
 #[derive(Debug, Args)]
 pub(crate) struct OutputArguments {
     /// Print the record as JSON

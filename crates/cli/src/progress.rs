@@ -112,7 +112,7 @@ pub(crate) struct PullDisplay {
     samples: VecDeque<(Instant, u64)>,
 }
 
-/// What the rate of a download is taken over.
+/// Time span over which a download's rate is averaged.
 #[cfg(feature = "pull")]
 const RATE_OVER: Duration = Duration::from_secs(10);
 

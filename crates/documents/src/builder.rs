@@ -11,7 +11,7 @@ pub(crate) struct TextBuilder {
     space: bool,
     /// Line ends that stand before the next text.
     breaks: usize,
-    /// What stands before the next text of a line, such as a list's dash.
+    /// Text before the next text of a line, such as a list's dash.
     prefix: &'static str,
 }
 
@@ -41,7 +41,7 @@ impl TextBuilder {
         self.breaks = self.breaks.max(count);
     }
 
-    /// What comes next begins with this.
+    /// Puts `prefix` before the next text.
     pub(crate) fn prefix(&mut self, prefix: &'static str) {
         self.prefix = prefix;
     }
@@ -131,7 +131,7 @@ impl TextBuilder {
 /// Places by where they begin, in a text of `end` bytes.
 pub(crate) fn places(marks: &[(usize, PlaceKind)], end: usize) -> Vec<Place> {
     let is_same = |a: &PlaceKind, b: &PlaceKind| std::mem::discriminant(a) == std::mem::discriminant(b);
-    // Where the next place of each kind begins, from behind.
+    // The start of the next place of each kind, while marks are walked from the end.
     let mut next: Vec<(&PlaceKind, usize)> = Vec::new();
     let mut places: Vec<Place> = Vec::with_capacity(marks.len());
     for (start, kind) in marks.iter().rev().filter(|(start, _)| *start < end) {

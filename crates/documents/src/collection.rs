@@ -26,7 +26,7 @@ pub struct LeftOut {
     pub binary: usize,
     /// Empty files.
     pub empty: usize,
-    /// What was wrong with the others, one line each.
+    /// Problems of the other files, one line each.
     pub failures: Vec<String>,
 }
 

@@ -10,7 +10,7 @@ use crate::{Document, DocumentError, DocumentKind, Limits, PlaceKind, html};
 /// Missing parts that a warning names.
 const NAMED_PARTS: usize = 5;
 
-/// What the package says.
+/// Contents of an EPUB's package file.
 #[derive(Default)]
 struct Package {
     /// Paths in the archive and kinds of content, by id.

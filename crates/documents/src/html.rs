@@ -332,7 +332,7 @@ impl State {
             self.end_heading();
             self.builder.end_line(2);
             self.heading = Some(String::new());
-            // What it says is known when it ends.
+            // The heading's text is complete only when the element ends.
             self.builder.mark(PlaceKind::Heading(String::new()));
             return;
         }

@@ -5,7 +5,7 @@ use quick_xml::reader::Reader;
 
 use crate::encoding::decode_markup;
 
-/// What stands in a part, in order.
+/// Contents of an XML part, in order.
 pub(crate) enum XmlEvent<'a> {
     /// An element begins: its name without a prefix.
     Start(&'a str, &'a BytesStart<'a>),

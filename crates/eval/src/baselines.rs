@@ -276,7 +276,7 @@ mod tests {
         keys
     }
 
-    /// What the last `rows` queries select under `spec`.
+    /// Selection of the last `rows` queries under `spec`.
     fn selected(spec: &str, rows: usize) -> Selection {
         let source = keys();
         let mut plane = vec![0.0; 112 * HEAD_DIM];

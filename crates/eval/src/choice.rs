@@ -27,7 +27,7 @@ pub struct PolicyChoice {
     pub policy: PolicySpec,
     /// Of a profile.
     rules: Vec<PolicyRule>,
-    /// What automatic choice must keep.
+    /// Share of attention mass that automatic choice must keep.
     auto_target: Option<f64>,
     /// As it was spelled; a profile with a hash of what it says.
     spelled: String,

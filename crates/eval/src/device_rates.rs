@@ -1,4 +1,4 @@
-//! What was measured of a device: `riffle-cuda-rates` measures it.
+//! Results of device measurements, which `riffle-cuda-rates` makes.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,7 +23,7 @@ pub struct DeviceReport {
     pub policies: Vec<DevicePolicyRate>,
 }
 
-/// What a case took on the device, beside the ceilings of the same run.
+/// Times of a case on the device, beside the ceilings of the same run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeviceRate {
     /// The case: `prefill f16 512x4096 d128`.
@@ -49,7 +49,7 @@ pub struct DeviceRate {
     pub instructions: Vec<InstructionRate>,
 }
 
-/// What a prefill took by one kind of matrix instructions.
+/// Time of a prefill with one kind of matrix instructions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct InstructionRate {
     /// `mma` or `wgmma`.
@@ -85,8 +85,9 @@ pub struct OffloadRate {
     pub same_bits: bool,
 }
 
-/// Dense calls on two layers in turn with other work of the device between them, every page in pinned main memory; by events around
-/// all of them. What a layer will read first is copied while the work before it runs, or nothing is.
+/// Dense calls on two layers in turn with other work of the device between them, every page in pinned main memory; by
+/// events around all of them. One run copies a layer's first pages during the work before the layer; the other run
+/// copies none ahead.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AheadRate {
     /// Queries.

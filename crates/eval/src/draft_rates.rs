@@ -12,10 +12,10 @@ use crate::room::check_context;
 use crate::tasks::{Watch, interrupted};
 use crate::{EvalError, RunSettings};
 
-/// What to measure.
+/// Options of the draft measurement.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DraftRateOptions {
-    /// What records call the text.
+    /// Name of the text in records.
     pub text: String,
     /// The sources of drafts, each beside none.
     pub drafts: Vec<DraftSpec>,

@@ -15,7 +15,7 @@ use crate::room::check_context;
 use crate::tasks::Watch;
 use crate::{EvalError, RunSettings};
 
-/// What to measure.
+/// Options of the model measurement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelRateOptions {
     /// Tokens of the prompt that is timed.

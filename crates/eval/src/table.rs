@@ -7,7 +7,7 @@ use crate::escape::escaped;
 /// A table of texts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table {
-    /// What it shows.
+    /// Subject of the table.
     pub caption: String,
     /// Names of the columns, with units.
     pub columns: Vec<String>,

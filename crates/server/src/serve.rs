@@ -86,17 +86,17 @@ impl Server {
         })
     }
 
-    /// Where it listens.
+    /// Address that the server listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where it publishes KV events, if it does.
+    /// Addresses of the published KV events; `None` if none are published.
     pub fn kv_events(&self) -> Option<&KvEventAddresses> {
         self.app.driver.kv_events()
     }
 
-    /// What ends it.
+    /// Handle that ends the server.
     pub fn stopper(&self) -> Stopper {
         Stopper(self.stop.clone())
     }

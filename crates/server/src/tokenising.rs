@@ -29,7 +29,7 @@ static PLACES: Semaphore = Semaphore::const_new(TOKENISED_AT_ONCE);
 /// Which texts are tokenised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// Those that the context may hold.
+    /// The tokens that the context may hold.
     Prompt,
     /// All that there is memory for.
     Count,

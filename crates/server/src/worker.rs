@@ -24,7 +24,7 @@ pub struct Worker {
 #[derive(Debug)]
 pub struct Answer(Told);
 
-/// What happens to an answer.
+/// An event in the life of an answer.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum AnswerEvent {
@@ -75,7 +75,7 @@ impl Worker {
         self.forms.prepare(form, place).await
     }
 
-    /// What has been counted, as the text that Prometheus reads.
+    /// All counters, as the text that Prometheus reads.
     pub fn metrics(&self) -> String {
         self.metrics.text()
     }

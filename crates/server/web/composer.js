@@ -1,4 +1,4 @@
-// Where questions are written and documents are added.
+// The form for questions and their documents.
 
 import { afterPause } from "./clock.js";
 import { newId, tokensOf } from "./conversations.js";

@@ -109,7 +109,7 @@ function parse(text) {
             return null;
         }
         for (const message of conversation.messages) {
-            // What was under way when the page was closed was stopped by that.
+            // Closing the page stops the answer that was under way.
             if (isUnderWay(message)) {
                 message.state = "stopped";
             }

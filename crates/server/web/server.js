@@ -118,7 +118,7 @@ async function refusal(response) {
         const body = await response.json();
         message = body.error?.message ?? message;
     } catch {
-        // What is between us and the server may answer in a form of its own.
+        // A proxy between the page and the server may answer without JSON.
     }
     return new ServerError(message, response.status);
 }

@@ -316,7 +316,7 @@ fn how_read(report: &RunReport) -> String {
     }
 }
 
-/// What an audit found, in a few lines.
+/// Describes an audit's result in a few lines.
 pub(super) fn audit_text(audit: &AuditReport) -> String {
     let worst = audit.worst_head.map_or(String::new(), |head| {
         format!(

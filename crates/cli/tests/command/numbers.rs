@@ -28,7 +28,7 @@ const VALUES: [&str; 9] = [
     "4294967295",
 ];
 
-/// What options take that do not take numbers.
+/// Value names of options that take no numbers.
 const NOT_NUMBERS: [&str; 27] = [
     "ADDRESS",
     "PATH",
@@ -189,7 +189,7 @@ impl Place {
         })
     }
 
-    /// What an option needs beside it.
+    /// Arguments that an option requires beside it.
     fn beside(&self, command: &str, option: &str) -> Vec<(&str, String)> {
         match (command, option) {
             (_, "--sink-tokens") => vec![("--window-size", "64".to_owned())],

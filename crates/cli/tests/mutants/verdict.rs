@@ -23,7 +23,7 @@ const SLACK_BYTES: u64 = 64 << 20;
 /// The longest line of error: a message is cut at 1,000 characters, and its length said.
 const LINE_CHARACTERS: usize = 1100;
 
-/// What a command did with a damaged file.
+/// Reaction of a command to a damaged file.
 pub(crate) enum Outcome {
     /// It gave the answer of the intact file.
     SameAnswer,

@@ -14,7 +14,7 @@ const STRETCHES: usize = 64;
 /// Runs of neighbouring queries that an audit samples of each chunk.
 const RUNS_OF_A_CHUNK: usize = 8;
 
-/// What is audited.
+/// Dimensions of an audited model.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
     pub(super) layers: usize,

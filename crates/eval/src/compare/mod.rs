@@ -21,7 +21,7 @@ use crate::tasks::{Corpus, Cost, NeedleTest, QuestionPlace, Reader, RulerTest, W
 pub(crate) use fit::Fitted;
 pub use task::CompareTask;
 
-/// What to compare.
+/// Options of a comparison.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompareOptions {
     /// Policies beside dense attention.
@@ -42,7 +42,7 @@ pub struct CompareOptions {
     pub shares: bool,
 }
 
-/// What a cell found: the scores of its prompts and what they cost.
+/// Result of a cell: the scores of its prompts and their cost.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Scored {
     /// The policy as it was run.

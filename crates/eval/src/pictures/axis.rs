@@ -100,7 +100,7 @@ impl Axis {
         )
     }
 
-    /// Where a value lies, from 0 to 1.
+    /// Maps a value to its share of the axis, from 0 to 1.
     pub(super) fn place(&self, value: f64) -> f64 {
         let (low, high, value) = if self.logarithmic {
             (self.low.ln(), self.high.ln(), value.ln())

@@ -17,13 +17,13 @@ const LENGTHS_FAR_APART: f64 = 6.0;
 /// Lines over lengths in tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LineChart {
-    /// What is shown.
+    /// Subject of the picture.
     pub title: String,
     /// Under what conditions.
     pub subtitle: String,
-    /// What lies along the x axis, in tokens.
+    /// Quantity on the x axis, in tokens.
     pub x_label: String,
-    /// What lies along the y axis, with a unit.
+    /// Quantity on the y axis, with a unit.
     pub y_label: String,
     /// How the axes run.
     pub scale: Scale,
@@ -51,7 +51,7 @@ pub struct Series {
     pub points: Vec<(f64, f64)>,
 }
 
-/// Where lengths and values lie on the sheet.
+/// Axes and edges of the chart on the sheet.
 struct Plot {
     x_axis: Axis,
     y_axis: Axis,

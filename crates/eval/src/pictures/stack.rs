@@ -17,15 +17,15 @@ const RIGHT: f64 = 24.0;
 /// Bars of bytes, part upon part.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stack {
-    /// What is shown.
+    /// Subject of the picture.
     pub title: String,
     /// Under what conditions.
     pub subtitle: String,
-    /// What the bars are.
+    /// Meaning of the bars.
     pub x_label: String,
     /// Names of the parts, from the foot of a bar upwards.
     pub parts: Vec<String>,
-    /// What the mark across a bar stands for, where bars have one.
+    /// Meaning of the mark across a bar; `None` if bars have no mark.
     pub mark: Option<String>,
     /// The bars, from the left.
     pub bars: Vec<Bar>,
@@ -48,7 +48,7 @@ impl Bar {
     }
 }
 
-/// Where the bars stand on the sheet, and how high bytes are.
+/// Edges and bar widths on the sheet, and the axis of bytes.
 struct Plot {
     width: f64,
     top: f64,

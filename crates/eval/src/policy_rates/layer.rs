@@ -13,7 +13,7 @@ use crate::EvalError;
 /// The parameter of policies that read their first layers densely.
 const DENSE_LAYERS: &str = "dense_layers";
 
-/// What a policy costs in a layer that it does not read densely.
+/// Cost of a policy in a layer that it does not read densely.
 pub(super) struct Timed {
     pub(super) select_ms: f64,
     pub(super) attend_ms: f64,

@@ -10,14 +10,15 @@ use twox_hash::XxHash3_128;
 use super::commit;
 use crate::EvalError;
 
-/// What records look like now. 1: no `schema` field. 2: `schema`, `commit`, `text`, and the scores of single questions in comparisons.
+/// Version of the format of records. 1: no `schema` field. 2: `schema`, `commit`, `text`, and the scores of single
+/// questions in comparisons.
 pub const SCHEMA: u32 = 2;
 
 /// The head of every record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Header {
-    /// What the record looks like: [`SCHEMA`] when it was written.
+    /// Format of the record: [`SCHEMA`] when it was written.
     #[serde(default = "first_schema")]
     pub schema: u32,
     /// The record's file name without `.json`.
@@ -98,7 +99,7 @@ fn first_schema() -> u32 {
     1
 }
 
-/// What it was measured on.
+/// The machine that ran the measurement.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct MachineInfo {
@@ -128,7 +129,7 @@ pub struct RunSettings {
     pub key_format: String,
     /// Format of cached values.
     pub value_format: String,
-    /// What attention of prompts does with what it multiplies, where it is not exact.
+    /// Arithmetic of prompt attention, if it is not exact.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention: Option<String>,
     /// Tokens in a page.
@@ -139,12 +140,12 @@ pub struct RunSettings {
     pub chunk_tokens: usize,
     /// Tokens the context may hold.
     pub context_tokens: usize,
-    /// Where KV pages may lie: `ram`, or the tiers with their budgets.
+    /// Tiers of the KV pages: `ram`, or the tiers with their budgets.
     pub tiers: String,
     /// Which tokens of a prompt the upper layers read, as `--select-tokens` has it (`0.1,layers=10`); `None` where they read all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_selection: Option<String>,
-    /// What compressed a document when it had been read, as `kvzip:0.3`; `None` where nothing did.
+    /// Compression of each document once it was read, as `kvzip:0.3`; `None` if documents stayed whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compress: Option<String>,
 }

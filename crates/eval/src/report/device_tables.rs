@@ -1,4 +1,4 @@
-//! What was measured of a device, as tables.
+//! Tables of device measurements.
 
 use crate::numbers::{percent, tokens};
 use crate::{AheadRate, DevicePolicyRate, DeviceRate, DeviceReport, InstructionRate, OffloadRate, Table};

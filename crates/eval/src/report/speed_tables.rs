@@ -1,4 +1,4 @@
-//! What speed and memory measurements found, as tables.
+//! Tables of speed and memory measurements.
 
 use super::label;
 use crate::numbers::{milliseconds, percent, short, tokens};

@@ -53,7 +53,7 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
     ([(header::CONTENT_TYPE, kind)], app.metrics.text()).into_response()
 }
 
-/// What the web page shows of the server.
+/// Facts about the server for the web page.
 pub(crate) async fn status(State(app): State<Arc<App>>) -> Json<Value> {
     let (engine, options) = (&app.engine, app.engine.options());
     let mut status = app.metrics.summary();

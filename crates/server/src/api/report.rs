@@ -1,4 +1,4 @@
-//! What an answer says of itself beside its text.
+//! The counts and notes that an answer carries beside its text.
 
 use riffle_engine::{AuditReport, DraftCount, StopReason};
 use serde_json::{Value, json};
@@ -62,7 +62,7 @@ pub(super) fn finish_reason(stop: &StopReason, calls: usize) -> &'static str {
     }
 }
 
-/// What was read for an answer and where its time went.
+/// Counts of an answer's pairs and tokens, and the times of its parts.
 pub(super) fn riffle(app: &App, wishes: &Wishes, finished: &Finished) -> Value {
     let options = app.engine.options();
     let (pairs, times) = (finished.pairs, finished.report.times);

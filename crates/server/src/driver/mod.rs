@@ -27,7 +27,7 @@ use crate::failure::Failure;
 use crate::metrics::Metrics;
 use crate::{ServerError, ServerOptions};
 
-/// What happens to an answer.
+/// An event in the life of an answer.
 #[derive(Debug)]
 pub(crate) enum Told {
     /// The scheduler has taken it.
@@ -40,7 +40,7 @@ pub(crate) enum Told {
     Token(Token),
     /// It is complete.
     Finished(Box<Finished>),
-    /// What `/sessions` has asked for.
+    /// A sequence that `/sessions` has asked for.
     Session(SessionTold),
     /// It cannot go on.
     Failed(Failure),
@@ -75,7 +75,7 @@ pub(crate) struct Token {
     pub(crate) probabilities: Option<TokenProbabilities>,
 }
 
-/// What is known of an answer at its end.
+/// Report and counts of a finished answer.
 #[derive(Debug, Clone)]
 pub(crate) struct Finished {
     pub(crate) report: RequestReport,
@@ -96,7 +96,7 @@ pub(crate) struct Answer {
 #[derive(Debug)]
 struct Place(Arc<AtomicUsize>);
 
-/// What the thread is asked to do.
+/// A command to the driver thread.
 enum Command {
     Ask(Box<Asked>),
     Compress(Box<LoanedSequence>, Box<CompressOptions>, Listener),
@@ -119,7 +119,7 @@ struct Listener {
     deadline: Instant,
 }
 
-/// Where routers connect for KV events.
+/// Addresses to which routers connect for KV events.
 #[derive(Debug, Clone)]
 pub struct KvEventAddresses {
     /// For events.
@@ -256,7 +256,7 @@ impl Driver {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// Where KV events are published, if they are.
+    /// Addresses of the published KV events; `None` if none are published.
     pub(crate) fn kv_events(&self) -> Option<&KvEventAddresses> {
         self.kv_events.as_ref()
     }

@@ -25,7 +25,7 @@ const GAUGE_PAUSE: Duration = Duration::from_millis(200);
 /// How long what was read may take to be written to the prefix cache when the server ends.
 const KEEPING_TIME: Duration = Duration::from_secs(60);
 
-/// What the thread owns.
+/// State that the driver thread owns.
 pub(super) struct Work {
     scheduler: Scheduler,
     scheduling: SchedulerOptions,

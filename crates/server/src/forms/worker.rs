@@ -18,7 +18,7 @@ impl Worker {
             .stack_size(STACK_BYTES)
             .spawn(move || {
                 for job in received {
-                    // What a job was to send is missed by whoever waits for it.
+                    // A job that panics drops its sender, so the receiver learns of it.
                     drop(std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)));
                 }
             })?;

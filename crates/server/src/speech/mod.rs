@@ -1,4 +1,4 @@
-//! What a model writes, taken apart: text for the reader, thoughts, and calls of tools in the marks of its family.
+//! Splits a model's output into text for the reader, thoughts, and tool calls in the marks of its family.
 
 mod calls;
 mod parameters;
@@ -104,7 +104,7 @@ impl Markup {
 }
 
 impl CallStyle {
-    /// What a call begins with, and what it ends with where that is not the end of the answer.
+    /// Marks that begin a call, and the mark that ends one; `None` if the answer's end does.
     fn marks(self) -> (&'static [&'static str], Option<&'static str>) {
         match self {
             Self::Tagged => (&["<tool_call>"], Some("</tool_call>")),

@@ -21,7 +21,7 @@ fn speech(calls: CallStyle, takes_calls: bool) -> Speech {
     Speech::new(Markup { calls, thinks: true }, tools, false)
 }
 
-/// What comes of a text that arrives in pieces of `size` characters: text, thoughts, calls.
+/// Splits a text that arrives in pieces of `size` characters into text, thoughts and calls.
 fn told(mut speech: Speech, text: &str, size: usize) -> (String, String, Vec<(String, String)>) {
     let (mut said, mut thought, mut calls) = (String::new(), String::new(), Vec::new());
     let letters: Vec<char> = text.chars().collect();

@@ -1,4 +1,4 @@
-//! Where messages come from: a terminal, with editing and history, or lines of standard input.
+//! Sources of messages: a terminal, with editing and history, or lines of standard input.
 
 use std::borrow::Cow;
 use std::fs::OpenOptions;
@@ -18,7 +18,7 @@ use crate::commands::LARGEST_TEXT_BYTES;
 use crate::console;
 use crate::failure::Failure;
 
-/// What standard input gives next.
+/// The next input of a source.
 pub(crate) enum Typed {
     Text(String),
     /// Ctrl-C where nothing is being written.
@@ -104,7 +104,7 @@ impl Terminal {
         match self.editor.readline(prompt) {
             Ok(text) => {
                 if let Some(path) = &self.history {
-                    // What was typed is answered whether it can be kept or not.
+                    // A message is answered even if the history file cannot be written.
                     let _ = self.editor.append_history(path);
                 }
                 Ok(Typed::Text(text))

@@ -1,4 +1,4 @@
-//! What every measurement with a record does alike: load, go on from a journal, show progress, print and keep.
+//! Steps that every measurement with a record shares: load, go on from a journal, show progress, print and keep.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -65,7 +65,7 @@ pub(crate) struct Measured<'a> {
     output: &'a OutputArguments,
 }
 
-/// What a measurement found, and with which model.
+/// Results of a measurement, and the engine that made them.
 pub(crate) type Found = (Results, Option<Arc<Engine>>);
 
 impl<'a> Measured<'a> {
@@ -129,7 +129,7 @@ impl<'a> Measured<'a> {
             let header = header.with_text(self.text.clone());
             Ok::<_, Failure>(Record { header, results })
         })??;
-        // What was found is shown even where it cannot be kept.
+        // The results are shown even if the record cannot be written.
         let kept = output.out.as_ref().map(|folder| write(&record, folder)).transpose();
         show(&record, output)?;
         kept.map(|_| ())
@@ -168,7 +168,7 @@ pub(crate) struct Subject {
 }
 
 impl Subject {
-    /// Those given, or the shipped model and the shipped text of this name.
+    /// Takes the given model and text, or the shipped model and the shipped text of this name.
     pub(crate) fn new(arguments: &SubjectArguments, text: &str) -> Result<Self, Failure> {
         Ok(Self {
             model: shipped(arguments.model.as_ref(), "model")?,

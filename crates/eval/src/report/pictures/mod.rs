@@ -23,7 +23,7 @@ pub(super) fn of(record: &Record) -> Vec<(String, Picture)> {
         Results::Audit(audit) => audit::audit(audit, &on),
         Results::Context(context) => context::context(context, &on),
         Results::Model(model) => model::model(model, &on),
-        // What they show is read off their tables.
+        // A picture would add nothing to the tables of these results.
         Results::Batch(_)
         | Results::Draft(_)
         | Results::Policies(_)

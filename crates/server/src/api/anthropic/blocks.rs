@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::app::new_id;
 use crate::speech::Piece;
 
-/// What the open block holds.
+/// Kind of the content block that is open in the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Text,

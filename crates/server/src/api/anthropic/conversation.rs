@@ -151,7 +151,7 @@ fn push_message(mut fields: Fields, messages: &mut Vec<Value>) -> Result<(), Fai
     Ok(())
 }
 
-/// What the blocks of one message say.
+/// Content of one message, sorted by the kinds of its blocks.
 #[derive(Default)]
 struct Said {
     texts: Vec<String>,

@@ -27,7 +27,7 @@ use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
 use crate::forms::{Form, form_of};
 
-/// Where the form of an answer stands in a request.
+/// Name of the request's field that holds the form of an answer.
 const OUTPUT_FORMAT: &str = "output_config.format";
 
 /// A message that is asked for.

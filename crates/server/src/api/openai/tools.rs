@@ -159,7 +159,7 @@ fn tools_of(mut fields: Fields, may_nest: bool) -> Result<Vec<Tool>, Failure> {
             fields.ignore_rest();
             Ok(tools)
         }
-        // Where the server of a vendor is to search, there is nothing that could.
+        // Only the client's search is offered: no search of a vendor's server exists here.
         "tool_search" if fields.peek("execution").is_some_and(|by| by == "client") => {
             let mut function = json!({"name": SEARCH, "description": fields.text("description")?.unwrap_or_default()});
             function["parameters"] = fields.value("parameters").unwrap_or_else(|| json!({"type": "object"}));

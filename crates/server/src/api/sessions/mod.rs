@@ -20,7 +20,7 @@ use crate::app::{App, aside};
 use crate::failure::{Failure, Shape};
 pub(crate) use work::{compress, save};
 
-/// What files of sessions end with.
+/// File name extension of saved sessions.
 const ENDING: &str = "riffle";
 
 const LONGEST_NAME: usize = 64;
@@ -105,7 +105,7 @@ async fn loaned(app: &App, name: &str, path: &FilePath) -> Result<LoanedSequence
     })
 }
 
-/// Where the sequence of a session is.
+/// A session's sequence, held in memory or to be restored from disk.
 enum Found {
     Held(Box<LoanedSequence>),
     OnDisk(Restoring),
@@ -132,7 +132,7 @@ async fn forked(app: &Arc<App>, name: &str, request: Request) -> Result<Response
     Ok(Json(json!({"name": to})).into_response())
 }
 
-/// Removes a session's file. What of it is in memory stays there until its room is needed.
+/// Removes a session's file. Its pages in memory stay until their room is needed.
 pub(crate) async fn delete(State(app): State<Arc<App>>, Path(name): Path<String>) -> Response {
     respond(Shape::OpenAi, deleted(&app, &name))
 }
@@ -176,7 +176,7 @@ fn existing(app: &App, name: &str) -> Result<PathBuf, Failure> {
     }
 }
 
-/// What the system says, without the path.
+/// Reports an error of the operating system without the path.
 fn broken(error: &std::io::Error) -> Failure {
     Failure::new(
         StatusCode::INTERNAL_SERVER_ERROR,

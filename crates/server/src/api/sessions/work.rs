@@ -31,13 +31,13 @@ struct SessionWork {
     name: String,
     path: PathBuf,
     answer: Answer,
-    /// What a session is compressed by; `None` where one is saved.
+    /// Options of the compression; `None` if a session is saved.
     compress: Option<CompressOptions>,
-    /// What is to be saved, once its text has been read.
+    /// The sequence to be saved, once its text has been read.
     sequence: Option<Box<Sequence>>,
 }
 
-/// What is told of it.
+/// An event of a session's work.
 enum Progress {
     Reading(Reading),
     Ended(Value),

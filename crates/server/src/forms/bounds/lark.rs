@@ -48,7 +48,7 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Passes one part of the text. What no grammar may hold is passed over: llguidance's lexer refuses it.
+    /// Passes one part of the text. It skips parts that no grammar may hold, because llguidance's lexer refuses them.
     fn step(&mut self) -> Result<(), String> {
         let rest = self.rest;
         if rest.starts_with("//") || rest.starts_with('#') {

@@ -7,7 +7,7 @@ use serde_json::Value;
 /// Most parts of a schema with an `$id`: each is a document of its own that a reference may start from.
 const DOCUMENTS: usize = 100;
 
-/// What the references of a schema may name.
+/// Parts of a schema that its references may name.
 pub(in crate::forms) struct References<'a> {
     /// The schema, and the parts of it with an `$id`.
     documents: Vec<&'a Value>,
