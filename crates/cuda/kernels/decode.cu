@@ -1,14 +1,14 @@
 // Attention of few queries over pages, dense or under a `Selection`: split over the keys, then merged.
 //
 // A block takes sixteen packed rows (query p / group, head p % group) of a tile and one part of its keys. Its warps go
-// their own ways, each through every WARPS-th step of sixteen keys with its own double buffer, and meet at the end. What
-// a part gives depends on the part alone, so that parts may be launched as their pages arrive. Tensor cores carry
-// the products: with the heads of a group packed, the time is that of the reads.
+// their own ways, each through every WARPS-th step of sixteen keys with its own double buffer, and meet at the end. A
+// part's result depends on the part alone, so parts may be launched as their pages arrive. Tensor cores carry the
+// products: with the heads of a group packed, the time is that of the reads.
 #include "softmax.cuh"
 
 constexpr u32 KEYS = 16, WARPS = HEAD_DIM <= 128 ? 4 : 2, THREADS = WARPS * 32, TILE = KEYS * PITCH;
 
-// What a block works on: runs begin..end of a tile, and the place of its partial.
+// Work of a block: runs begin..end of a tile, and the place of its partial.
 struct Part {
     u32 tile, runs, runs_end, slot;
 };

@@ -26,7 +26,7 @@ __device__ __forceinline__ u32 blocks_before(const QueryTile &tile, u32 position
     return tile.row_window > position ? 0 : (position + 1 - max(tile.row_window, 1u)) / block_tokens;
 }
 
-// Those of the 64 blocks from `first` on, named in `open`, of which the query at `position` reads no token.
+// Bits of the 64 blocks from `first` on that `open` names and of which the query at `position` reads no token.
 __device__ __forceinline__ u64 visible_means(const QueryTile &tile, const Lines &lines, u64 open, u32 first,
                                              u32 block_tokens, u32 position) {
     u64 bits = open & range_bits(first, 0, blocks_before(tile, position, block_tokens));

@@ -108,7 +108,7 @@ __device__ __forceinline__ void pack_weights(u32 (&p)[KEYS / 16][4], const float
             p[n][i] = narrow_pair<IS_BF16>(s[2 * n + i / 2][i % 2 * 2], s[2 * n + i / 2][i % 2 * 2 + 1]);
 }
 
-// Whether some row of the warp has a new maximum.
+// True if some row of the warp has a new maximum.
 __device__ __forceinline__ bool has_moved(const float (&keep)[2]) {
     return __any_sync(FULL_WARP, keep[0] != 1 || keep[1] != 1);
 }
@@ -172,7 +172,7 @@ __device__ __forceinline__ void total_sums(float (&l)[2]) {
     }
 }
 
-// What `o` is multiplied with: 1 / (l + 2^(sink − m)), zero for a row that has read nothing. `sink` is a natural logit.
+// Factor on `o`: 1 / (l + 2^(sink − m)), zero for a row that has read nothing. `sink` is a natural logit.
 __device__ __forceinline__ float normaliser(float m, float l, const float *sinks, u32 head) {
     if (l == 0)
         return 0;

@@ -80,7 +80,8 @@ pub trait DeviceQueue: Send + Sync {
         layer: [&[f32]; 3],
     ) -> Result<Box<dyn DeviceRows>, DeviceError>;
 
-    /// What attention returned for rows of a batch, `[rows, heads, head_dim]`, when everything queued so far has run.
+    /// Downloads the attention output for rows of a batch, `[rows, heads, head_dim]`, once everything queued so far has
+    /// run.
     ///
     /// # Errors
     /// A device that fails.

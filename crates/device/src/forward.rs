@@ -64,7 +64,7 @@ pub struct HostRows<'a> {
     pub queries: &'a [f32],
     /// `[rows, heads, head_dim]`: room for an attention result that [`DeviceForward::send_attended`] copies to the device.
     pub attended: &'a mut [f32],
-    /// Where the same rows lie on the device.
+    /// The same rows on the device.
     pub rows: &'a dyn DeviceRows,
 }
 

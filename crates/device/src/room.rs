@@ -7,7 +7,7 @@ use riffle_kv::{CacheShape, HeadGrowth, PageVersion};
 
 use crate::{BatchRows, DeviceError, DeviceRows};
 
-/// What a room is made for.
+/// Shape and budgets of a room.
 #[derive(Debug, Clone, Copy)]
 pub struct RoomOptions {
     /// The shape of the caches of all sequences.
@@ -48,7 +48,7 @@ pub struct AppendedTokens<'a> {
     pub sequence: SequenceId,
     /// Its number in the cache.
     pub layer: usize,
-    /// Where keys and values lie.
+    /// Keys and values of the tokens.
     pub rows: &'a dyn DeviceRows,
     /// True if keys and values are rotated on the way.
     pub rotated: [bool; 2],
@@ -65,7 +65,7 @@ pub struct PagedTile<'a> {
     pub rows: usize,
     /// Position of the first.
     pub start: usize,
-    /// What they read.
+    /// Keys that the tile's queries read.
     pub selection: &'a Selection,
 }
 
@@ -82,7 +82,7 @@ pub struct ScannedHead {
     pub scale: f32,
 }
 
-/// What is kept of blocks.
+/// Kind of a block's summary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SummaryKind {
     /// The smallest and the largest of keys, within [`RoomOptions::bound_bytes`].
@@ -91,7 +91,7 @@ pub enum SummaryKind {
     Means,
 }
 
-/// What has travelled to the device and back.
+/// Counts of transfers to the device and back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TransferCount {
     /// Pages or parts of pages brought.
@@ -140,7 +140,7 @@ pub trait PageRoom: Send {
     /// Bytes of the pages of a sequence that lie on the device, shared ones included.
     fn resident_bytes_of(&self, sequence: SequenceId) -> u64;
 
-    /// What has travelled so far, for all sequences.
+    /// Counts of all transfers so far, for all sequences.
     fn transferred(&self) -> TransferCount;
 
     /// Appends tokens `tokens` of a batch to a layer whose KV heads grow by them as `heads` says: to pages that lie here with all

@@ -61,7 +61,8 @@ fn publish(publisher: &KvEventPublisher, events: Vec<Event>) {
     drop(publisher.publish_batch_with_storage_tiers(numbered.collect()));
 }
 
-/// What Dynamo is told of a change, and the tier it is in; `None` for states of recurrent layers, which the router has no place for.
+/// Converts a change to Dynamo's event and its tier. `None` for states of recurrent layers, for which the router has no
+/// event.
 fn change_of(event: Event, block_tokens: u32) -> Option<(KvCacheEventData, StorageTier)> {
     match event {
         Event::Stored {

@@ -6,8 +6,8 @@ use dynamo_backend_common::{ComponentSnapshot, SnapshotPublisher};
 
 /// Counts the blocks of the requests under way, and tells Dynamo's publisher when their number changes.
 ///
-/// A block counts for each request that has it, and for one that waits as well. What idle sequences hold does not count: it makes room
-/// for whoever asks.
+/// A block counts for each request that has it, and for one that waits as well. Blocks of idle sequences do not count:
+/// new requests take their room.
 #[derive(Default)]
 pub(crate) struct Load(Mutex<Counts>);
 

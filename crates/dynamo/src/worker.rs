@@ -23,7 +23,7 @@ use crate::request::asked;
 /// A model that is served to Dynamo. It is loaded when Dynamo starts the worker.
 pub struct RiffleWorker {
     arguments: ServingArguments,
-    /// What Dynamo's router is told of the cache; `None` tells it nothing.
+    /// Blocks that the cache holds, for Dynamo's router; `None` tells the router nothing.
     holdings: Option<Arc<Holdings>>,
     load: Arc<Load>,
     running: RwLock<Option<Arc<Running>>>,
@@ -75,7 +75,7 @@ impl Running {
         (tokens / options.cache.page_tokens) as u64
     }
 
-    /// What Dynamo registers.
+    /// The model's facts, for its registration with Dynamo.
     fn config(&self) -> EngineConfig {
         let (plan, options) = (self.engine.plan(), self.engine.options());
         let name = &self.options.model_name;
@@ -132,7 +132,7 @@ impl LLMEngine for RiffleWorker {
     async fn cleanup(&self) -> Result<(), DynamoError> {
         let running = self.running.write().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(running) = running {
-            // What has been read goes to the prefix cache, which may take as long as writing it.
+            // Stopping writes the held beginnings to the prefix cache, which may be slow.
             let grace = running.options.grace;
             drop(spawn_blocking(move || running.worker.stop(grace)).await);
         }

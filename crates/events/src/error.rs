@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of publishing events.
 
 use thiserror::Error;
 
@@ -10,7 +10,7 @@ pub enum EventsError {
     Address {
         /// As it was given.
         address: String,
-        /// What is wrong with it, and what to do.
+        /// The problem with the address and its remedy.
         problem: String,
     },
     /// The thread that publishes cannot be started.

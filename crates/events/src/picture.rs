@@ -1,4 +1,4 @@
-//! What is held according to the events so far.
+//! The set of blocks held, according to the events so far.
 
 use std::collections::HashMap;
 

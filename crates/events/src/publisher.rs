@@ -42,7 +42,7 @@ pub struct Publisher {
     replay_address: Option<String>,
 }
 
-/// What a publisher has done.
+/// Counts of a publisher's work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PublisherCounts {
     /// Batches that were handed to the socket.
@@ -66,7 +66,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// What is held after all batches that have a number.
+    /// Blocks held after all numbered batches.
     picture: Picture,
     /// The number of the next batch.
     next: u64,
@@ -108,12 +108,12 @@ impl Publisher {
         Ok(publisher)
     }
 
-    /// Where subscribers connect.
+    /// Address for subscribers.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Where those who missed batches ask.
+    /// Address for replays of missed batches.
     pub fn replay_address(&self) -> Option<&str> {
         self.replay_address.as_deref()
     }
@@ -148,7 +148,7 @@ impl Publisher {
         }
     }
 
-    /// What it has done so far.
+    /// Counts of the publisher's work so far.
     pub fn counts(&self) -> PublisherCounts {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         PublisherCounts {

@@ -1,4 +1,4 @@
-//! What can go wrong, a line each.
+//! Errors of the hub and of its cache, a line each.
 
 use riffle_files::human_bytes;
 use std::io;
@@ -21,7 +21,7 @@ pub enum HubError {
     Variable {
         /// Its name.
         variable: String,
-        /// What is wrong about it.
+        /// The problem with the value.
         problem: String,
     },
     /// The model is not in the cache.
@@ -35,7 +35,7 @@ pub enum HubError {
     Incomplete {
         /// As it was asked for.
         name: String,
-        /// What is not there.
+        /// Names of the missing files.
         missing: String,
     },
     /// Nothing may be downloaded.
@@ -49,7 +49,7 @@ pub enum HubError {
     NoModel {
         /// `owner/name`.
         repository: String,
-        /// What it has in its place.
+        /// Contents of the repository in place of a model.
         problem: String,
     },
     /// Nothing of the repository matches the name.
@@ -59,7 +59,7 @@ pub enum HubError {
         repository: String,
         /// The quantisation or the file asked for.
         wanted: String,
-        /// What there is.
+        /// Names that the repository has.
         choices: String,
     },
     /// Several files of the repository match the name.
@@ -89,7 +89,7 @@ pub enum HubError {
     Gated {
         /// `owner/name`.
         repository: String,
-        /// Where to ask.
+        /// Page on which to ask for access.
         page: String,
     },
     /// The hub does not take the token.
@@ -113,7 +113,7 @@ pub enum HubError {
     Answer {
         /// The address.
         url: String,
-        /// What was wrong about the answer.
+        /// The problem with the answer.
         problem: String,
     },
     /// The connection failed as often as it is tried.
@@ -123,7 +123,7 @@ pub enum HubError {
     Connection {
         /// Who does not answer.
         host: String,
-        /// What happened.
+        /// Failure of the last try.
         problem: String,
         /// How often.
         attempts: u32,
@@ -135,7 +135,7 @@ pub enum HubError {
     Unreachable {
         /// Who was asked.
         host: String,
-        /// What happened.
+        /// Failure of the connection.
         problem: String,
     },
     /// This processor lacks what encryption needs here.
@@ -184,7 +184,7 @@ pub enum HubError {
     File {
         /// Which.
         path: PathBuf,
-        /// What happened.
+        /// Failure of the file operation.
         #[source]
         source: FileError,
     },
@@ -196,7 +196,7 @@ const TOKEN_HINT: &str = "HF_TOKEN=…, or hf auth login, which keeps it in a fi
 const RATE_HINT: &str = " (with a token more requests are allowed)";
 
 impl HubError {
-    /// What happened to `path`.
+    /// Makes an error of a file operation on `path`.
     pub(crate) fn file(path: impl Into<PathBuf>) -> impl FnOnce(FileError) -> Self {
         let path = path.into();
         move |source| Self::File { path, source }

@@ -59,7 +59,7 @@ pub(crate) struct Shard<'a> {
     pub(crate) count: u32,
 }
 
-/// What `…-00001-of-00003`, without an extension, says; `None` for other names.
+/// Parses a stem such as `…-00001-of-00003`; `None` for other names.
 pub(crate) fn shard_of(stem: &str) -> Option<Shard<'_>> {
     let at = stem.len().checked_sub("-00001-of-00003".len())?;
     let (stem, numbers) = (stem.get(..at)?, stem.get(at..)?);

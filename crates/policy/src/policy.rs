@@ -32,7 +32,7 @@ pub struct Policy {
     method: Box<dyn SparsePolicy>,
 }
 
-/// What a policy had learned at some point of its sequence; empty for one that follows from keys.
+/// State that a policy had learned at some point of its sequence; empty for a policy that depends on keys alone.
 #[derive(Clone, Default)]
 pub struct Learned(Option<Arc<dyn SparsePolicy>>);
 
@@ -98,7 +98,7 @@ impl Policy {
         self.info
     }
 
-    /// What it is.
+    /// Traits of the policy.
     pub fn traits(&self) -> &'static Traits {
         &self.info.traits
     }
@@ -136,8 +136,8 @@ impl Policy {
         }
     }
 
-    /// What every tile of the chunk reads in the first of two phases: the chunk itself. The second phase,
-    /// [`select`](Self::select), names nothing of it. Nothing for policies in one phase.
+    /// Selection of every tile of the chunk in the first of two phases: the chunk itself. The second phase,
+    /// [`select`](Self::select), names nothing of it. Policies in one phase select nothing here.
     pub fn select_own(&self, context: &SelectContext<'_>) -> Selection {
         if !self.info.traits.two_phases || self.reads_all(context) {
             return Selection::none();
@@ -145,8 +145,8 @@ impl Policy {
         Selection::from_spans([Span::new(context.chunk_start, context.tokens)])
     }
 
-    /// What [`prepare`](Self::prepare) would compute from keys, where [`prepare_from`](Self::prepare_from) can take it
-    /// from the caller.
+    /// Estimate that [`prepare`](Self::prepare) would compute from keys, if [`prepare_from`](Self::prepare_from) can
+    /// take it from the caller.
     pub fn estimate(&self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) -> Option<Estimate> {
         if self.reads_all(context) {
             None
@@ -169,7 +169,7 @@ impl Policy {
         }
     }
 
-    /// What the tile reads. A tile of a chunk that was not prepared counts as a chunk of its own.
+    /// Selects the tokens that the tile reads. A tile of a chunk that was not prepared counts as a chunk of its own.
     pub fn select(&self, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
         if self.reads_all(context) {
             Selection::full(context.tokens)
@@ -199,7 +199,8 @@ impl Policy {
         }
     }
 
-    /// What it may still read of the first `tokens` tokens, ascending; `None` for a policy that evicts nothing.
+    /// Tokens among the first `tokens` that the policy may still read, ascending; `None` for a policy that evicts
+    /// nothing.
     pub fn retained(&mut self, tokens: usize) -> Option<Vec<Span>> {
         self.method.evict().map(|evict| evict.retained(tokens))
     }

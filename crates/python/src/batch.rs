@@ -49,7 +49,7 @@ pub(crate) fn answer_all(engine: &Arc<Engine>, asked: Asked, watch: &Watch) -> R
     under_way.answers()
 }
 
-/// What has come of the prompts so far, each by its place.
+/// Results of the prompts so far, by the prompt's number.
 #[derive(Default)]
 struct UnderWay {
     places: HashMap<RequestId, usize>,

@@ -38,12 +38,12 @@ impl Loaded {
     }
 }
 
-/// What says that `what` is closed.
+/// Failure for a call on a closed `what`.
 pub(crate) fn closed(what: &str) -> Failure {
     Failure::new(Class::Closed, format!("this {what} is closed: make another"))
 }
 
-/// What says that `what` cannot be pickled.
+/// Error for an attempt to pickle `what`.
 pub(crate) fn unpicklable(what: &str, instead: &str) -> PyErr {
     PyTypeError::new_err(format!("a riffle {what} cannot be pickled or copied: {instead}"))
 }
@@ -212,7 +212,7 @@ impl PyEngine {
         Ok(text.into_text())
     }
 
-    /// The tokens of a conversation up to where the answer begins. What messages spell of special tokens stays text.
+    /// The tokens of a conversation up to where the answer begins. Special tokens spelled in messages stay text.
     fn conversation_tokens(&self, py: Python<'_>, messages: &str, variables: &str) -> Result<Vec<u32>, Failure> {
         let text = self.conversation(py, messages, variables, true)?;
         // The template writes the special tokens itself.
@@ -271,7 +271,7 @@ impl PyEngine {
     }
 }
 
-/// What a run under these options would take, as JSON; nothing is loaded.
+/// Memory plan of a run under these options, as JSON; nothing is loaded.
 #[pyfunction]
 pub(crate) fn plan(py: Python<'_>, path: PathBuf, options: GivenEngine) -> Result<String, Failure> {
     let options = options.resolved()?;

@@ -18,7 +18,7 @@ use crate::items::Items;
 use crate::options::policy;
 use crate::watch::{Watch, run};
 
-/// What is asked, and of which text.
+/// Options of an evaluation, and the text it reads.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct GivenTasks {

@@ -181,7 +181,7 @@ impl PySession {
         self.look(|session| session.sequence().pairs().density())
     }
 
-    /// What its pages take, as JSON.
+    /// Memory of the session's pages, as JSON.
     fn usage(&self) -> Result<String, Failure> {
         self.look(|session| {
             let usage = session.sequence().usage();
@@ -196,7 +196,7 @@ impl PySession {
         })
     }
 
-    /// What the policies kept, as JSON; `None` without an audit.
+    /// Attention mass that the policies kept, as JSON; `None` without an audit.
     fn audit(&self) -> Result<Option<String>, Failure> {
         let report = self.look(|session| session.sequence().audit())?;
         let report = report.map(|report| serde_json::to_string(&report));

@@ -17,7 +17,7 @@ use crate::watch::{Shown, Told, Watch, guarded};
 /// How often who waits looks for signals.
 const POLL: Duration = Duration::from_millis(50);
 
-/// What the thread that writes an answer sends.
+/// A message of the thread that writes an answer.
 enum Piece {
     Text(String),
     End(Box<Result<Answered, Failure>>),

@@ -18,7 +18,7 @@ use crate::python_policy;
 /// How often the caller looks for signals.
 const POLL: Duration = Duration::from_millis(50);
 
-/// What a call under way and its caller tell each other.
+/// State that a running call shares with its caller: progress, and the request to stop.
 #[derive(Default)]
 pub(crate) struct Watch {
     is_stopped: AtomicBool,
@@ -78,7 +78,7 @@ pub(crate) struct Shown<'a> {
     last: Option<Told>,
 }
 
-/// What was told: bits of what is done, and the total.
+/// Last reported progress: the bits of the work done, and the total.
 pub(crate) type Told = (u64, usize);
 
 impl<'a> Shown<'a> {

@@ -219,7 +219,7 @@ fn pad(row: &[f32], head_dim: usize) -> Vec<f32> {
     padded
 }
 
-/// What the token at one position reads of a head.
+/// Keys of a head that the token at one position reads.
 struct Edges {
     /// Slots.
     tokens: Selection,

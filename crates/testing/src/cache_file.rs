@@ -6,7 +6,7 @@ use riffle_attention::Format;
 use riffle_kv::{CacheShape, KvCache, KvError, LayerShape, LayerShapes};
 use twox_hash::XxHash3_128;
 
-/// What `seeds/cache_file` holds.
+/// Shape of the caches in `seeds/cache_file`.
 const SHAPE: CacheShape = CacheShape {
     layers: LayerShapes::alike(2, LayerShape::new(1, 16)),
     page_tokens: 16,

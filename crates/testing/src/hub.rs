@@ -15,7 +15,7 @@ pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 /// Files from this length on are kept by Git LFS.
 const LARGE: usize = 1000;
 
-/// What a client asked.
+/// A request that a client sent.
 #[derive(Debug, Clone)]
 pub struct Asked {
     /// With what follows `?`.
@@ -36,7 +36,7 @@ impl Asked {
     }
 }
 
-/// What goes wrong with an answer.
+/// Fault of an answer.
 #[derive(Debug, Clone)]
 pub enum Fault {
     /// The connection ends after this many bytes of the body.
@@ -66,7 +66,7 @@ pub enum Fault {
 /// Says what goes wrong with a request, of which the number is given.
 pub type Faults = Box<dyn FnMut(&Asked, usize) -> Option<Fault> + Send>;
 
-/// What the server has and does.
+/// Contents and behaviour of the server.
 pub struct State {
     /// The one repository, as `owner/model`.
     pub repository: String,
@@ -123,7 +123,7 @@ impl Hub {
         format!("http://{}", self.address)
     }
 
-    /// What it has and does, to look at and to change.
+    /// The server's state, to read and to change.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no panic")
     }
@@ -135,7 +135,7 @@ impl Hub {
         state.faults = Box::new(faults);
     }
 
-    /// What was asked of a file.
+    /// Requests for a file so far.
     pub fn asked_for(&self, file: &str) -> Vec<Asked> {
         let state = self.state();
         state.log.iter().filter(|asked| asked.is_for(file)).cloned().collect()

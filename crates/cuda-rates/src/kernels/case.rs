@@ -27,7 +27,7 @@ pub(super) struct DeviceCase<'a> {
     output: DeviceBuffer,
 }
 
-/// What the kernels took, and how far their result lies from the reference.
+/// Median time of the kernels, and the error of their result against the reference.
 #[derive(Clone, Copy)]
 pub(super) struct Found {
     pub(super) median_ms: f64,

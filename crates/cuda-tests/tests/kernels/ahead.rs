@@ -57,7 +57,7 @@ impl Bench {
         }
     }
 
-    /// What a token behind the first `tokens` reads of a layer.
+    /// Attention output of the token behind the first `tokens` of a layer.
     fn attend(&mut self, cache: &KvCache, layer: usize) -> Vec<f32> {
         self.attend_as(cache, layer, &cache.page_versions(layer))
     }
@@ -230,7 +230,7 @@ fn pages_that_were_forgotten_are_not_read_where_they_came_ahead() {
         append(&mut here, TOKENS - 2 * PAGE_TOKENS, 7);
         let found = bench.attend(&here, 1);
         assert_ne!(found, old);
-        // What lies before came ahead all the same.
+        // Pages before the truncation must still have come ahead.
         let ahead = bench.room.transferred().pages_ahead;
         assert_eq!(ahead, 4);
         assert_eq!(found, Bench::new(gpu, 8).attend(&here, 1));

@@ -1,4 +1,4 @@
-// What kernels use of CUDA, on the fibers of `fibers.h`.
+// Emulates CUDA's functions for the kernels, on the fibers of `fibers.h`.
 #pragma once
 #include "fibers.h"
 #include <cmath>

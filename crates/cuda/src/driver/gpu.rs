@@ -22,7 +22,7 @@ struct Inner {
     /// For copies that the caller waits for.
     own_stream: Mutex<Option<u64>>,
     guarded: Mutex<GuardedBuffers>,
-    /// What prefill takes, by the kernel that may be taken.
+    /// Choice of prefill instructions for each kernel.
     prefill_choices: Mutex<HashMap<ModuleSource, PrefillChoice>>,
 }
 
@@ -69,7 +69,7 @@ impl Gpu {
         }
     }
 
-    /// What the device is.
+    /// Properties of the device.
     pub fn info(&self) -> &DeviceInfo {
         self.driver().info()
     }

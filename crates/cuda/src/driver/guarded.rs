@@ -46,7 +46,7 @@ impl GuardedBuffer {
         self.memory.bytes()
     }
 
-    /// What it holds, writable when copies from it have run.
+    /// Bytes of the buffer, writable once queued copies from it have run.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         self.readers.wait();
         self.memory.bytes_mut()

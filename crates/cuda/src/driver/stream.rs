@@ -47,7 +47,7 @@ impl Stream {
         unsafe { self.gpu.driver().record(event.handle, self.handle) }
     }
 
-    /// What is queued after this runs after the event's latest mark has passed.
+    /// Makes later work of this stream wait until the event's latest mark has passed.
     ///
     /// # Errors
     /// A lost device.

@@ -103,7 +103,7 @@ pub(super) struct MixerRows<'a> {
     pub(super) scratch: Region<'a>,
 }
 
-/// What one layer keeps of the segment that is being read, or was read last.
+/// State of one layer after the latest rows of a segment.
 struct LayerState {
     // [kernel - 1, channels]
     convolution: DeviceBuffer,

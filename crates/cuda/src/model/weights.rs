@@ -157,7 +157,7 @@ impl DeviceModel {
     }
 }
 
-/// What brings weights to a device, and counts them.
+/// Uploads weights to a device, and counts their bytes.
 pub(super) struct Upload<'a> {
     gpu: &'a Gpu,
     bytes: &'a mut u64,

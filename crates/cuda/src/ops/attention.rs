@@ -41,7 +41,7 @@ pub struct Queries<'a> {
     pub row_stride: usize,
 }
 
-/// Where outputs go, as queries lie.
+/// Target of the outputs, laid out as the queries.
 #[derive(Debug, Clone, Copy)]
 pub struct Outputs<'a> {
     /// f32, from the first head of the first row on.
@@ -52,7 +52,7 @@ pub struct Outputs<'a> {
     pub log_sum_exp: Option<Region<'a>>,
 }
 
-/// What all tiles of a call share.
+/// Options that all tiles of a call share.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionOptions<'a> {
     /// Factor on q·k.
@@ -70,9 +70,9 @@ pub struct AttentionCall<'a> {
     pub queries: Queries<'a>,
     /// The pages they read.
     pub pages: Pages<'a>,
-    /// What they read of them.
+    /// Keys of these pages that the queries read.
     pub reads: &'a Reads,
-    /// What all tiles share.
+    /// Options that all tiles share.
     pub options: AttentionOptions<'a>,
 }
 
@@ -133,7 +133,7 @@ impl Pages<'_> {
         Ok(())
     }
 
-    /// What kernels are told of the planes of one kind: page table, pages of a head, tokens of a page, format.
+    /// Kernel arguments for the planes of one kind: page table, pages of a head, tokens of a page, format.
     pub(super) fn arguments(&self, kind: PlaneKind) -> Result<[Argument; 4], CudaError> {
         let (planes, format) = match kind {
             PlaneKind::Keys => (self.keys, self.key_format),
@@ -271,7 +271,7 @@ fn workspace_parts<'a>(workspace: Region<'a>, reads: &Reads) -> Result<(Region<'
 }
 
 impl AttentionCall<'_> {
-    /// What kernels of attention are told of reads and pages: the arrays of `kernels/reads.cuh`, then page tables and formats.
+    /// Kernel arguments for reads and pages: the arrays of `kernels/reads.cuh`, then page tables and formats.
     pub(super) fn read_arguments(&self) -> Result<[Argument; 11], CudaError> {
         let [tiles, runs, diagonals, ends, extras] = self.reads.arguments();
         let [keys, pages_per_head, page_tokens, key_format] = self.pages.arguments(PlaneKind::Keys)?;

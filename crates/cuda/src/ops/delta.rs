@@ -23,7 +23,7 @@ pub struct DeltaShape {
     pub heads_tiled: bool,
 }
 
-/// What the rule reads of some consecutive tokens.
+/// Inputs of the delta rule for some consecutive tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct DeltaTokens<'a> {
     /// Tokens.
@@ -141,7 +141,7 @@ pub fn convolve(
 pub struct DeltaGates<'a> {
     /// How much of a value is written.
     pub strength: Region<'a>,
-    /// What remains of the memory.
+    /// Logarithm of the share of the memory that remains.
     pub decay: Region<'a>,
     /// Tokens.
     pub rows: usize,

@@ -1,4 +1,4 @@
-//! Where the attention went.
+//! Column mass: the attention that each key received.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use super::reads::KEY_BLOCK;
 use super::{check_bytes, small, strided};
 use crate::{CudaError, Grid, ModuleSource, Region, Stream};
 
-/// Where the mass of neighbouring keys goes.
+/// Target of the mass of neighbouring keys.
 #[derive(Debug, Clone)]
 pub struct KeyMass<'a> {
     /// f32, those of a KV head side by side, from the first key on.

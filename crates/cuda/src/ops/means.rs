@@ -17,7 +17,7 @@ pub struct MeanReads<'a> {
     pub means: BlockSummaries<'a>,
     /// KV heads.
     pub kv_heads: usize,
-    /// What keys and values are rounded to: bf16 for bf16, else f16, as those of pages are.
+    /// Format to which keys and values are rounded: bf16 for bf16, else f16, as in pages.
     pub formats: [Format; 2],
     /// u64 `[tiles, words]`: a bit for each block that the tile's selection names and reads no token of by a span. Blocks behind the
     /// tile's rows may be named; others must be whole.

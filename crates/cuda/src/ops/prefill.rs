@@ -6,7 +6,7 @@ use super::reads::Section;
 use super::{AttentionCall, Outputs, Reads, check_aligned, check_bytes};
 use crate::{CudaError, Grid, Region, Stream};
 
-/// What a prefill over some of the keys leaves for one over the next, f32 in units of the kernel.
+/// Intermediate state that a prefill over some keys leaves for the next keys, f32 in units of the kernel.
 #[derive(Debug, Clone, Copy)]
 pub struct PrefillState<'a> {
     /// `[rows, heads, 5]`.

@@ -22,7 +22,7 @@ pub(super) struct AppendMemory {
     host: PinnedBuffer,
 }
 
-/// Where new tokens of all KV heads go.
+/// Pages that take the new tokens of all KV heads.
 struct Targets {
     /// For each KV head the tokens it holds, then of each page where keys, then where values go; 0 for a page that does not lie on
     /// the device.

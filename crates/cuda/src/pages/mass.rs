@@ -10,7 +10,7 @@ use super::traffic::Traffic;
 use crate::ops::{self, AttentionCall, AttentionOptions, KeyMass, Pages};
 use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Stream};
 
-/// What a pass works with.
+/// State and memory of a pass.
 pub(super) struct MassParts<'p> {
     pub(super) traffic: Traffic<'p>,
     pub(super) lists: &'p mut CallLists,

@@ -41,10 +41,10 @@ fn words_of(tiles: &[PagedTile<'_>], block: usize) -> usize {
 /// A call that reads means of blocks.
 pub(super) struct MeansCall<'a> {
     pub(super) tiles: &'a [PagedTile<'a>],
-    /// What it adds to.
+    /// Outputs to which the call adds the means.
     pub(super) outputs: Outputs<'a>,
     pub(super) queries: Queries<'a>,
-    /// Those of the tiles.
+    /// Reads of the tiles.
     pub(super) reads: &'a Reads,
     /// For so many parts.
     pub(super) workspace: [Region<'a>; 2],

@@ -1,4 +1,4 @@
-//! Where pages lie in a device's memory.
+//! Layout and memory of pages on a device.
 
 use riffle_attention::Format;
 use riffle_kv::CacheShape;
@@ -8,10 +8,10 @@ use crate::{CudaError, DeviceBuffer, Gpu, Region};
 
 /// Bytes of a slab of pages; slabs are allocated as pages arrive.
 const SLAB_BYTES: usize = 64 << 20;
-/// Where planes begin.
+/// Alignment of planes, in bytes.
 const ALIGNMENT: usize = 256;
 
-/// Where keys and values lie in a page's slot.
+/// Offsets of keys and values in a page's slot.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PageLayout {
     pub(super) key_bytes: usize,
@@ -34,12 +34,12 @@ impl PageLayout {
     }
 }
 
-/// Where a page lies on the device.
+/// Place of a page on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// Where it stays.
+    /// Slot of a page that stays.
     Slot(usize),
-    /// Where it is read without staying.
+    /// Place of a page that leaves after the call.
     Visitor(usize),
 }
 

@@ -17,7 +17,7 @@ pub(super) struct Residence {
     kv_heads: usize,
     memory: PageMemory,
     resident: HashMap<PageVersion, Resident>,
-    /// What may leave, in the order in which it does: all but first pages.
+    /// Pages that may leave, in the order in which they do: all but first pages.
     order: BTreeSet<Rank>,
     sequences: BTreeMap<SequenceId, Tables>,
     free: Vec<usize>,
@@ -26,7 +26,7 @@ pub(super) struct Residence {
 /// By (layer, KV head), the versions of a sequence's pages as they were shown last; `None` for those that never were.
 type Tables = Vec<Vec<Option<PageVersion>>>;
 
-/// What lies on the device of a page.
+/// Resident part of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Held {
     pub(super) slot: usize,
@@ -41,7 +41,7 @@ struct Resident {
     holders: Vec<SequenceId>,
 }
 
-/// What leaves first is least.
+/// Order of leaving: the page with the least rank leaves first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     holders: usize,

@@ -17,8 +17,8 @@ use crate::{CudaError, DeviceBuffer, Gpu, Stream};
 /// Blocks that there is memory for at least, once there is any.
 const LEAST_BLOCKS: usize = 16;
 
-/// Summaries of one kind, of every layer of sequences, within a budget. Where another layer needs room, those of the
-/// sequence that was asked for longest ago leave: they are made again from its pages.
+/// Summaries of one kind, of every layer of sequences, within a budget. If another layer needs room, the summaries of
+/// the least recently used sequence leave. They can be computed again from its pages.
 pub(super) struct Summaries {
     gpu: Gpu,
     kind: SummaryKind,

@@ -11,7 +11,7 @@ use super::staging::{PageKey, Staging};
 use super::transfer::Waiting;
 use crate::{CudaError, Stream};
 
-/// What a call on a layer of a sequence needs of those who keep pages and bring them.
+/// State that a call on a layer of a sequence needs: the resident pages, the staging ring and the stream.
 pub(super) struct Traffic<'p> {
     pub(super) residence: &'p mut Residence,
     pub(super) staging: &'p mut Staging,
@@ -119,7 +119,7 @@ impl Traffic<'_> {
             .transfer(self.residence, self.compute, self.reading, waiting)
     }
 
-    /// Where the keys and the values of a place lie.
+    /// Addresses of a place's keys and values.
     pub(super) fn addresses(&self, place: Place) -> [u64; 2] {
         let keys = self.residence.at(place).address();
         [keys, keys + self.staging.layout.values_at as u64]

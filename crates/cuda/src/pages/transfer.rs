@@ -95,7 +95,7 @@ impl Staging {
         if waiting.is_empty() {
             return Ok(());
         }
-        // What came ahead leaves its half before that may be filled again.
+        // Pages that came ahead must leave their half before that half is filled again.
         self.arrange_ahead(residence, compute, waiting)?;
         self.copy_and_arrange(residence, compute, reading, waiting)?;
         waiting.clear();
@@ -171,7 +171,7 @@ impl Staging {
         self.arranged(compute, half)
     }
 
-    /// Where planes go among the staged ones, with the planes.
+    /// Regions of a staged page for its planes, each with its plane.
     pub(super) fn staged_planes<'a>(
         &self,
         staged: Staged,

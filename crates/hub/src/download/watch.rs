@@ -1,4 +1,4 @@
-//! What a caller hears while it waits, and whether it wants to go on.
+//! Reports progress to a caller, and lets the caller stop the pull.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};

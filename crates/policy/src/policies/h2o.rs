@@ -37,7 +37,7 @@ struct VoteSnapshot {
     votes: Vec<(usize, Votes)>,
 }
 
-/// What queries gave a token.
+/// Attention mass that queries gave a token.
 #[derive(Clone, Copy, Default)]
 struct Votes {
     mass: f32,

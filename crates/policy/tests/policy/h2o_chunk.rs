@@ -24,7 +24,7 @@ const SMALL: Sizes = Sizes {
     sinks: 2,
 };
 
-/// What happened to one chunk.
+/// Result of one chunk.
 struct Step {
     rows: Span,
     memory: Vec<usize>,
@@ -138,7 +138,7 @@ fn context<'a>(scene: &Scene, pages: &'a [PageView<'a>], rows: Span) -> SelectCo
     }
 }
 
-/// What the policy would save: positions, then mass and voters of each.
+/// State that the policy would save: positions, then mass and voters of each.
 fn saved_votes(policy: &Policy) -> Vec<(usize, f32, f32)> {
     let state = policy.save_state();
     let number = |at: usize| u64::from_le_bytes(state[at..at + 8].try_into().unwrap()) as usize;

@@ -215,7 +215,7 @@ fn run<T>(
     }
 }
 
-/// What there was; `None` where there was nothing.
+/// Turns a store's "not found" into `None`.
 fn found<T>(answer: Result<Result<T, Error>, StoreError>) -> Result<Option<T>, StoreError> {
     match answer? {
         Ok(found) => Ok(Some(found)),

@@ -30,7 +30,7 @@ pub(super) struct State {
     pub(super) events: HashMap<u64, EventState>,
     pub(super) modules: Vec<Library>,
     pub(super) functions: Vec<Function>,
-    /// What the first piece of work that failed ran into; the device is of no use after it.
+    /// First failure of queued work; the device cannot be used after it.
     pub(super) failed: Option<CudaError>,
 }
 
