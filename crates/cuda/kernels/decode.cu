@@ -9,17 +9,17 @@
 constexpr u32 KEYS = 16, WARPS = HEAD_DIM <= 128 ? 4 : 2, THREADS = WARPS * 32, TILE = KEYS * PITCH;
 
 // Work of a block: runs begin..end of a tile, and the place of its partial.
-struct Part {
+struct DecodePart {
     u32 tile, runs, runs_end, slot;
 };
 
 KERNEL __launch_bounds__(THREADS) decode(
-    float *partial_ml, float *partial_o, const float *queries, u64 query_stride, const Part *parts, const QueryTile *tiles,
+    float *partial_ml, float *partial_o, const float *queries, u64 query_stride, const DecodePart *parts, const QueryTile *tiles,
     const Run *runs, const u32 *diagonals, const u32 *extra_ends, const u32 *extras, const u64 *key_pages,
     const u64 *value_pages, u32 pages_per_head, u32 page_tokens, u32 key_format, u32 value_format, u32 group, float scale,
     float soft_cap) {
     DYNAMIC_SHARED(memory);
-    const Part part = parts[blockIdx.x];
+    const DecodePart part = parts[blockIdx.x];
     const QueryTile tile = tiles[part.tile];
     u32 lane = lane_index(), warp = warp_index(), first_packed = blockIdx.y * 16, packed_rows = tile.rows * group;
     if (first_packed >= packed_rows)

@@ -1,6 +1,6 @@
 //! A text under construction: white space as people read it, places by where they begin.
 
-use crate::{Place, PlaceKind};
+use crate::{DocumentPlace, PlaceKind};
 
 /// Collects the text of a document whose markup says where paragraphs and places begin.
 #[derive(Debug, Default)]
@@ -87,7 +87,7 @@ impl TextBuilder {
     }
 
     /// The text, and its places: each ends where the next of its kind begins.
-    pub(crate) fn finish(mut self) -> (String, Vec<Place>) {
+    pub(crate) fn finish(mut self) -> (String, Vec<DocumentPlace>) {
         let kept = self.text.trim_end().len();
         self.text.truncate(kept);
         if !self.text.is_empty() {
@@ -129,11 +129,11 @@ impl TextBuilder {
 }
 
 /// Places by where they begin, in a text of `end` bytes.
-pub(crate) fn places(marks: &[(usize, PlaceKind)], end: usize) -> Vec<Place> {
+pub(crate) fn places(marks: &[(usize, PlaceKind)], end: usize) -> Vec<DocumentPlace> {
     let is_same = |a: &PlaceKind, b: &PlaceKind| std::mem::discriminant(a) == std::mem::discriminant(b);
     // The start of the next place of each kind, while marks are walked from the end.
     let mut next: Vec<(&PlaceKind, usize)> = Vec::new();
-    let mut places: Vec<Place> = Vec::with_capacity(marks.len());
+    let mut places: Vec<DocumentPlace> = Vec::with_capacity(marks.len());
     for (start, kind) in marks.iter().rev().filter(|(start, _)| *start < end) {
         let known = next.iter_mut().find(|(other, _)| is_same(other, kind));
         let stop = known.as_ref().map_or(end, |(_, at)| *at);
@@ -142,7 +142,7 @@ pub(crate) fn places(marks: &[(usize, PlaceKind)], end: usize) -> Vec<Place> {
             None => next.push((kind, *start)),
         }
         if *start < stop {
-            places.push(Place {
+            places.push(DocumentPlace {
                 range: *start..stop,
                 kind: kind.clone(),
             });

@@ -16,21 +16,21 @@ pub struct Document {
     /// The text: UTF-8, lines ended by `\n`, no control characters but `\n` and tabs.
     pub text: String,
     /// Places of the text, sorted by their first byte. Places of different kinds overlap: a heading stands on a page.
-    pub places: Vec<Place>,
+    pub places: Vec<DocumentPlace>,
     /// Parts of the file that could not be read, one line each.
     pub warnings: Vec<String>,
 }
 
 /// A part of a text that a person can look up.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Place {
+pub struct DocumentPlace {
     /// Bytes of the text.
     pub range: Range<usize>,
     /// Kind of the place, with its name or number.
     pub kind: PlaceKind,
 }
 
-/// Kind of a [`Place`].
+/// Kind of a [`DocumentPlace`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PlaceKind {

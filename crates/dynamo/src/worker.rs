@@ -122,7 +122,7 @@ impl LLMEngine for RiffleWorker {
         let running = self.running()?;
         let request = asked(request, &running.engine, &running.worker, &running.options).await?;
         let prompt_tokens = request.tokens.len();
-        let place = self.load.place(prompt_tokens);
+        let place = self.load.count_request(prompt_tokens);
         let answer = running.worker.ask(request).await;
         let answer = answer.map_err(|failure| of_request(&failure))?;
         let load = Arc::clone(&self.load);
@@ -148,7 +148,7 @@ impl LLMEngine for RiffleWorker {
             let holdings = Arc::clone(holdings);
             KvEventSource::Push {
                 on_ready: Box::new(move |publisher| {
-                    holdings.tell(publisher);
+                    holdings.set_publisher(publisher);
                     Ok(())
                 }),
                 dp_rank: 0,
@@ -167,7 +167,7 @@ impl LLMEngine for RiffleWorker {
         Ok(MetricsBindings {
             dp_ranks: vec![0],
             on_publisher_ready: Some(Box::new(move |publisher| {
-                load.tell(publisher);
+                load.set_publisher(publisher);
                 Ok(())
             })),
         })

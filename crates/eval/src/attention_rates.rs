@@ -238,7 +238,7 @@ pub struct CaseTile<'a> {
 
 impl<'a> CaseTiles<'a> {
     /// Cuts the queries of a case into tiles and selects the keys of each.
-    pub fn of(case: &'a AttentionCase) -> Self {
+    pub fn new(case: &'a AttentionCase) -> Self {
         let first = case.tokens - case.rows;
         let rows = (0..case.rows).step_by(TILE_ROWS);
         Self {
@@ -312,7 +312,7 @@ fn measure(case: &AttentionCase, peak_gflops: &mut f64, read_gigabytes_per_s: f6
     let pages: Vec<Vec<PageView<'_>>> = (0..case.kv_heads)
         .map(|kv_head| reader.pages(0, kv_head).collect())
         .collect();
-    let tiles = CaseTiles::of(case);
+    let tiles = CaseTiles::new(case);
     let jobs = tiles.jobs(&queries, &pages);
     let phase = if case.rows == 1 { Phase::Decode } else { Phase::Prefill };
     let options = AttendOptions::for_head_dim(case.head_dim).with_arithmetic(case.precision.arithmetic(phase));

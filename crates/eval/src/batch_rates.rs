@@ -170,7 +170,7 @@ pub fn measure_batch(
         tokens => beside(engine, task.sequences, tokens, watch),
     })?;
     Ok(BatchTable {
-        settings: RunSettings::of(engine),
+        settings: RunSettings::from_engine(engine),
         prompt_tokens: options.prompt_tokens,
         shared_tokens: options.shared_tokens,
         generated_tokens: options.generated_tokens,

@@ -197,7 +197,7 @@ fn measure(
 ) -> Result<ContextRow, EvalError> {
     let settings = RunSettings {
         context_tokens: length + generated,
-        ..RunSettings::of(engine)
+        ..RunSettings::from_engine(engine)
     };
     let text: Vec<u32> = tokens.iter().cycle().take(settings.context_tokens).copied().collect();
     let (prompt, answer) = text.split_at(length);

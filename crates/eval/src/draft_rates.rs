@@ -97,7 +97,7 @@ pub fn measure_drafts(
         measure(engine, tokens, options, *depth, watch)
     })?;
     Ok(DraftRates {
-        settings: RunSettings::of(engine),
+        settings: RunSettings::from_engine(engine),
         text: options.text.clone(),
         generated_tokens: options.generated_tokens,
         repeats: options.repeats,

@@ -105,7 +105,7 @@ pub fn perplexity(
         match number {
             0 => dense.score(window.start, &tokens, watch),
             number => {
-                let mut predictions = dense.of(window.start, &tokens, watch)?;
+                let mut predictions = dense.for_window(window.start, &tokens, watch)?;
                 readers[*number].score(&tokens, watch, &mut |sums, logits| {
                     sums.compare(predictions.next()?, logits);
                     Ok(())
@@ -115,7 +115,7 @@ pub fn perplexity(
     })?;
     let rows = readers.iter().enumerate().map(|(number, reader)| {
         let scores: Vec<&WindowScore> = found.iter().skip(number).step_by(readers.len()).collect();
-        row(RunSettings::of(&reader.engine), &scores, &buckets)
+        row(RunSettings::from_engine(&reader.engine), &scores, &buckets)
     });
     let rows: Vec<PerplexityRow> = rows.collect();
     Ok(PerplexityTable {
@@ -337,7 +337,12 @@ impl DensePredictions<'_> {
 
     /// Predictions for a window. A window whose score came from the journal is read again, because the journal holds no
     /// predictions.
-    fn of(&mut self, start: usize, window: &[u32], watch: &mut Watch<'_>) -> Result<PredictionReader<'_>, EvalError> {
+    fn for_window(
+        &mut self,
+        start: usize,
+        window: &[u32],
+        watch: &mut Watch<'_>,
+    ) -> Result<PredictionReader<'_>, EvalError> {
         if self.latest.as_ref().is_none_or(|(known, _)| *known != start) {
             self.score(start, window, watch)?;
         }

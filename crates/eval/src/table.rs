@@ -24,8 +24,8 @@ impl Table {
         }
     }
 
-    /// A row for each of `items`.
-    pub(crate) fn of<T>(
+    /// Makes a table with one row for each of `items`.
+    pub(crate) fn from_rows<T>(
         caption: impl Into<String>,
         columns: &[&str],
         items: &[T],

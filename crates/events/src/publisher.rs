@@ -182,10 +182,10 @@ impl Shared {
     }
 }
 
-/// Tells where sockets listen, or why they do not.
-type Told = blocking::Sender<Result<(String, Option<String>), EventsError>>;
+/// Sender of the addresses once the sockets listen, or of the error.
+type ReadySender = blocking::Sender<Result<(String, Option<String>), EventsError>>;
 
-fn run(options: &PublisherOptions, shared: Arc<Shared>, waiting: Receiver<Batch>, told: &Told) {
+fn run(options: &PublisherOptions, shared: Arc<Shared>, waiting: Receiver<Batch>, told: &ReadySender) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = match runtime {
         Ok(runtime) => runtime,

@@ -12,7 +12,7 @@ use riffle_model::{ConversationText, OpenedModel};
 use serde_json::{Value, json};
 
 use crate::answer::{Prompt, prompt_tokens};
-use crate::batch::{Asked, answer_all};
+use crate::batch::{Batch, answer_all};
 use crate::failure::{Class, Failure};
 use crate::items::Items;
 use crate::options::{GivenAnswer, GivenEngine, check_tokens, model_path};
@@ -55,7 +55,7 @@ pub(crate) struct PyEngine {
 }
 
 impl PyEngine {
-    fn of(engine: Arc<Engine>, threads: Arc<Threads>) -> Self {
+    fn wrap(engine: Arc<Engine>, threads: Arc<Threads>) -> Self {
         Self {
             loaded: Mutex::new(Some(Arc::new(Loaded {
                 engine: OfProcess::new(engine),
@@ -110,7 +110,7 @@ impl PyEngine {
         };
         let options = options.resolved()?;
         let engine = run(py, &threads, None, |_| Ok(Engine::load(model_path(&path)?, options)?))?;
-        Ok(Self::of(engine, threads))
+        Ok(Self::wrap(engine, threads))
     }
 
     /// The same weights under other options.
@@ -118,7 +118,7 @@ impl PyEngine {
         let loaded = self.loaded()?;
         let (engine, options) = (loaded.engine()?, options.resolved()?);
         let other = run_short(py, &loaded.threads, || Ok(engine.with_options(options)?))?;
-        Ok(Self::of(other, Arc::clone(&loaded.threads)))
+        Ok(Self::wrap(other, Arc::clone(&loaded.threads)))
     }
 
     /// Frees the model when its sessions are gone, which refuse to go on.
@@ -227,14 +227,14 @@ impl PyEngine {
         let loaded = self.loaded()?;
         let engine = loaded.engine()?;
         let session = run_short(py, &loaded.threads, || Ok(Session::new(engine)?))?;
-        Ok(PySession::of(session, loaded))
+        Ok(PySession::wrap(session, loaded))
     }
 
     fn restore(&self, py: Python<'_>, path: PathBuf) -> Result<PySession, Failure> {
         let loaded = self.loaded()?;
         let engine = loaded.engine()?;
         let session = run(py, &loaded.threads, None, |_| Ok(Session::restore(engine, path)?))?;
-        Ok(PySession::of(session, loaded))
+        Ok(PySession::wrap(session, loaded))
     }
 
     /// Answers to several prompts, which share the engine: one dictionary each.
@@ -253,7 +253,7 @@ impl PyEngine {
             .list("prompts")?
             .into_iter()
             .map(|prompt| prompt_tokens(engine, prompt));
-        let asked = Asked {
+        let asked = Batch {
             prompts: prompts.collect::<Result<_, _>>()?,
             generate,
         };

@@ -41,7 +41,7 @@ pub(crate) struct Begun {
 }
 
 impl PySession {
-    pub(crate) fn of(session: Session, loaded: Arc<Loaded>) -> Self {
+    pub(crate) fn wrap(session: Session, loaded: Arc<Loaded>) -> Self {
         Self {
             loaded,
             held: Arc::new(Mutex::new(Some(OfProcess::new(session)))),
@@ -344,7 +344,7 @@ impl PySession {
 
     fn fork(&self, py: Python<'_>) -> Result<Self, Failure> {
         let fork = self.work(py, None, |session, _| Ok(session.fork()?))?;
-        Ok(Self::of(fork, Arc::clone(&self.loaded)))
+        Ok(Self::wrap(fork, Arc::clone(&self.loaded)))
     }
 
     /// Writes the session to a file; returns its bytes.

@@ -75,11 +75,11 @@ impl Watch {
 /// Who is told how far a call is, and what was told last.
 pub(crate) struct Shown<'a> {
     callback: Option<&'a Py<PyAny>>,
-    last: Option<Told>,
+    last: Option<ReportedProgress>,
 }
 
 /// Last reported progress: the bits of the work done, and the total.
-pub(crate) type Told = (u64, usize);
+pub(crate) type ReportedProgress = (u64, usize);
 
 impl<'a> Shown<'a> {
     pub(crate) fn new(callback: Option<&'a Py<PyAny>>) -> Self {
@@ -87,11 +87,11 @@ impl<'a> Shown<'a> {
     }
 
     /// Who was told something before.
-    pub(crate) fn resumed(callback: Option<&'a Py<PyAny>>, last: Option<Told>) -> Self {
+    pub(crate) fn resumed(callback: Option<&'a Py<PyAny>>, last: Option<ReportedProgress>) -> Self {
         Self { callback, last }
     }
 
-    pub(crate) fn told(&self) -> Option<Told> {
+    pub(crate) fn told(&self) -> Option<ReportedProgress> {
         self.last
     }
 }

@@ -105,7 +105,7 @@ impl Failure {
     }
 
     /// Converts an engine's error to the failure that a client sees.
-    pub(crate) fn of(error: &EngineError) -> Self {
+    pub(crate) fn from_engine(error: &EngineError) -> Self {
         let failure = match error {
             EngineError::ContextExceeded {
                 what, needed, context, ..
@@ -234,7 +234,7 @@ mod tests {
             presence_penalty: f32::NAN,
             ..SamplingOptions::default()
         };
-        let failure = Failure::of(&sampling.validate().expect_err("not a number"));
+        let failure = Failure::from_engine(&sampling.validate().expect_err("not a number"));
         assert_eq!(failure.param.as_deref(), Some("presence_penalty"));
         assert_eq!(
             failure.message,

@@ -69,7 +69,7 @@ impl Server {
             engine: Arc::clone(engine),
             driver,
             forms,
-            markup: Markup::of(engine),
+            markup: Markup::detect(engine),
             kept_items: KeptItems::default(),
             traits: Default::default(),
             started: unix_seconds(),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use riffle_engine::{AnswerForm, Engine, Request, RequestReport, TokenProbabilities};
 
-use crate::driver::{Answer as Told, Driver, EventSink, Told as DriverEvent};
+use crate::driver::{Answer as DriverAnswer, Driver, DriverEvent, EventSink};
 use crate::failure::Failure;
 use crate::forms::{Form, Forms};
 use crate::metrics::Metrics;
@@ -22,7 +22,7 @@ pub struct Worker {
 
 /// An answer under way. Dropping it takes the request back before the next piece of work; what was read of its prompt stays.
 #[derive(Debug)]
-pub struct Answer(Told);
+pub struct Answer(DriverAnswer);
 
 /// An event in the life of an answer.
 #[derive(Debug, Clone, PartialEq)]

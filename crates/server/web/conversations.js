@@ -64,7 +64,7 @@ export function newAnswer() {
     return { role: "assistant", text: "", thought: "", state: "waiting", progress: null, report: null, timings: null, isCut: false, error: "" };
 }
 
-/** Whether a message is being worked on. */
+/** True if a message is being worked on. */
 export function isUnderWay(message) {
     return message.role === "assistant" && ["waiting", "reading", "answering"].includes(message.state);
 }

@@ -19,7 +19,7 @@ export function setKeyAsker(ask) {
     keyAsker = ask;
 }
 
-/** Whether a key is kept. It goes when the tab is closed. */
+/** True if a key is kept. It goes when the tab is closed. */
 export function hasKey() {
     return Boolean(sessionStorage.getItem(KEY));
 }

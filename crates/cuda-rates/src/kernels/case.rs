@@ -42,7 +42,7 @@ impl<'a> DeviceCase<'a> {
         cache: &'a KvCache,
     ) -> Result<Self, CudaError> {
         let width = case.heads * case.head_dim;
-        let tiles = CaseTiles::of(case);
+        let tiles = CaseTiles::new(case);
         let read = tiles.iter().map(|tile| TileReads {
             kv_head: tile.kv_head,
             start: tile.start,

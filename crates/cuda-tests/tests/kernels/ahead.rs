@@ -88,7 +88,7 @@ impl Bench {
         let shown: Vec<Vec<PageView<'_>>> = (0..SHAPE.layer(0).kv_heads)
             .map(|head| reader.pages(layer, head).collect())
             .collect();
-        let of = self.of(layer, versions);
+        let of = self.layer_pages(layer, versions);
         let mut call = self
             .room
             .begin(of, &tiles, rows, end, &AttendOptions::new(0.3))
@@ -98,7 +98,7 @@ impl Bench {
         self.stream.gpu().download(self.attended.all(), &self.stream).unwrap()
     }
 
-    fn of<'a>(&self, layer: usize, versions: &'a [Vec<PageVersion>]) -> LayerPages<'a> {
+    fn layer_pages<'a>(&self, layer: usize, versions: &'a [Vec<PageVersion>]) -> LayerPages<'a> {
         LayerPages {
             sequence: self.sequence,
             layer,
@@ -110,7 +110,7 @@ impl Bench {
     fn read_ahead(&mut self, cache: &KvCache, layer: usize) -> usize {
         let reader = cache.read();
         let versions = reader.page_versions(layer);
-        let of = self.of(layer, &versions);
+        let of = self.layer_pages(layer, &versions);
         let expected = self.room.expected(of).into_iter();
         let shown: Vec<(usize, PageView<'_>)> = expected
             .map(|(kv_head, page)| (kv_head, reader.near_page(layer, kv_head, page).unwrap()))

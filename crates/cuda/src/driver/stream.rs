@@ -308,11 +308,11 @@ pub struct Grid {
 impl Grid {
     /// `blocks` in x, of `threads`.
     pub fn line(blocks: usize, threads: u32) -> Self {
-        Self::of([blocks, 1, 1], threads)
+        Self::new([blocks, 1, 1], threads)
     }
 
     /// Blocks in three dimensions, of `threads`; numbers too large for a kernel are refused at launch.
-    pub fn of(blocks: [usize; 3], threads: u32) -> Self {
+    pub fn new(blocks: [usize; 3], threads: u32) -> Self {
         Self {
             blocks: blocks.map(|count| u32::try_from(count).unwrap_or(u32::MAX)),
             threads: [threads, 1, 1],

@@ -30,7 +30,7 @@ impl DeviceRows {
     ///
     /// # Errors
     /// [`CudaError::OtherDevice`] for rows of another kind of device.
-    pub fn of(rows: &dyn riffle_device::DeviceRows) -> Result<&Self, CudaError> {
+    pub fn downcast(rows: &dyn riffle_device::DeviceRows) -> Result<&Self, CudaError> {
         (rows as &dyn Any).downcast_ref().ok_or(CudaError::OtherDevice)
     }
 

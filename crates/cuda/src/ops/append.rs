@@ -112,7 +112,7 @@ pub fn append(
         (keys.stride as u64).into(),
         small("new tokens", keys.rows)?.into(),
     ];
-    stream.launch(&kernel, Grid::of([targets.stripes, keys.heads, 2], 128), &arguments)
+    stream.launch(&kernel, Grid::new([targets.stripes, keys.heads, 2], 128), &arguments)
 }
 
 fn module(head_dim: usize) -> ModuleSource {

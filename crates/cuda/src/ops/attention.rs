@@ -188,7 +188,7 @@ pub fn decode_parts(
     let warps = if pages.head_dim <= 128 { 4 } else { 2 };
     let shared_bytes = warps * 4 * 16 * (pages.head_dim + 8) * 2;
     let all = reads.section(Section::Parts);
-    let grid = Grid::of([parts.len(), chunks(reads), 1], 32 * warps as u32).with_shared(shared_bytes);
+    let grid = Grid::new([parts.len(), chunks(reads), 1], 32 * warps as u32).with_shared(shared_bytes);
     let before = [
         sums.into(),
         of_outputs.into(),
@@ -236,7 +236,7 @@ pub fn decode_merge(
     ];
     stream.launch(
         &kernel,
-        Grid::of([reads.tiles().len(), reads.packed_rows(), 1], 128),
+        Grid::new([reads.tiles().len(), reads.packed_rows(), 1], 128),
         &arguments,
     )
 }

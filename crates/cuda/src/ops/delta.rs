@@ -301,7 +301,7 @@ impl DeltaRule<'_> {
             self.heads_tiled(),
             self.rows()?,
         ];
-        let grid = Grid::of([self.shape.value_dim.div_ceil(16), self.shape.value_heads, 1], 128);
+        let grid = Grid::new([self.shape.value_dim.div_ceil(16), self.shape.value_heads, 1], 128);
         self.launch(stream, "delta_tokens", grid, &arguments)
     }
 
@@ -324,10 +324,10 @@ impl DeltaRule<'_> {
             tiled,
             rows,
         ];
-        let grid = Grid::of([chunks, shape.value_heads, 1], 256);
+        let grid = Grid::new([chunks, shape.value_heads, 1], 256);
         self.launch(stream, "delta_relations", grid, &arguments)?;
         let shared_bytes = (shape.key_dim + 2 * CHUNK) * 32 * 4;
-        let grid = Grid::of([shape.value_dim.div_ceil(32), shape.value_heads, 1], 256).with_shared(shared_bytes);
+        let grid = Grid::new([shape.value_dim.div_ceil(32), shape.value_heads, 1], 256).with_shared(shared_bytes);
         let arguments = [
             self.read.into(),
             self.memory.into(),

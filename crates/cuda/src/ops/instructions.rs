@@ -83,7 +83,7 @@ impl PrefillChoice {
     ///
     /// # Errors
     /// A variable that names neither or what is not there; a device lost on the way.
-    pub fn of(gpu: &Gpu, head_dim: usize, key_format: Format, value_format: Format) -> Result<Self, CudaError> {
+    pub fn choose(gpu: &Gpu, head_dim: usize, key_format: Format, value_format: Format) -> Result<Self, CudaError> {
         let formats = [key_format, value_format].map(|format| match format {
             Format::Bf16 => Format::Bf16,
             _ => Format::F16,

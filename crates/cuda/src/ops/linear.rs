@@ -196,11 +196,11 @@ impl DeviceMatrix {
     }
 
     fn few(&self, rows: usize, together: usize) -> Grid {
-        Grid::of([self.outputs.div_ceil(4), rows.div_ceil(together), 1], 128)
+        Grid::new([self.outputs.div_ceil(4), rows.div_ceil(together), 1], 128)
     }
 
     fn many(&self, rows: usize, shared_bytes: usize) -> Grid {
         let blocks = [self.outputs.div_ceil(TILE_OUTPUTS), rows.div_ceil(TILE_ROWS), 1];
-        Grid::of(blocks, 256).with_shared(shared_bytes)
+        Grid::new(blocks, 256).with_shared(shared_bytes)
     }
 }

@@ -57,7 +57,7 @@ pub fn column_mass(
         .gpu()
         .kernel(&ModuleSource::new("column_mass.cu", &defines), "column_mass")?;
     let shared_bytes = (KEY_BLOCK + 4 * 16) * (pages.head_dim + 8) * 2;
-    let grid = Grid::of([keys.len().div_ceil(KEY_BLOCK), pages.kv_heads, 1], 128).with_shared(shared_bytes);
+    let grid = Grid::new([keys.len().div_ceil(KEY_BLOCK), pages.kv_heads, 1], 128).with_shared(shared_bytes);
     let [tiles, arrays @ ..] = reads.arguments();
     let before = [
         (*data).into(),

@@ -144,7 +144,7 @@ impl MeanReads<'_> {
         let chunks = self.reads.packed_rows().div_ceil(16 * warps);
         let shared_bytes = (2 * keys + 16 * warps) * (head_dim + 8) * 2;
         let blocks = [self.reads.tiles().len(), chunks, self.splits];
-        let grid = Grid::of(blocks, 32 * warps as u32).with_shared(shared_bytes);
+        let grid = Grid::new(blocks, 32 * warps as u32).with_shared(shared_bytes);
         stream.launch(&self.kernel(stream, "attend_means")?, grid, &arguments)
     }
 
@@ -170,7 +170,7 @@ impl MeanReads<'_> {
             small("heads", self.heads())?.into(),
             weight.into(),
         ];
-        let grid = Grid::of([self.reads.tiles().len(), self.reads.packed_rows(), 1], 128);
+        let grid = Grid::new([self.reads.tiles().len(), self.reads.packed_rows(), 1], 128);
         stream.launch(&self.kernel(stream, "merge_means")?, grid, &arguments)
     }
 }

@@ -26,11 +26,11 @@ impl PrefillState<'_> {
     }
 }
 
-/// Attends many queries to what the call's reads name, by the instructions of [`PrefillChoice::of`]. A call over some of the keys takes the
+/// Attends many queries to what the call's reads name, by the instructions of [`PrefillChoice::choose`]. A call over some of the keys takes the
 /// sums of the calls before it from `state` and leaves its own there; all calls of a `state` use the same instructions.
 ///
 /// # Errors
-/// Shapes that disagree, regions that are too short; what [`PrefillChoice::of`] refuses.
+/// Shapes that disagree, regions that are too short; what [`PrefillChoice::choose`] refuses.
 pub fn prefill(
     stream: &Stream,
     outputs: &Outputs<'_>,
@@ -38,7 +38,7 @@ pub fn prefill(
     state: Option<&PrefillState<'_>>,
 ) -> Result<(), CudaError> {
     let pages = &call.pages;
-    let choice = PrefillChoice::of(stream.gpu(), pages.head_dim, pages.key_format, pages.value_format)?;
+    let choice = PrefillChoice::choose(stream.gpu(), pages.head_dim, pages.key_format, pages.value_format)?;
     prefill_by(stream, choice.instructions, outputs, call, state)
 }
 

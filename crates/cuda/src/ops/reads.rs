@@ -58,7 +58,7 @@ struct Tile {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
-struct Part {
+struct DecodePart {
     tile: u32,
     runs: [u32; 2],
     slot: u32,
@@ -272,7 +272,7 @@ struct Flat {
     diagonals: Vec<u32>,
     extra_ends: Vec<u32>,
     extras: Vec<u32>,
-    parts: Vec<Part>,
+    parts: Vec<DecodePart>,
     part_spans: Vec<Span>,
     shapes: Vec<TileShape>,
 }
@@ -378,7 +378,7 @@ impl Flat {
                 let here = begin + cut.len();
                 if room == 0 {
                     room = PART_BLOCKS;
-                    self.parts.push(Part {
+                    self.parts.push(DecodePart {
                         tile,
                         runs: [here as u32, here as u32],
                         slot: self.parts.len() as u32,

@@ -12,7 +12,7 @@ use riffle_kv::CacheShape;
 use super::heads_of;
 use super::list::DeviceList;
 use super::means::{BlockMeans, MeansCall};
-use super::memory::Place;
+use super::memory::PagePlace;
 use super::room::tile_reads;
 use super::traffic::{Shown, Traffic};
 use super::transfer::Waiting;
@@ -313,7 +313,7 @@ impl<'p> PagedCall<'p> {
     }
 
     /// Finds a place for a page: a slot if the page stays, else a visitor's place. Missing planes join `waiting`.
-    fn place<'a>(&mut self, shown: &Shown<'a>, waiting: &mut Vec<Waiting<'a>>) -> Result<Place, CudaError> {
+    fn place<'a>(&mut self, shown: &Shown<'a>, waiting: &mut Vec<Waiting<'a>>) -> Result<PagePlace, CudaError> {
         if let Some(place) = self.parts.traffic.settle(shown, waiting)? {
             return Ok(place);
         }

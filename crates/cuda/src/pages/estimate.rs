@@ -157,7 +157,7 @@ impl KeyScan<'_> {
             let (sums, scratch) = (sums(until), scratch(until));
             let memory = &*self.memory;
             let (to, scratch) = (memory.sums.region(0..sums), memory.scratch.region(0..scratch));
-            let estimate = self.of(head, from - start..until - start);
+            let estimate = self.estimate_of(head, from - start..until - start);
             ops::xattention_scores(compute, to, scratch, &estimate, stride, block)?;
             let found = self.memory.download_sums(compute, sums / 4)?;
             let numbered = found.chunks_exact(blocks).zip(from / block..);
@@ -194,7 +194,7 @@ impl KeyScan<'_> {
                 continues,
             };
             let scratch = memory.scratch.region(0..scratch(until));
-            let estimate = self.of(head, from..until);
+            let estimate = self.estimate_of(head, from..until);
             ops::line_mass(compute, &sums, scratch, &estimate)?;
             continues = true;
             from = until;
@@ -207,8 +207,8 @@ impl KeyScan<'_> {
         Ok(Some([columns, distances]))
     }
 
-    /// Rows of the chunk beside the keys of a KV head.
-    fn of(&self, head: &ScannedHead, rows: Range<usize>) -> Estimate<'_> {
+    /// Call that estimates rows of the chunk against the keys of a KV head.
+    fn estimate_of(&self, head: &ScannedHead, rows: Range<usize>) -> Estimate<'_> {
         let shape = self.traffic.staging.shape;
         let all = &self.queries;
         let at = |row: usize| 4 * row * all.row_stride;

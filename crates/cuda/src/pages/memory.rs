@@ -36,7 +36,7 @@ impl PageLayout {
 
 /// Place of a page on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum PagePlace {
     /// Slot of a page that stays.
     Slot(usize),
     /// Place of a page that leaves after the call.
@@ -75,14 +75,14 @@ impl PageMemory {
         Ok(())
     }
 
-    pub(super) fn at(&self, place: Place) -> Region<'_> {
+    pub(super) fn at(&self, place: PagePlace) -> Region<'_> {
         let bytes = self.page_bytes;
         match place {
-            Place::Slot(slot) => {
+            PagePlace::Slot(slot) => {
                 let within = slot % self.slab_pages * bytes;
                 self.slabs[slot / self.slab_pages].region(within..within + bytes)
             }
-            Place::Visitor(visitor) => self.visitors.region(visitor * bytes..(visitor + 1) * bytes),
+            PagePlace::Visitor(visitor) => self.visitors.region(visitor * bytes..(visitor + 1) * bytes),
         }
     }
 

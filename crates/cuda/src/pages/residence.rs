@@ -6,7 +6,7 @@ use riffle_device::{LayerPages, SequenceId};
 use riffle_kv::{CacheShape, PageVersion};
 
 use super::heads_of;
-use super::memory::{PageMemory, Place};
+use super::memory::{PageMemory, PagePlace};
 use crate::{CudaError, Region};
 
 /// The pages of all sequences that lie in a fixed number of slots, by the versions that say what they hold: a page of several
@@ -101,7 +101,7 @@ impl Residence {
         self.memory.visitors()
     }
 
-    pub(super) fn at(&self, place: Place) -> Region<'_> {
+    pub(super) fn at(&self, place: PagePlace) -> Region<'_> {
         self.memory.at(place)
     }
 

@@ -9,7 +9,7 @@ use riffle_kv::CacheShape;
 use super::call::{CallLists, page_tables};
 use super::heads_of;
 use super::list::DeviceList;
-use super::memory::Place;
+use super::memory::PagePlace;
 use super::traffic::Traffic;
 use crate::ops::{self, BlockSummaries};
 use crate::{CudaError, DeviceBuffer, Gpu, Stream};
@@ -209,7 +209,7 @@ impl Summaries {
         let mut table = vec![[0; 2]; shown.len() * pages];
         let (mut waiting, mut visitors) = (Vec::new(), 0);
         for shown in traffic.in_order(shown)? {
-            let place: Place = match traffic.settle(&shown, &mut waiting)? {
+            let place: PagePlace = match traffic.settle(&shown, &mut waiting)? {
                 Some(place) => place,
                 None => {
                     if visitors == traffic.residence.visitors() {

@@ -4,7 +4,7 @@ use riffle_attention::PageView;
 use riffle_device::LayerPages;
 use riffle_kv::PageVersion;
 
-use super::memory::Place;
+use super::memory::PagePlace;
 use super::residence::Residence;
 use super::sequence::page_version;
 use super::staging::{PageKey, Staging};
@@ -65,7 +65,7 @@ impl Traffic<'_> {
         &mut self,
         shown: &Shown<'a>,
         waiting: &mut Vec<Waiting<'a>>,
-    ) -> Result<Option<Place>, CudaError> {
+    ) -> Result<Option<PagePlace>, CudaError> {
         let LayerPages { sequence, layer, .. } = self.of;
         let Shown {
             page,
@@ -83,8 +83,8 @@ impl Traffic<'_> {
         if has < view.tokens {
             self.residence.extend(*version, view.tokens);
         }
-        self.bring(shown, Place::Slot(slot), has, waiting)?;
-        Ok(Some(Place::Slot(slot)))
+        self.bring(shown, PagePlace::Slot(slot), has, waiting)?;
+        Ok(Some(PagePlace::Slot(slot)))
     }
 
     /// Brings a page to a visitor's place.
@@ -93,15 +93,15 @@ impl Traffic<'_> {
         shown: &Shown<'a>,
         visitor: usize,
         waiting: &mut Vec<Waiting<'a>>,
-    ) -> Result<Place, CudaError> {
-        self.bring(shown, Place::Visitor(visitor), 0, waiting)?;
-        Ok(Place::Visitor(visitor))
+    ) -> Result<PagePlace, CudaError> {
+        self.bring(shown, PagePlace::Visitor(visitor), 0, waiting)?;
+        Ok(PagePlace::Visitor(visitor))
     }
 
     fn bring<'a>(
         &mut self,
         shown: &Shown<'a>,
-        place: Place,
+        place: PagePlace,
         has: usize,
         waiting: &mut Vec<Waiting<'a>>,
     ) -> Result<(), CudaError> {
@@ -120,7 +120,7 @@ impl Traffic<'_> {
     }
 
     /// Addresses of a place's keys and values.
-    pub(super) fn addresses(&self, place: Place) -> [u64; 2] {
+    pub(super) fn addresses(&self, place: PagePlace) -> [u64; 2] {
         let keys = self.residence.at(place).address();
         [keys, keys + self.staging.layout.values_at as u64]
     }

@@ -191,7 +191,7 @@ fn audited(
     drop(session);
     let mut sums = sums.lock().unwrap_or_else(PoisonError::into_inner);
     Ok(AuditTable {
-        settings: RunSettings::of(engine),
+        settings: RunSettings::from_engine(engine),
         text: options.text.clone(),
         tokens: tokens.len(),
         sink_tokens: options.sink_tokens,

@@ -90,12 +90,12 @@ pub fn compare(
         let choice = fitted.choice(entry.choice, entry.context_tokens, watch)?;
         let asked = engine.with_options(choice.options(engine.options()))?;
         let mut scored = Scored {
-            settings: RunSettings::of(&asked),
+            settings: RunSettings::from_engine(&asked),
             scores: Vec::new(),
             cost: Cost::default(),
         };
         for (number, seed) in (options.seed..).take(options.samples as usize).enumerate() {
-            let reader = readers.of(engine, &choice, options.shares)?;
+            let reader = readers.reader_for(engine, &choice, options.shares)?;
             let watch = &mut |share: f64| watch((number as f64 + share) / options.samples as f64);
             entry.score(corpus, reader, (options.depths, seed), &mut scored, watch)?;
         }
@@ -178,8 +178,13 @@ struct Readers {
 }
 
 impl Readers {
-    /// The reader for a policy: one that has read nothing, or with `shares` one that may know how the prompt begins.
-    fn of(&mut self, engine: &Arc<Engine>, choice: &PolicyChoice, shares: bool) -> Result<&mut Reader, EvalError> {
+    /// Reader for a policy. With `shares` it may hold the beginning of the prompt; otherwise it is empty.
+    fn reader_for(
+        &mut self,
+        engine: &Arc<Engine>,
+        choice: &PolicyChoice,
+        shares: bool,
+    ) -> Result<&mut Reader, EvalError> {
         let reader = |choice: &PolicyChoice| {
             let engine = engine.with_options(choice.options(engine.options()))?;
             Reader::new(&engine, !shares, None)

@@ -51,7 +51,7 @@ struct Grid {
 impl ShareMap {
     /// Draws the grid.
     pub fn draw(&self) -> Picture {
-        let grid = Grid::of(self);
+        let grid = Grid::new(self);
         let over = if self.chosen.is_empty() { 0.0 } else { 20.0 };
         let mut canvas = Canvas::new(grid.width, grid.bottom + 116.0 + over);
         canvas.head(&self.title, &self.subtitle);
@@ -190,7 +190,7 @@ impl ShareMap {
 }
 
 impl Grid {
-    fn of(map: &ShareMap) -> Self {
+    fn new(map: &ShareMap) -> Self {
         let cell_width = GRID_WIDTH / map.columns.max(1) as f64;
         let cell_height = if map.row_names.is_empty() {
             cell_width

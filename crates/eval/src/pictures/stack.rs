@@ -66,7 +66,7 @@ struct Plot {
 impl Stack {
     /// Draws the bars; parts that no bar has are left out.
     pub fn draw(&self) -> Picture {
-        let plot = Plot::of(self);
+        let plot = Plot::new(self);
         let held = |part: &usize| {
             let mut bars = self.bars.iter();
             bars.any(|bar| bar.bytes.get(*part).is_some_and(|bytes| *bytes > 0))
@@ -152,7 +152,7 @@ impl Stack {
 }
 
 impl Plot {
-    fn of(stack: &Stack) -> Self {
+    fn new(stack: &Stack) -> Self {
         let names = stack.bars.iter().map(|bar| text_width(&bar.name));
         let slot = (names.fold(0.0, f64::max) + 14.0).max(76.0);
         let width = (LEFT + slot * stack.bars.len() as f64 + RIGHT).max(520.0);
@@ -163,7 +163,7 @@ impl Plot {
             .map(|bar| bar.total().max(bar.mark_bytes.unwrap_or(0)));
         let most = heights.max().unwrap_or(0);
         let (unit, unit_name) = unit_of(most);
-        let (axis, ticks) = Axis::of([0.0, most as f64 / unit].into_iter(), f64::INFINITY).with_ticks();
+        let (axis, ticks) = Axis::with_zero([0.0, most as f64 / unit].into_iter(), f64::INFINITY).with_ticks();
         let top = head_height(&stack.title, &stack.subtitle, width) + 8.0;
         Self {
             width,

@@ -85,8 +85,8 @@ pub struct TextSummary {
 }
 
 impl TextSummary {
-    /// Of a text with a name.
-    pub fn of(name: &str, text: &str) -> Self {
+    /// Summarises a text under a name.
+    pub fn new(name: &str, text: &str) -> Self {
         Self {
             name: name.to_owned(),
             bytes: text.len() as u64,
@@ -171,7 +171,7 @@ impl Header {
             date: now_utc(),
             command,
             seed,
-            model: engine.map(ModelSummary::of).transpose()?,
+            model: engine.map(ModelSummary::from_engine).transpose()?,
             machine: MachineInfo::here(),
             seconds,
         })
@@ -185,11 +185,11 @@ impl Header {
 }
 
 impl ModelSummary {
-    /// Of a loaded model.
+    /// Summarises the model of an engine.
     ///
     /// # Errors
     /// Files that cannot be read any more.
-    pub fn of(engine: &Engine) -> Result<Self, EvalError> {
+    pub fn from_engine(engine: &Engine) -> Result<Self, EvalError> {
         let config = engine.model().config();
         let path = engine.path();
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
@@ -229,8 +229,8 @@ impl MachineInfo {
 }
 
 impl RunSettings {
-    /// Of a loaded model.
-    pub fn of(engine: &Engine) -> Self {
+    /// Settings of an engine's runs.
+    pub fn from_engine(engine: &Engine) -> Self {
         let (options, plan) = (engine.options(), engine.plan());
         let budget = |bytes: Option<u64>| bytes.map_or("all".to_owned(), riffle_engine::human_bytes);
         let tiers = &options.cache.kv_tiers;

@@ -38,7 +38,7 @@ impl Results {
 
     /// Tables of these results.
     pub fn tables(&self) -> Vec<Table> {
-        tables::of(self)
+        tables::from_results(self)
     }
 }
 
@@ -50,7 +50,7 @@ impl Record {
 
     /// Pictures of the record's results. Each name is unique within the record.
     pub fn pictures(&self) -> Vec<(String, Picture)> {
-        pictures::of(self)
+        pictures::draw(self)
     }
 
     /// [Writes](Picture::write) every picture as `folder/NAME-PICTURE.svg`.

@@ -106,7 +106,7 @@ pub fn needle(
         Ok(test.run(corpus, &mut reader, watch)?.0)
     })?;
     Ok(NeedleTable {
-        settings: RunSettings::of(engine).compressed_by(options.compress.as_ref()),
+        settings: RunSettings::from_engine(engine).compressed_by(options.compress.as_ref()),
         wording: corpus.wording().to_owned(),
         samples: samples.concat(),
     })
@@ -156,7 +156,7 @@ pub fn ruler(
         Ok(test.run(corpus, &mut reader, watch)?.0)
     })?;
     Ok(RulerTable {
-        settings: RunSettings::of(engine),
+        settings: RunSettings::from_engine(engine),
         wording: corpus.wording().to_owned(),
         samples,
     })

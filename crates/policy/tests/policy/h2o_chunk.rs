@@ -25,7 +25,7 @@ const SMALL: Sizes = Sizes {
 };
 
 /// Result of one chunk.
-struct Step {
+struct ChunkResult {
     rows: Span,
     memory: Vec<usize>,
     /// Normalised outputs, `[rows, group, head_dim]`.
@@ -50,7 +50,7 @@ fn options(scene: &Scene) -> AttendOptions<'static> {
 }
 
 /// Runs the scene's tokens as a prompt: the first phase of all chunks, then the second chunk by chunk.
-fn run(scene: &Scene, sizes: Sizes, policy: &mut Policy) -> Vec<Step> {
+fn run(scene: &Scene, sizes: Sizes, policy: &mut Policy) -> Vec<ChunkResult> {
     let pages = scene.pages();
     let chunks: Vec<Span> = (0..scene.rows)
         .step_by(sizes.chunk)
@@ -89,7 +89,7 @@ fn run(scene: &Scene, sizes: Sizes, policy: &mut Policy) -> Vec<Step> {
         partial
             .finish_into(&mut output, tile.group * tile.head_dim, None)
             .unwrap();
-        steps.push(Step {
+        steps.push(ChunkResult {
             rows: *rows,
             memory: selection.spans().iter().flat_map(Span::range).collect(),
             output,

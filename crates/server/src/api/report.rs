@@ -19,8 +19,8 @@ pub(super) struct Usage {
 }
 
 impl Usage {
-    /// That of several answers: the prompt of each of `choices` answers counts once.
-    pub(super) fn of<'a>(finished: impl Iterator<Item = &'a Finished>, choices: usize) -> Self {
+    /// Sums the usage of several answers. The prompt of each group of `choices` answers counts once.
+    pub(super) fn total<'a>(finished: impl Iterator<Item = &'a Finished>, choices: usize) -> Self {
         let mut usage = Self::default();
         for (number, finished) in finished.enumerate() {
             let report = &finished.report;

@@ -49,8 +49,8 @@ impl Telling {
         }
     }
 
-    /// Tells what has changed, at once where the scheduler has nothing to do.
-    pub(super) fn tell(&mut self, scheduler: &mut Scheduler, metrics: &Metrics, is_idle: bool) {
+    /// Publishes changes of the held blocks: at once if the scheduler is idle, else after a pause.
+    pub(super) fn publish_changes(&mut self, scheduler: &mut Scheduler, metrics: &Metrics, is_idle: bool) {
         if !is_idle && self.told.elapsed() < PAUSE {
             return;
         }

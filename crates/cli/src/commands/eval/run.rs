@@ -93,7 +93,7 @@ impl<'a> Measured<'a> {
 
     /// With the text that is read, by the name of its file.
     pub(crate) fn of_text(mut self, path: &Path, text: &str) -> Self {
-        self.text = Some(TextSummary::of(&file_name(path), text));
+        self.text = Some(TextSummary::new(&file_name(path), text));
         self
     }
 
@@ -143,7 +143,7 @@ impl<'a> Measured<'a> {
         let mut head = json!({ "measurement": self.name, "about": about });
         match engine {
             Some(engine) => {
-                let mut settings = serde_json::to_value(RunSettings::of(engine)).map_err(Failure::new)?;
+                let mut settings = serde_json::to_value(RunSettings::from_engine(engine)).map_err(Failure::new)?;
                 if let Some(settings) = settings.as_object_mut() {
                     // How much could be read follows from the memory of the moment, what is read does not.
                     settings.remove("context_tokens");

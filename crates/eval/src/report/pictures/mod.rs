@@ -10,7 +10,7 @@ mod tasks;
 use crate::pictures::Picture;
 use crate::record::{Record, Results};
 
-pub(super) fn of(record: &Record) -> Vec<(String, Picture)> {
+pub(super) fn draw(record: &Record) -> Vec<(String, Picture)> {
     let on = record.header.model.as_ref().map_or(String::new(), |model| {
         let size = riffle_engine::human_bytes(model.weights_bytes);
         format!("Model “{}” ({}, {size}). ", model.name, model.architecture)

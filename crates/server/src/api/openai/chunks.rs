@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::app::{new_id, unix_seconds};
-use crate::speech::{Call, Piece};
+use crate::speech::{AnswerPiece, Call};
 
 /// Version of the code that computes answers. Equal requests with equal seeds may differ between two versions.
 pub(super) const FINGERPRINT: &str = concat!("b", env!("CARGO_PKG_VERSION"));
@@ -68,11 +68,11 @@ impl Head {
 }
 
 /// The change that a piece makes to a message; `calls` counts the calls before it.
-pub(super) fn delta_of(piece: Piece, calls: &mut usize) -> Value {
+pub(super) fn delta_of(piece: AnswerPiece, calls: &mut usize) -> Value {
     match piece {
-        Piece::Text(text) => json!({"content": text}),
-        Piece::Thought(text) => json!({"reasoning_content": text}),
-        Piece::Call(call) => {
+        AnswerPiece::Text(text) => json!({"content": text}),
+        AnswerPiece::Thought(text) => json!({"reasoning_content": text}),
+        AnswerPiece::Call(call) => {
             let mut value = call_value(&call);
             value["index"] = json!(*calls);
             *calls += 1;

@@ -37,7 +37,7 @@ pub(super) struct Offsets {
 
 impl Offsets {
     /// Offsets in a text that begins with `text`.
-    pub(super) fn of(text: &str) -> Self {
+    pub(super) fn in_text(text: &str) -> Self {
         Self {
             lacks_space: !text.starts_with(' '),
             ..Self::default()

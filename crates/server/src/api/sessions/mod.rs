@@ -90,7 +90,7 @@ async fn loaned(app: &App, name: &str, path: &FilePath) -> Result<LoanedSequence
         Err(error) => Err(error),
     };
     restored.map_err(|error| match error {
-        EngineError::NoRoom(_) => Failure::of(&error),
+        EngineError::NoRoom(_) => Failure::from_engine(&error),
         EngineError::ForeignSession { what, saved, now, .. } => Failure::new(
             StatusCode::CONFLICT,
             format!("the session {name:?} was made with another {what} ({saved}, now {now}): read its text again"),

@@ -17,7 +17,7 @@ pub(in crate::forms) struct References<'a> {
 impl<'a> References<'a> {
     /// # Errors
     /// For more parts with an `$id` than allowed.
-    pub(in crate::forms) fn of(schema: &'a Value) -> Result<Self, String> {
+    pub(in crate::forms) fn new(schema: &'a Value) -> Result<Self, String> {
         let mut references = Self {
             documents: vec![schema],
             anchors: HashMap::new(),
