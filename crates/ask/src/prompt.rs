@@ -21,7 +21,7 @@ pub(crate) struct Turn {
     pub(crate) answer: String,
 }
 
-/// A prompt as tokens, and where what it is made of stands in it.
+/// A prompt as tokens, with the places of its documents and its question.
 pub(crate) struct Prompt {
     pub(crate) tokens: Vec<u32>,
     /// Bytes of the prompt's text that each token stands for.

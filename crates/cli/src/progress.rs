@@ -108,7 +108,7 @@ impl StepDisplay {
 pub(crate) struct PullDisplay {
     bar: ProgressBar,
     last_line: Instant,
-    /// When how many bytes were there, in the last seconds.
+    /// Times and byte counts of the last seconds.
     samples: VecDeque<(Instant, u64)>,
 }
 

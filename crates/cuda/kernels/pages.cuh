@@ -87,7 +87,7 @@ __device__ __forceinline__ void load_rows(const Place &to, u32 first_row, u64 pl
         }
         return;
     }
-    // Of a batch all are on their way before the first is used.
+    // All loads of a batch are issued before the first is used, which hides their latency.
     constexpr u32 CHUNKS = HEAD_DIM / 16, EACH = (ROWS * CHUNKS + THREADS - 1) / THREADS,
                   BATCH = EACH < AT_ONCE ? EACH : AT_ONCE;
 #pragma unroll 1

@@ -14,7 +14,8 @@ pub trait ComputeDevice: Debug + Send + Sync {
     /// The device's name.
     fn name(&self) -> &str;
 
-    /// Who multiplies 16-bit weights with many rows: a library, or the device's own kernels and why.
+    /// Describes the implementation of products of 16-bit weights with many rows: a library, or the device's own
+    /// kernels and the reason.
     fn products(&self) -> String;
 
     /// The instructions that attention of a prompt uses for these formats of keys and values, and why these.

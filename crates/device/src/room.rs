@@ -33,7 +33,7 @@ pub struct SequenceId(pub u64);
 /// A layer of a sequence, with what its pages hold.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerPages<'a> {
-    /// Whose layer it is.
+    /// Sequence of the layer.
     pub sequence: SequenceId,
     /// Its number in the cache.
     pub layer: usize,
@@ -44,7 +44,7 @@ pub struct LayerPages<'a> {
 /// Tokens of a batch that are appended to a layer of a sequence.
 #[derive(Clone, Copy)]
 pub struct AppendedTokens<'a> {
-    /// Whose layer it is.
+    /// Sequence of the layer.
     pub sequence: SequenceId,
     /// Its number in the cache.
     pub layer: usize,
@@ -98,7 +98,7 @@ pub struct TransferCount {
     pub pages: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Of the pages those that were [read ahead](PageRoom::read_ahead) and then asked for.
+    /// Pages among these that were [read ahead](PageRoom::read_ahead) and then asked for.
     pub pages_ahead: u64,
     /// Bytes of what calls returned that came to main memory.
     pub returned_bytes: u64,
@@ -218,8 +218,8 @@ pub trait PageRoom: Send {
         shown: &[Vec<PageView<'_>>],
     ) -> Result<(), DeviceError>;
 
-    /// Of every KV head the bound of each block of its first `tokens` tokens, all of them
-    /// [known](Self::summaries_known), summed over `queries` and the heads of the group; equal to the CPU's to the bit.
+    /// Bound of each block of every KV head's first `tokens` tokens, all of them [known](Self::summaries_known), summed
+    /// over `queries` and the heads of the group; equal to the CPU's to the bit.
     fn bound_scores(
         &mut self,
         of: LayerPages<'_>,

@@ -24,13 +24,13 @@ pub enum DocumentKind {
     Docx,
 }
 
-/// Bytes at the beginning of a file that decide what it is.
+/// Bytes at the beginning of a file that decide its kind.
 const LOOKED_AT_BYTES: usize = 8 << 10;
 
 /// Kind of a file as its content shows it.
 pub(crate) enum Sniffed {
     Kind(DocumentKind),
-    /// A ZIP archive, whose parts say what it is.
+    /// A ZIP archive; its parts decide the kind of the document.
     Archive,
     /// An OLE file: an old Office document, or an encrypted new one.
     Ole,

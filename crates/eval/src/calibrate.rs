@@ -48,10 +48,10 @@ type HeadPlace = (usize, usize);
 #[derive(Debug, Clone)]
 struct Offer {
     policy: PolicySpec,
-    /// Of full attention.
+    /// Cost relative to full attention.
     cost: f64,
     mean_mass: f64,
-    /// Of the query head that keeps least.
+    /// First percentile of the query head that keeps least.
     first_percentile_mass: f64,
 }
 

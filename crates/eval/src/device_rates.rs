@@ -40,11 +40,12 @@ pub struct DeviceRate {
     pub copy_share: f64,
     /// Share of causal pairs that the selection reads.
     pub density: f64,
-    /// Of a sparse case, its time beside its density's share of the dense case's of the same shape, where that was measured.
+    /// Time of a sparse case divided by density times the dense case's time; `None` if no dense case of the shape was
+    /// measured.
     pub over_density: Option<f64>,
     /// ‖o − ô‖ / ‖o‖ of the last query against the f64 reference on the same cache.
     pub relative_error: f64,
-    /// Of a prefill, a row for all the matrix instructions that there are; the figures above are those of the chosen ones.
+    /// For a prefill, one row for each kind of matrix instructions; the figures above belong to the chosen kind.
     #[serde(default)]
     pub instructions: Vec<InstructionRate>,
 }
@@ -79,7 +80,7 @@ pub struct OffloadRate {
     pub gigabytes_per_s: f64,
     /// Share of [`DeviceReport::upload_gigabytes_per_s`].
     pub upload_share: f64,
-    /// Of the shorter of copying and computing, measured apart, the share that passed behind the other.
+    /// Copying and computing are measured apart. This share of the shorter passed behind the longer.
     pub overlap_share: f64,
     /// True if both gave the same bits.
     pub same_bits: bool,
@@ -100,9 +101,9 @@ pub struct AheadRate {
     pub without_ms: f64,
     /// Milliseconds of the work behind a call alone.
     pub between_ms: f64,
-    /// Of the pages that came those that came ahead.
+    /// Share of the arriving pages that came ahead.
     pub ahead_share: f64,
-    /// Of the milliseconds that copying those takes by itself, the share by which calls are shorter: what passed behind kernels.
+    /// Time saved by a call, as a share of the time that copying the pages ahead takes by itself.
     pub overlap_share: f64,
     /// True if both gave the same bits.
     pub same_bits: bool,
@@ -119,7 +120,7 @@ pub struct DevicePolicyRate {
     pub tokens: usize,
     /// Median milliseconds with every page on the device.
     pub median_ms: f64,
-    /// Of these, milliseconds of the selection.
+    /// Milliseconds of the selection, included in `median_ms`.
     pub select_ms: f64,
     /// Median milliseconds of the dense call, every page on the device.
     pub dense_ms: f64,

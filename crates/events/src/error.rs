@@ -8,7 +8,7 @@ pub enum EventsError {
     /// An address that cannot be listened on.
     #[error("{address}: {problem}")]
     Address {
-        /// As it was given.
+        /// The given address.
         address: String,
         /// The problem with the address and its remedy.
         problem: String,

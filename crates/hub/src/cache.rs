@@ -167,7 +167,8 @@ impl Lock {
                 Err(TryLockError::WouldBlock) => return Ok(None),
                 Err(TryLockError::Error(error)) => return Err(HubError::io(path)(error)),
             }
-            // Whoever held it may have removed the file: then this is the lock of a file that nobody else will find.
+            // The previous holder may have removed the file. This lock would then be on a file that no other process
+            // finds.
             if is_the_same(&file, path) {
                 return Ok(Some(Self { _file: file }));
             }

@@ -13,7 +13,7 @@ pub enum HubError {
     /// A name that is none.
     #[error("{name:?} is not a model's name; give owner/name, owner/name:Q4_K_M or owner/name/file.gguf")]
     Name {
-        /// As it was given.
+        /// The given name.
         name: String,
     },
     /// An environment variable with a value that cannot be used.
@@ -27,13 +27,13 @@ pub enum HubError {
     /// The model is not in the cache.
     #[error("{name} is not in the cache of models; get it: riffle pull {name}")]
     NotStored {
-        /// As it was asked for.
+        /// The requested name.
         name: String,
     },
     /// Files of the model are missing in the cache.
     #[error("{name} is not complete in the cache of models ({missing}); get the rest: riffle pull {name}")]
     Incomplete {
-        /// As it was asked for.
+        /// The requested name.
         name: String,
         /// Names of the missing files.
         missing: String,
@@ -103,7 +103,7 @@ pub enum HubError {
     /// The server asks to wait for longer than we do.
     #[error("{host} asks to wait for {} s before the next request; run the same command then: it goes on where it was{}", wait.as_secs(), RATE_HINT)]
     Busy {
-        /// Who asks.
+        /// Host of the server.
         host: String,
         /// For how long.
         wait: std::time::Duration,
@@ -121,7 +121,7 @@ pub enum HubError {
         "{host}: {problem}, {attempts} times in a row; what was downloaded is kept: run the same command later, it goes on from there"
     )]
     Connection {
-        /// Who does not answer.
+        /// Host that does not answer.
         host: String,
         /// Failure of the last try.
         problem: String,
@@ -133,7 +133,7 @@ pub enum HubError {
         "no connection to {host}: {problem}; check the network (HTTPS_PROXY names a proxy, HF_ENDPOINT another hub)"
     )]
     Unreachable {
-        /// Who was asked.
+        /// Host of the request.
         host: String,
         /// Failure of the connection.
         problem: String,

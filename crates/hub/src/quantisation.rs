@@ -23,7 +23,7 @@ pub(crate) fn of_file(path: &str) -> Option<String> {
         let end = stem[at..].find(['-', '.']).map_or(stem.len(), |length| at + length);
         let word = &stem[at..end];
         if is_quantisation(word) && found.is_none_or(|(last, _)| at >= last) {
-            // Of Q4_K_M not K_M, and not M: what begins inside of one that was found is a part of it.
+            // A word inside a longer match is skipped: for Q4_K_M neither K_M nor M counts.
             found = Some((end, word));
         }
     }

@@ -50,7 +50,7 @@ impl PolicyInfo {
         self
     }
 
-    /// With what it saves: `compute`, `traffic`, `memory` or `nothing`, joined by commas.
+    /// Sets the savings: `compute`, `traffic`, `memory` or `nothing`, joined by commas.
     pub const fn with_saves(mut self, saves: &'static str) -> Self {
         self.saves = saves;
         self

@@ -96,7 +96,7 @@ pub enum EstimateKind {
     Blocks,
     /// [`Estimate::Lines`](crate::Estimate::Lines).
     Lines,
-    /// [`Estimate::Bounds`](crate::Estimate::Bounds): whoever computes it keeps bounds of the whole sequence.
+    /// [`Estimate::Bounds`](crate::Estimate::Bounds): a caller that computes it keeps bounds of the whole sequence.
     Bounds,
 }
 
@@ -152,13 +152,13 @@ impl Traits {
         ..Self::PLAIN
     };
 
-    /// With which facts it promises to find.
+    /// Sets the facts that it promises to find.
     pub const fn with_recall(mut self, recall: Recall) -> Self {
         self.recall = recall;
         self
     }
 
-    /// With which keys it looks at. [`KeyUse::Summarized`] goes with [`Summarize`](crate::Summarize).
+    /// Sets the keys that it looks at. [`KeyUse::Summarized`] goes with [`Summarize`](crate::Summarize).
     pub const fn with_keys(mut self, keys: KeyUse) -> Self {
         self.keys = keys;
         self

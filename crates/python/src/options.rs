@@ -236,7 +236,7 @@ pub(crate) fn model_path(path: &Path) -> Result<PathBuf, Failure> {
         |text: &str| text.matches('/').count() == 1 && (text.ends_with(".gguf") || text.ends_with(".safetensors"));
     let name = path.to_str().filter(|text| !is_file(text));
     let Some(name) = name.and_then(|text| text.parse::<ModelName>().ok()) else {
-        // Who opens it says what is wrong with it.
+        // The loader reports a path that is no file and no name.
         return Ok(path.to_owned());
     };
     let found = Settings::from_environment().and_then(|settings| riffle_hub::find(&settings.cache, &name));

@@ -367,7 +367,8 @@ impl PySession {
     }
 }
 
-/// Of `tokens[first..]`; the session then holds `tokens`.
+/// Log probabilities of `tokens[first..]`, and true for each that is the likeliest token. The session then holds
+/// `tokens`.
 fn log_probabilities(
     session: &mut Session,
     tokens: &[u32],

@@ -72,7 +72,7 @@ impl Watch {
     }
 }
 
-/// Who is told how far a call is, and what was told last.
+/// Callback for a call's progress, and the progress reported last.
 pub(crate) struct Shown<'a> {
     callback: Option<&'a Py<PyAny>>,
     last: Option<ReportedProgress>,
@@ -86,7 +86,7 @@ impl<'a> Shown<'a> {
         Self::resumed(callback, None)
     }
 
-    /// Who was told something before.
+    /// Continues after progress reported earlier.
     pub(crate) fn resumed(callback: Option<&'a Py<PyAny>>, last: Option<ReportedProgress>) -> Self {
         Self { callback, last }
     }

@@ -141,7 +141,7 @@ impl Server {
             drop(listener);
             let ending = Arc::clone(&app);
             let driver = tokio::task::spawn_blocking(move || ending.driver.stop(grace));
-            // Answers end with the driver; who does not take theirs is not waited for.
+            // Answers end with the driver. The server waits a second for clients that still receive theirs.
             drop(driver.await);
             drop(tokio::time::timeout(Duration::from_secs(1), open.shutdown()).await);
         });

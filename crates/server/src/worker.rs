@@ -13,7 +13,7 @@ use crate::{ServerError, ServerOptions};
 
 /// An engine that answers requests on a thread of its own: what a [`Server`](crate::Server) has behind its HTTP.
 ///
-/// Of the options, those count that say how much is taken on and what is kept: not addresses, keys and the like.
+/// Only options on limits, drafts and kept pages count here: addresses, keys and the like have no effect.
 pub struct Worker {
     pub(crate) driver: Driver,
     pub(crate) forms: Arc<Forms>,

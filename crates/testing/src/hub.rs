@@ -18,7 +18,7 @@ const LARGE: usize = 1000;
 /// A request that a client sent.
 #[derive(Debug, Clone)]
 pub struct HubRequest {
-    /// With what follows `?`.
+    /// Path of the request, including the text behind `?`.
     pub path: String,
     /// With names in small letters.
     pub headers: BTreeMap<String, String>,

@@ -62,7 +62,8 @@ impl Bench {
         }
     }
 
-    /// Of each KV head the tokens whose bounds are known and, once all are, the scores of their blocks under the first row.
+    /// For each KV head the tokens whose bounds are known and, once all are, the scores of their blocks under the first
+    /// row.
     fn bound_scores(&mut self, cache: &KvCache, of: LayerPages<'_>) -> (Vec<usize>, Vec<Vec<f32>>) {
         let (reader, tokens) = (cache.read(), cache.tokens(of.layer));
         let known = self.room.summaries_known(SummaryKind::Bounds, of, 8, tokens);

@@ -74,7 +74,8 @@ impl Gpu {
         self.driver().info()
     }
 
-    /// Who multiplies 16-bit weights with many rows: a library found at run time, or this crate's kernels and why.
+    /// Describes the implementation of products of 16-bit weights with many rows: a library found at run time, or this
+    /// crate's kernels and the reason.
     pub fn products(&self) -> String {
         match self.driver().blas() {
             Ok(name) => name.to_owned(),

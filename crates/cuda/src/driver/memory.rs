@@ -104,7 +104,7 @@ impl<'a> Region<'a> {
 
 /// Main memory that copies to and from the device read and write by themselves, while the CPU does other things.
 ///
-/// Whoever writes to it, or reads what was copied into it, waits first for the copies that were queued.
+/// A caller that writes to it, or reads bytes copied into it, first waits for the queued copies.
 pub struct PinnedBuffer {
     gpu: Gpu,
     pointer: *mut u8,

@@ -99,7 +99,7 @@ pub(super) struct MixerRows<'a> {
     pub(super) input: Region<'a>,
     // [rows, hidden_size]
     pub(super) output: Region<'a>,
-    /// Of products.
+    /// Scratch memory of products.
     pub(super) scratch: Region<'a>,
 }
 

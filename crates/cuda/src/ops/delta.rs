@@ -197,8 +197,8 @@ pub fn delta_scratch_bytes(shape: &DeltaShape, rows: usize) -> usize {
     4 * (rows * shape.key_heads * 2 * shape.key_dim + relations)
 }
 
-/// Reads tokens by the gated delta rule: `read` becomes f32 `[rows, value_heads, value_dim]`, `memory`, f32
-/// `[value_heads, key_dim, value_dim]`, what it is after them. Queries and keys are normalised on the way.
+/// Reads tokens by the gated delta rule. `read` becomes f32 `[rows, value_heads, value_dim]`; `memory`, f32
+/// `[value_heads, key_dim, value_dim]`, becomes the state after the tokens. Queries and keys are normalised on the way.
 ///
 /// # Errors
 /// Sizes no kernel is written for, regions that are too short.

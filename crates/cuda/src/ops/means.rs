@@ -13,7 +13,7 @@ use crate::{CudaError, Grid, Kernel, ModuleSource, Region, Stream};
 pub struct MeanReads<'a> {
     /// The tiles.
     pub reads: &'a Reads,
-    /// Of every KV head.
+    /// Means of all KV heads.
     pub means: BlockSummaries<'a>,
     /// KV heads.
     pub kv_heads: usize,

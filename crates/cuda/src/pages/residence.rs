@@ -9,10 +9,10 @@ use super::heads_of;
 use super::memory::{PageMemory, PagePlace};
 use crate::{CudaError, Region};
 
-/// The pages of all sequences that lie in a fixed number of slots, by the versions that say what they hold: a page of several
-/// sequences lies there once, and what was written over or freed is never found. The first page and the newest of each (layer, KV
-/// head) of a sequence stay; where there is no room, the oldest of those between leave, first those of fewest sequences: whoever
-/// reads everything would gain nothing from another order, and what is chosen rarely is chosen again comes through the ring.
+/// The pages of all sequences that lie in a fixed number of slots, found by version. A page of several sequences lies
+/// there once, and overwritten or freed pages are never found. The first page and the newest of each (layer, KV head)
+/// of a sequence stay. If there is no room, the oldest of the others leave, first the pages of fewest sequences. A
+/// policy that reads everything gains nothing from another order; pages that are chosen rarely come through the ring.
 pub(super) struct Residence {
     kv_heads: usize,
     memory: PageMemory,

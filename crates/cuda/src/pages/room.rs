@@ -355,8 +355,8 @@ impl DeviceRoom {
         self.or_clear(taken)
     }
 
-    /// Of every KV head the bound of each block of its first `tokens` tokens, all of them
-    /// [known](Self::summaries_known), summed over `queries` and the heads of the group; equal to the CPU's to the bit.
+    /// Bound of each block of every KV head's first `tokens` tokens, all of them [known](Self::summaries_known), summed
+    /// over `queries` and the heads of the group; equal to the CPU's to the bit.
     ///
     /// # Errors
     /// A lost device, too little memory: everything is forgotten then.

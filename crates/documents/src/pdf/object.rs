@@ -104,7 +104,7 @@ pub(super) struct Parser<'a> {
 }
 
 impl<'a> Parser<'a> {
-    /// Of a file's objects, from byte `at` on.
+    /// Parser of a file's objects, from byte `at` on.
     pub(super) fn of_file(bytes: &'a [u8], at: usize) -> Self {
         Self {
             bytes,
@@ -114,7 +114,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Of a content stream or a CMap.
+    /// Parser of a content stream or a CMap.
     pub(super) fn of_content(bytes: &'a [u8]) -> Self {
         Self {
             has_references: false,

@@ -131,7 +131,7 @@ fn cells<'a>(options: &CompareOptions, choices: &[&'a PolicyChoice]) -> Vec<Cell
             }
         }
         if options.shares {
-            // Who reads alike takes a task in turn, while its document is known.
+            // Policies that read densely run task by task, while the reader still holds the document.
             cells[first..].sort_by_key(|cell| {
                 let reads_densely = reads_densely(cell.task.choice);
                 let task = options.tasks.iter().position(|task| *task == cell.task.task);

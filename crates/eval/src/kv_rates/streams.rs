@@ -161,7 +161,7 @@ struct PlainFile {
     file: File,
     folder: PathBuf,
     bytes: usize,
-    /// Of memory that is read into, by all threads.
+    /// Bytes of memory that all threads read into.
     memory_bytes: usize,
 }
 

@@ -44,7 +44,7 @@ struct Grid {
     bottom: f64,
     cell_width: f64,
     cell_height: f64,
-    /// Of the sheet.
+    /// Width of the sheet.
     width: f64,
 }
 

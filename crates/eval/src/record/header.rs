@@ -1,4 +1,4 @@
-//! Who measured what, when and on what.
+//! Header of a record: command, time, model and machine.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

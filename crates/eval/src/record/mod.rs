@@ -32,7 +32,7 @@ const LARGEST_RECORD_BYTES: u64 = 256 << 20;
 /// A measurement as it is kept: `DIR/NAME.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// Who measured what, when and on what.
+    /// Command, time, model and machine of the measurement.
     #[serde(flatten)]
     pub header: Header,
     /// Results, by kind of measurement.

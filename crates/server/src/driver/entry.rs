@@ -10,7 +10,7 @@ use super::{DriverEvent, Listener, Reading};
 /// Progress is told this often at most.
 const PROGRESS_PAUSE: Duration = Duration::from_millis(500);
 
-/// Whoever waits for an answer, and what has been told so far.
+/// A submitted request: its listener, its deadline and its progress.
 pub(super) struct Entry {
     pub(super) events: UnboundedSender<DriverEvent>,
     pub(super) deadline: Instant,

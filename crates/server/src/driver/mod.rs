@@ -1,7 +1,7 @@
 //! The thread that steps the scheduler, and how requests get to it and answers come back.
 //!
-//! The HTTP side never waits for the engine: it sends a request and takes events as they come. An answer whose events nobody
-//! takes any more is cancelled before the next piece of work, and what was read of its prompt stays for whoever comes back.
+//! The HTTP side never waits for the engine: it sends a request and takes events as they come. The driver cancels an
+//! answer before the next piece of work once its receiver is dropped. The prompt's pages stay for a later request.
 
 mod entry;
 mod telling;
@@ -46,10 +46,10 @@ pub(crate) enum DriverEvent {
     Failed(Failure),
 }
 
-/// A sequence that goes to whoever asked for it.
+/// A sequence that a handler of `/sessions` asked for.
 #[derive(Debug)]
 pub(crate) enum SessionTold {
-    /// That of an answer, told before its end.
+    /// The sequence of an answer, sent before its end.
     Read(Box<Sequence>),
     /// One that has been compressed.
     Compressed(Compressed, Box<LoanedSequence>),

@@ -19,7 +19,7 @@ pub(super) struct Telling {
     told: Instant,
 }
 
-/// Who is told.
+/// Receiver of the changes.
 enum Listener {
     Publisher {
         publisher: Publisher,
@@ -29,7 +29,7 @@ enum Listener {
 }
 
 impl Telling {
-    /// Tells whoever subscribes to a publisher.
+    /// Publishes changes to subscribers.
     pub(super) fn publishing(publisher: Publisher) -> Self {
         Self::to(Listener::Publisher {
             publisher,

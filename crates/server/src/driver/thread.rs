@@ -36,7 +36,7 @@ pub(super) struct Work {
     keep_alive: Option<Duration>,
     logs_answers: bool,
     told_gauges: Instant,
-    /// Until when answers may go on, once the server is to end.
+    /// Shutdown deadline: answers may go on until then.
     stops: Option<Instant>,
 }
 

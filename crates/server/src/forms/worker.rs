@@ -26,7 +26,7 @@ impl Worker {
     }
 
     pub(super) fn run(&self, job: impl FnOnce() + Send + 'static) {
-        // A thread that has gone drops the job, which whoever waits for it notices.
+        // The worker thread drops jobs after its end, and the job's receiver notices.
         drop(self.0.send(Box::new(job)));
     }
 }

@@ -117,7 +117,7 @@ impl CallStyle {
 }
 
 impl Speech {
-    /// Of an answer to a prompt; `is_thinking` where the prompt ends inside a thought.
+    /// Reader of an answer to a prompt; `is_thinking` is true if the prompt ends inside a thought.
     pub(crate) fn new(markup: Markup, tools: KnownTools, is_thinking: bool) -> Self {
         Self {
             markup,

@@ -42,7 +42,7 @@ impl Input {
     /// A terminal where there is one at both ends, with the history in the user's folder for the state of programs.
     ///
     /// # Errors
-    /// Where the terminal cannot be asked what it is.
+    /// The terminal does not report its properties.
     pub(crate) fn open(keeps_history: bool) -> Result<Self, Failure> {
         if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
             return Ok(Self::Lines);

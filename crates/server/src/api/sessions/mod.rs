@@ -52,7 +52,7 @@ async fn listed(app: &Arc<App>) -> Result<Response, Failure> {
     Ok(Json(json!({"object": "list", "data": sessions.collect::<Vec<Value>>()})).into_response())
 }
 
-/// Brings a saved session into memory, where requests that name it find it, and whoever begins with the same text.
+/// Brings a saved session into memory. Requests that name it, or that begin with the same text, find it there.
 pub(crate) async fn restore(State(app): State<Arc<App>>, Path(name): Path<String>, request: Request) -> Response {
     respond(Shape::OpenAi, restored(&app, &name, request).await)
 }

@@ -39,7 +39,7 @@ struct Reader<'a> {
     order: NameOrder,
     /// The text before it, as it is given to llguidance.
     prepared: String,
-    /// Of the definitions before: one for each, and its deepest nesting.
+    /// Definitions so far, plus the deepest nesting of each.
     levels: usize,
     /// Brackets open here, and the most in this definition.
     open: usize,
