@@ -112,7 +112,7 @@ impl Need {
     }
 }
 
-/// The engine under what was chosen. `engine` holds the weights, under options that matter no more.
+/// Chooses the options, and returns the engine under them. `engine` holds the weights; its other options are replaced.
 pub(crate) fn choose(
     engine: &Engine,
     wanted: &EngineOptions,

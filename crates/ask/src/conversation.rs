@@ -19,8 +19,8 @@ use crate::passages::passages;
 use crate::prompt::{Prompt, PromptMaker, Turn};
 use crate::{AskError, Choice, Given, KeepOptions, Passage};
 
-/// Layers whose attention is watched, as shares of the model's depth: those between the first, which look at what stands near, and the
-/// last, which make words of what was found.
+/// Layers whose attention is watched, as shares of the model's depth: the middle layers. The first layers look at near
+/// tokens, and the last ones make words of the facts found.
 const WATCHED_FROM: f64 = 0.3;
 const WATCHED_TO: f64 = 0.9;
 
@@ -68,7 +68,7 @@ pub enum AskEvent<'a> {
     Text(&'a str),
 }
 
-/// An answer and what it rests on.
+/// An answer, and the passages that it rests on.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Answer {
     /// The question.
@@ -94,7 +94,7 @@ pub struct Answer {
     pub decode_tokens_per_s: f64,
 }
 
-/// Documents, a model, and what was asked so far.
+/// A conversation about documents: the model, the documents, and the turns so far.
 pub struct Conversation {
     engine: Arc<Engine>,
     session: Session,
@@ -177,7 +177,7 @@ impl Conversation {
         &self.choice
     }
 
-    /// The engine under what was chosen.
+    /// The engine under the chosen options.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
@@ -279,7 +279,7 @@ impl Conversation {
         })
     }
 
-    /// Fills an empty session with what was read of the documents before.
+    /// Fills an empty session with the documents' pages from the cache.
     fn find(&mut self, prompt: &Prompt) -> Result<usize, AskError> {
         let Some(keep) = self.keep.as_ref().filter(|_| self.session.tokens().is_empty()) else {
             return Ok(0);
@@ -351,7 +351,7 @@ impl Conversation {
         Ok(watch)
     }
 
-    /// Keeps what was read; a folder that cannot be written to any more is not asked again.
+    /// Writes the session's pages to the cache. A cache that cannot be written is not tried again.
     fn store(&mut self) {
         if let Some(keep) = &self.keep
             && let Err(error) = store_prefix(self.session.sequence(), keep)
@@ -397,7 +397,7 @@ fn text_bytes(documents: &[Document], options: &EngineOptions) -> Result<u64, As
     }
 }
 
-/// Options under which the model is loaded: with the least context, since what is needed is not known before its tokenizer is.
+/// Options for loading the model: with the least context, since the tokenizer must be loaded before the need is known.
 fn first_options(options: &EngineOptions) -> EngineOptions {
     const LEAST_CONTEXT_TOKENS: usize = 64;
     options

@@ -40,8 +40,8 @@ fn make_private(folder: &Path) {
     let _ = builder.create(folder);
 }
 
-/// The folder of this user's cache for what was read: `riffle/documents` in `$XDG_CACHE_HOME` or where the platform keeps caches. `None`
-/// where there is no such place.
+/// Folder of this user's cache for documents: `riffle/documents` in `$XDG_CACHE_HOME` or where the platform keeps
+/// caches. `None` if there is no such place.
 pub fn default_cache_folder() -> Option<PathBuf> {
     let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let platform = || {

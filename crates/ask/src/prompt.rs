@@ -82,7 +82,7 @@ impl PromptMaker {
         let mut documents = Vec::with_capacity(self.texts.len());
         let mut from = 0;
         for document in &self.texts {
-            // A template that changes what a user writes hides documents; then no passages are told of these.
+            // A template that changes the user's text hides documents, and hidden documents get no passages.
             let found = text[from..].find(document.as_str()).map(|at| from + at);
             let range = found.map_or(from..from, |at| at..at + document.len());
             from = range.end;

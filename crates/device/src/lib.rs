@@ -3,7 +3,7 @@
 //! The traits stand between the engine and a device: `riffle-engine` calls them, `riffle-cuda` implements them. A program that computes on the
 //! CPU alone builds these traits and nothing of a device.
 //!
-//! - A [`ComputeDevice`] is a device that was found. It says what a run will take of its memory.
+//! - A [`ComputeDevice`] is a device of this machine. It reports the device memory that a run needs.
 //! - A [`DeviceQueue`] is where the work of one engine is queued: it uploads the model ([`DeviceModel`]) and makes the room for KV pages
 //!   ([`PageRoom`]).
 //! - A [`DeviceForward`] takes batches through the model. Attention reads the batch's [`DeviceRows`].

@@ -54,7 +54,7 @@ pub struct AppendedTokens<'a> {
     pub rotated: [bool; 2],
 }
 
-/// A tile of queries and what it reads.
+/// A tile of queries, and the keys that it reads.
 #[derive(Debug, Clone, Copy)]
 pub struct PagedTile<'a> {
     /// Its KV head.
@@ -163,7 +163,7 @@ pub trait PageRoom: Send {
         options: &AttendOptions<'_>,
     ) -> Result<Box<dyn RoomCall + 'p>, DeviceError>;
 
-    /// Brings what a finished call left in its rows to main memory and adds it to `partials`, one for each tile. After an error the
+    /// Copies a finished call's output to main memory and adds it to `partials`, one for each tile. After an error the
     /// partials are as they were.
     fn bring_partials(
         &mut self,
@@ -198,8 +198,8 @@ pub trait PageRoom: Send {
     /// True if there is room for the summaries of blocks of `block` tokens of a layer with `tokens` tokens.
     fn have_summaries_room(&self, kind: SummaryKind, block: usize, tokens: usize) -> bool;
 
-    /// Makes room for the summaries of blocks of `block` tokens of a layer with `tokens` tokens; those of sequences that were asked
-    /// for longest ago may leave for it. Returns by KV head how many tokens are in them; `None` where there
+    /// Makes room for the summaries of blocks of `block` tokens of a layer with `tokens` tokens. Summaries of the least
+    /// recently used sequences may leave for it. Returns by KV head the number of tokens summarised; `None` if there
     /// [is no room](Self::have_summaries_room).
     fn summaries_known(
         &mut self,
@@ -268,8 +268,8 @@ pub trait RoomMass {
 /// # Errors
 /// As those of [`PageRoom`].
 pub trait RoomScan {
-    /// XAttention's scores of a KV head: for each block of queries those of every block of keys up to it, equal to the CPU's to
-    /// the bit. `None` where memory is short.
+    /// XAttention's scores of a KV head: for each block of queries the scores of every block of keys up to it, equal to
+    /// the CPU's to the bit. `None` if memory is short.
     fn blocks(&mut self, head: &ScannedHead, stride: usize, block: usize)
     -> Result<Option<Vec<Vec<f32>>>, DeviceError>;
 

@@ -6,10 +6,10 @@
 //! tokens up to its end. Its [`Medium`] names the memory that holds it.
 //!
 //! The [`Publisher`] sends batches of events over ZeroMQ, in the format of vLLM's `ZmqEventPublisher`: MessagePack as
-//! `msgspec` writes it, numbered batches, a second socket that sends again what was missed. A reader of vLLM's events
+//! `msgspec` writes it, numbered batches, a second socket that sends missed batches again. A reader of vLLM's events
 //! also reads these.
 //!
-//! A [`Picture`] is what is held according to the events so far:
+//! A [`Picture`] is the set of blocks held, according to the events so far:
 //!
 //! ```
 //! use riffle_events::{Block, Encoding, Event, Group, Medium, Picture, encode_batch};

@@ -119,7 +119,8 @@ impl Publisher {
         self.replay_address.as_deref()
     }
 
-    /// Publishes events as one batch; without any, only what is still owed after a batch was dropped. Never waits.
+    /// Publishes events as one batch. An empty list publishes the snapshot that is due after a dropped batch, if any.
+    /// Never waits.
     pub fn publish(&self, events: Vec<Event>) {
         let Some(batches) = &self.batches else { return };
         let mut state = self.shared.state();

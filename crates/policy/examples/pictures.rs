@@ -24,7 +24,7 @@ const CELL_PIXELS: usize = 5;
 /// Left and top edge of the triangle, in pixels.
 const LEFT: usize = 34;
 const TOP: usize = 8;
-/// Shades of what is read of a cell.
+/// Shades for the share of a cell that is read.
 const SHADES: usize = 4;
 
 /// Position of each fact, and the queries that ask for it.

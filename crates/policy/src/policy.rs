@@ -108,8 +108,8 @@ impl Policy {
         self.summary_tokens
     }
 
-    /// Distance of the queries that also read everything, at the positions that are its multiples: the difference that this
-    /// makes to their outputs corrects those of the queries after them. `None` where nothing is corrected.
+    /// Distance between the queries that also read everything, at positions that are its multiples. The difference to
+    /// their sparse outputs corrects the queries after them. `None` if nothing is corrected.
     pub fn delta(&self, context: &SelectContext<'_>) -> Option<usize> {
         self.delta.filter(|_| !self.reads_all(context))
     }
@@ -178,8 +178,8 @@ impl Policy {
         }
     }
 
-    /// The weights of all keys for the chunk prepared last, where the policy computed them:
-    /// [`attend_scanned`](riffle_attention::attend_scanned) then reads what is selected without scoring keys again.
+    /// Weights of all keys for the chunk prepared last, if the policy computed them.
+    /// [`attend_scanned`](riffle_attention::attend_scanned) then reads the selected keys without scoring them again.
     pub fn take_scan(&mut self) -> Option<LentScan> {
         self.method.take_scan()
     }
@@ -205,7 +205,8 @@ impl Policy {
         self.method.evict().map(|evict| evict.retained(tokens))
     }
 
-    /// The cache has dropped what is not [retained](Self::retained): from now on positions count the retained tokens.
+    /// Tells the policy that the cache dropped the tokens not [retained](Self::retained). From now on positions count
+    /// the retained tokens.
     pub fn close_gaps(&mut self) {
         if let Some(evict) = self.method.evict() {
             evict.close_gaps();
@@ -241,7 +242,7 @@ impl Policy {
         Ok(Learned(copy.map(Arc::from)))
     }
 
-    /// Returns to what it had learned then, under the same spec. Nothing changes for a policy that follows from keys.
+    /// Restores a learned state, under the same spec. Nothing changes for a policy that depends on keys alone.
     ///
     /// # Errors
     /// As [`Persist::copied`](crate::Persist::copied).

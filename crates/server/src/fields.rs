@@ -252,7 +252,7 @@ impl Fields {
         }
     }
 
-    /// Refuses what is left.
+    /// Refuses a field that is left.
     pub(crate) fn finish(self) -> Result<(), Failure> {
         self.check_finished()
     }

@@ -1,4 +1,4 @@
-//! JSON in which no object names a field twice: what a second value would mean is anyone's guess.
+//! JSON in which no object names a field twice, because a second value would have no clear meaning.
 
 use std::fmt;
 

@@ -44,11 +44,11 @@ pub struct ServerOptions {
     pub session_folder: Option<PathBuf>,
     /// Options for publishing the blocks of text that are held; `None` publishes nothing.
     pub kv_events: Option<PublisherOptions>,
-    /// How long what was read stays in memory after it was last used; `None` until its room is needed.
+    /// Time that an idle sequence stays in memory after its last use; `None` keeps it until its room is needed.
     pub keep_alive: Option<Duration>,
     /// How long answers under way may go on when the server is to end.
     pub grace: Duration,
-    /// Write a line to standard error for every answer: how many tokens it took, never what they say.
+    /// Write a line to standard error for every answer: its token counts, never its text.
     pub logs_answers: bool,
 }
 

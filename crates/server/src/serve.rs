@@ -39,7 +39,8 @@ pub struct Server {
 pub struct Stopper(watch::Sender<bool>);
 
 impl Stopper {
-    /// Tells the server to end: it takes no more requests, lets answers go on for a while and keeps what has been read.
+    /// Tells the server to end. It takes no more requests, lets answers go on for a while and writes held beginnings to
+    /// disk.
     pub fn stop(&self) {
         self.0.send_replace(true);
     }
@@ -188,7 +189,7 @@ fn check(options: &ServerOptions) -> Result<(), ServerError> {
     }
 }
 
-/// Accepts connections until the server is to stop; returns those that are open.
+/// Accepts connections until the server is to stop; returns the open ones.
 async fn accept(
     listener: &TcpListener,
     app: &Arc<App>,

@@ -11,7 +11,7 @@ use crate::forms::{Form, Forms};
 use crate::metrics::Metrics;
 use crate::{ServerError, ServerOptions};
 
-/// An engine that answers requests on a thread of its own: what a [`Server`](crate::Server) has behind its HTTP.
+/// An engine that answers requests on a thread of its own. A [`Server`](crate::Server) adds HTTP to it.
 ///
 /// Only options on limits, drafts and kept pages count here: addresses, keys and the like have no effect.
 pub struct Worker {
@@ -20,7 +20,7 @@ pub struct Worker {
     pub(crate) metrics: Arc<Metrics>,
 }
 
-/// An answer under way. Dropping it takes the request back before the next piece of work; what was read of its prompt stays.
+/// An answer under way. Dropping it cancels the request before the next piece of work; pages of its prompt stay.
 #[derive(Debug)]
 pub struct Answer(DriverAnswer);
 
@@ -85,8 +85,8 @@ impl Worker {
         self.driver.is_alive()
     }
 
-    /// Ends the thread: refuses what waits, lets answers go on for `grace`, and keeps what has been read where there is a prefix
-    /// cache. Returns when all is done; a second call does nothing.
+    /// Ends the thread. It refuses waiting requests, lets answers go on for `grace`, and writes held beginnings to the
+    /// prefix cache if there is one. Returns when all is done; a second call does nothing.
     pub fn stop(&self, grace: Duration) {
         self.driver.stop(grace);
     }

@@ -67,7 +67,7 @@ pub(super) struct Glyph {
 pub(super) struct Drawn {
     pub(super) glyphs: Vec<Glyph>,
     pub(super) has_picture: bool,
-    /// Letters whose fonts do not tell what they are.
+    /// Letters that their fonts do not identify.
     pub(super) unknown: usize,
     /// True if something of the page could not be read.
     pub(super) is_damaged: bool,

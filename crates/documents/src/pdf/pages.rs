@@ -11,7 +11,7 @@ use super::strings::text_string;
 /// Pages of one file.
 const PAGES: usize = 200_000;
 
-/// A page, with what it has from the nodes above it.
+/// A page, with the attributes that it inherits from the nodes above it.
 #[derive(Debug)]
 pub(super) struct Page {
     /// The number of its object.

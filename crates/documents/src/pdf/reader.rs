@@ -158,7 +158,7 @@ fn is_rtl(glyphs: &[Glyph]) -> bool {
     right * 2 > all
 }
 
-/// The lines of a page: those of its usual direction first.
+/// The lines of a page; lines in its usual direction come first.
 fn lines_of(glyphs: &[Glyph], is_rtl: bool) -> Vec<TextLine> {
     let mut turns: Vec<(i16, Vec<u32>)> = Vec::new();
     for (at, glyph) in glyphs.iter().enumerate() {

@@ -112,7 +112,7 @@ impl SparsePolicy for H2o {
             self.votes = remaining.into_iter().map(|index| self.votes[index]).collect();
         }
         if self.in_prompt {
-            // After the eviction: a prompt may be far longer than what is retained of it.
+            // The snapshot follows the eviction, because a prompt may be far longer than its retained tokens.
             self.take_snapshot(context.chunk_start);
             self.in_prompt = false;
         }

@@ -20,7 +20,7 @@ impl Answers {
         self.0.len()
     }
 
-    /// The next event of any of them; `None` when all have ended. Dropping this takes back what is still under way.
+    /// Waits for the next event of any answer; `None` when all have ended. Dropping `self` cancels the running answers.
     pub(crate) async fn next(&mut self) -> Option<(usize, DriverEvent)> {
         poll_fn(|context| {
             let mut has_more = false;

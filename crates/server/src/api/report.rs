@@ -122,7 +122,7 @@ fn timings(finished: &Finished) -> Value {
     })
 }
 
-/// Adds to a body of OpenAI's shape what was read for an answer and how long it took.
+/// Adds the report and the times of an answer to a body of OpenAI's shape.
 pub(super) fn put_end(body: &mut Value, app: &App, wishes: &Wishes, finished: &Finished) {
     body["timings"] = timings(finished);
     body["riffle"] = riffle(app, wishes, finished);

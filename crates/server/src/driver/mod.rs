@@ -268,8 +268,8 @@ impl Driver {
         thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Ends the thread: refuses what waits, lets answers go on for `grace`, and keeps what has been read where there is a prefix
-    /// cache. Returns when all is done.
+    /// Ends the thread. It refuses waiting requests, lets answers go on for `grace`, and writes held beginnings to the
+    /// prefix cache if there is one. Returns when all is done.
     pub(crate) fn stop(&self, grace: Duration) {
         drop(self.commands.send(Command::Stop(Instant::now() + grace)));
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();

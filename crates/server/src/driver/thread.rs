@@ -16,13 +16,13 @@ use crate::ServerOptions;
 use crate::failure::Failure;
 use crate::metrics::Metrics;
 
-/// How long the thread waits for a command when there is nothing to do, before it looks at what has aged.
+/// Time that the idle thread waits for a command, before it looks for expired sequences.
 const IDLE_PAUSE: Duration = Duration::from_millis(500);
 
 /// How often gauges are set while there is work.
 const GAUGE_PAUSE: Duration = Duration::from_millis(200);
 
-/// How long what was read may take to be written to the prefix cache when the server ends.
+/// Time limit for writing held beginnings to the prefix cache when the server ends.
 const KEEPING_TIME: Duration = Duration::from_secs(60);
 
 /// State that the driver thread owns.
@@ -155,7 +155,7 @@ impl Work {
         }
     }
 
-    /// Takes back the requests of clients that have gone, and those that took too long.
+    /// Cancels the requests of clients that have gone, and requests beyond their deadline.
     fn drop_gone_and_late(&mut self) {
         let now = Instant::now();
         let gone = |entry: &Entry| entry.is_gone() || entry.deadline <= now;
@@ -255,7 +255,7 @@ impl Work {
         }
     }
 
-    /// Ends what is left, and keeps what has been read on disk where that is wanted.
+    /// Ends the remaining requests, and writes held beginnings to disk if there is a prefix cache.
     fn end(mut self) {
         let all: Vec<RequestId> = self.entries.keys().copied().collect();
         for id in all {

@@ -206,7 +206,7 @@ impl Speech {
         pieces
     }
 
-    /// Takes apart what is held as far as it is certain; true where there may be more to take.
+    /// Takes apart the held text as far as its meaning is certain. True if the rest may yield more.
     fn advance(&mut self, pieces: &mut Vec<AnswerPiece>) -> bool {
         let (begins, end) = self.markup.calls.marks();
         match self.state {

@@ -46,7 +46,7 @@ impl Blocks {
         events
     }
 
-    /// The events that end what is open.
+    /// The events that close the open block.
     pub(super) fn finish(&mut self) -> Vec<(&'static str, Value)> {
         let mut events = Vec::new();
         self.close(&mut events);

@@ -11,8 +11,8 @@ use crate::failure::Failure;
 use crate::fields::{Fields, Warnings, text_of, unexpected};
 use crate::speech::Tool;
 
-/// A block that a client puts before the system text and changes with every request. It says nothing to a model, and nothing of
-/// what has been read would be found again behind it.
+/// A block that a client puts before the system text and changes with every request. It means nothing to a model, and
+/// it would keep every later request from reusing the pages behind it.
 const BILLING: &str = "x-anthropic-billing-header";
 
 /// Kinds of blocks beside results that other servers add when they run tools themselves.

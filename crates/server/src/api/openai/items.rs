@@ -71,7 +71,7 @@ impl Items {
         told
     }
 
-    /// The events that end what is open.
+    /// The events that close the open item.
     pub(super) fn finish(&mut self) -> Vec<StreamEvent> {
         let mut told = Vec::new();
         if self.open.is_none() && self.done.is_empty() {

@@ -1,7 +1,7 @@
-//! `/sessions`: what has been read, saved under a name and restored from it.
+//! `/sessions`: saves the pages of a text under a name and restores them.
 //!
-//! Nobody needs it to have a beginning found again: it is for those who want to name what they keep, or to compress it. Names are
-//! letters, digits, `-`, `_` and `.`: no path is ever taken from a client. Files are read and written while answers go on.
+//! Prefixes are reused without it: a session gives kept pages a name, or compresses them. Names are letters, digits,
+//! `-`, `_` and `.`: no path is ever taken from a client. Files are read and written while answers go on.
 
 mod work;
 

@@ -81,7 +81,7 @@ impl<'a> Counts<'a> {
 /// Counts the values of a schema, with those of references that are written out.
 struct Sizes<'a> {
     references: &'a References<'a>,
-    /// Values of what a reference names; 1 while it is counted, since a cycle is refused or compiled once.
+    /// Values of a reference's target; 1 while it is counted, since a cycle is refused or compiled once.
     known: HashMap<*const Value, u64>,
 }
 

@@ -93,7 +93,7 @@ struct Object<'a> {
     /// The required names first.
     names: Vec<(&'a str, &'a Value)>,
     required: usize,
-    /// A schema for values that are no objects, where those are taken.
+    /// A schema for values other than objects, if the schema takes any.
     others: Option<Value>,
 }
 
