@@ -238,7 +238,7 @@ pub trait PageRoom: Send {
 /// A call of attention under way.
 ///
 /// # Errors
-/// As those of [`PageRoom`].
+/// As for [`PageRoom`].
 pub trait RoomCall {
     /// The call will also read the block means that selections name; those of the layer's tokens are known
     /// ([`PageRoom::extend_summaries`]).
@@ -254,7 +254,7 @@ pub trait RoomCall {
 /// A sum of the softmax mass that keys receive, under way.
 ///
 /// # Errors
-/// As those of [`PageRoom`].
+/// As for [`PageRoom`].
 pub trait RoomMass {
     /// Takes in pages, shown by KV head, after those of earlier calls in the order of (page, KV head).
     fn add(&mut self, shown: &[Vec<PageView<'_>>]) -> Result<(), DeviceError>;
@@ -266,7 +266,7 @@ pub trait RoomMass {
 /// Queries of a chunk beside the keys of a layer that all lie on the device.
 ///
 /// # Errors
-/// As those of [`PageRoom`].
+/// As for [`PageRoom`].
 pub trait RoomScan {
     /// XAttention's scores of a KV head: for each block of queries the scores of every block of keys up to it, equal to
     /// the CPU's to the bit. `None` if memory is short.

@@ -18,7 +18,7 @@ pub(crate) enum XmlEvent<'a> {
 /// Takes the events of a part; an empty element begins and ends.
 ///
 /// # Errors
-/// What the parser says of a part that is no XML.
+/// The parser's message for a part that is no XML.
 pub(crate) fn each(bytes: &[u8], take: &mut dyn FnMut(XmlEvent<'_>)) -> Result<(), String> {
     let text = decode_markup(bytes);
     let mut reader = Reader::from_str(&text);

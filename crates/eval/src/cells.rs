@@ -42,7 +42,7 @@ pub struct Cell<C> {
 /// Runs the cells that the journal does not know, in order, and returns what all of them found.
 ///
 /// # Errors
-/// Those of `run`; [`EvalError::Interrupted`].
+/// Errors of `run`; [`EvalError::Interrupted`].
 pub fn run_cells<C, T: Serialize + DeserializeOwned>(
     cells: &[Cell<C>],
     journal: &mut Journal,

@@ -32,7 +32,7 @@ impl Stream {
     /// Returns when everything queued has run.
     ///
     /// # Errors
-    /// What a kernel or copy of the queue ran into.
+    /// The failure of a queued kernel or copy.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         // SAFETY: the stream lives as long as `self`.
         unsafe { self.gpu.driver().synchronize(self.handle) }
@@ -245,7 +245,7 @@ impl Event {
     /// Returns when the latest mark has passed.
     ///
     /// # Errors
-    /// What the work before it ran into.
+    /// The failure of the work queued before it.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         // SAFETY: the event lives as long as `self`.
         unsafe { self.gpu.driver().synchronize_event(self.handle) }

@@ -90,7 +90,7 @@ impl Input {
     /// The next message or command, whole.
     ///
     /// # Errors
-    /// Where standard input cannot be read or is no UTF-8 text.
+    /// Standard input cannot be read or is no UTF-8 text.
     pub(crate) fn next(&mut self, prompt: &str) -> Result<Typed, Failure> {
         match self {
             Self::Terminal(terminal) => terminal.next(prompt),
