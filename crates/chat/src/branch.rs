@@ -1,4 +1,4 @@
-//! One line of a conversation: its turns, and what was read of them.
+//! One line of a conversation: its turns, and the session that holds their pages.
 
 use riffle_engine::{Checkpoint, Session};
 use serde::{Deserialize, Serialize};

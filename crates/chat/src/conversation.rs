@@ -35,7 +35,7 @@ pub struct PolicyChange {
     pub again_tokens: usize,
 }
 
-/// Turns with a model, each of which reads only what is new.
+/// A conversation with a model; each turn reads only new tokens.
 pub struct Conversation {
     pub(crate) engine: Arc<Engine>,
     pub(crate) generate: GenerateOptions,

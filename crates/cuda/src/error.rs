@@ -108,7 +108,7 @@ pub enum CudaError {
         /// Bytes it has.
         found_bytes: usize,
     },
-    /// A variable of the environment that names what is not there.
+    /// A variable of the environment with an unknown value, or one that this device cannot serve.
     #[error("{variable}={value}: {requirement}")]
     Setting {
         /// The variable.

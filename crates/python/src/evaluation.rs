@@ -188,7 +188,7 @@ pub(crate) fn run_compare(
     })
 }
 
-/// A prompt of a task of RULER and what is expected of its answer.
+/// A prompt of a RULER task, and the expected answers.
 #[pyfunction]
 pub(crate) fn ruler_prompt(
     engine: &PyEngine,

@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::items::Items;
 use crate::python_policy;
 
-/// The keyword arguments of `riffle.Engine`; what is missing has the command's default.
+/// The keyword arguments of `riffle.Engine`. A missing one has the command's default.
 #[derive(FromPyObject, Default)]
 #[pyo3(from_item_all)]
 pub(crate) struct GivenEngine {
@@ -50,7 +50,7 @@ pub(crate) struct GivenEngine {
     window: Option<usize>,
 }
 
-/// The keyword arguments of answers; what is missing is what the model's files recommend.
+/// The keyword arguments of answers. For a missing one the model's recommendation counts.
 #[derive(FromPyObject, Default)]
 #[pyo3(from_item_all)]
 pub(crate) struct GivenAnswer {
@@ -209,7 +209,7 @@ impl GivenAnswer {
     }
 }
 
-/// Replaces a default by what was given.
+/// Replaces a default by the given value.
 fn set<T>(value: &mut T, given: Option<T>) {
     if let Some(given) = given {
         *value = given;

@@ -32,7 +32,7 @@ pub(crate) struct PySession {
     held: Arc<Held>,
 }
 
-/// How an answer is begun: what is read before it, and what is generated.
+/// Start of an answer: the tokens to read before it, and the generation options.
 pub(crate) struct Begun {
     pub(crate) tokens: Vec<u32>,
     pub(crate) generate: GenerateOptions,

@@ -1,4 +1,4 @@
-//! `riffle session`: what is done with sessions in files.
+//! `riffle session`: commands on saved sessions.
 
 use riffle_engine::{
     CompressMethod, CompressOptions, CompressReport, Engine, compress_session, human_bytes, with_threads,

@@ -11,7 +11,7 @@ use serde_json::Value;
 const FACT: &str = "The pass key for field house is 70452.";
 const QUESTION: &str = "What is the pass key for field house? The pass key for field house is";
 
-/// A temporary folder with documents, and a folder for what is kept.
+/// A temporary folder with documents, and a folder for kept pages.
 struct Desk {
     folder: tempfile::TempDir,
 }

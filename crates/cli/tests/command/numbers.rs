@@ -270,7 +270,7 @@ fn is_carried_out_elsewhere(case: &Case, of_engine: &BTreeSet<String>) -> bool {
     others && case.words.last().is_none_or(|value| value != "1")
 }
 
-/// Runs a case to its end; what is wrong about it, if anything.
+/// Runs a case to its end; returns its fault, if it has one.
 fn fault(case: &Case, folder: &Path) -> Option<String> {
     let mut child = riffle()
         .args(&case.words)

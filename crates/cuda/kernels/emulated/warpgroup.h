@@ -32,7 +32,7 @@ struct Products {
     std::vector<Product> pending;
     std::size_t run = 0, issued = 0;
     unsigned commits = 0, arrivals = 0;
-    // Sums of those that are pending.
+    // Sums of the pending products.
     std::map<float *, std::vector<float>> sums;
     // Registers as products last left or read them, and the number of arrivals by then.
     struct Registers {

@@ -5,7 +5,7 @@ use super::guarded::Readers;
 use super::{Direction, Gpu, PinnedBuffer, Product16, Region};
 use crate::CudaError;
 
-/// A queue of work: what is queued runs in order, beside what other streams do.
+/// A queue of work. Work of one stream runs in order, beside the work of other streams.
 pub struct Stream {
     gpu: Gpu,
     handle: u64,

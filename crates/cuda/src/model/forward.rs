@@ -128,7 +128,7 @@ impl DeviceForward {
         }
     }
 
-    /// Copies what was written to [`HostRows::attended`] for some rows of the batch to the device.
+    /// Copies [`HostRows::attended`] for some rows of the batch to the device.
     ///
     /// # Errors
     /// A lost device.

@@ -85,7 +85,7 @@ pub(super) struct DeviceMlp {
 }
 
 impl DeviceModel {
-    /// Brings a decoder's weights to a device, layer by layer; what has arrived is freed in main memory.
+    /// Uploads a decoder's weights to a device, layer by layer. Each layer is freed in main memory once it has arrived.
     ///
     /// # Errors
     /// [`CudaError::OutOfMemory`], a lost device.

@@ -63,7 +63,7 @@ pub struct AttentionOptions<'a> {
     pub sinks: Option<Region<'a>>,
 }
 
-/// One call of attention: queries, and what they read of which pages.
+/// One call of attention: queries, pages, and the keys that each tile reads.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionCall<'a> {
     /// The queries.

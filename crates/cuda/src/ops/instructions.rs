@@ -82,7 +82,7 @@ impl PrefillChoice {
     /// gives the same as `mma`; the case runs once. `RIFFLE_PREFILL` (`mma`, `wgmma`) names either, untried.
     ///
     /// # Errors
-    /// A variable that names neither or what is not there; a device lost on the way.
+    /// A variable with an unknown value, or with instructions that the device lacks; a device lost on the way.
     pub fn choose(gpu: &Gpu, head_dim: usize, key_format: Format, value_format: Format) -> Result<Self, CudaError> {
         let formats = [key_format, value_format].map(|format| match format {
             Format::Bf16 => Format::Bf16,

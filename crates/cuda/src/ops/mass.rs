@@ -13,7 +13,7 @@ use crate::{CudaError, Grid, ModuleSource, Region, Stream};
 /// Target of the mass of neighbouring keys.
 #[derive(Debug, Clone)]
 pub struct KeyMass<'a> {
-    /// f32, those of a KV head side by side, from the first key on.
+    /// f32, the keys of a KV head side by side, from the first key on.
     pub data: Region<'a>,
     /// Elements from head to head.
     pub stride: usize,

@@ -34,7 +34,7 @@ pub fn means_workspace_bytes(rows: usize, heads: usize, head_dim: usize, splits:
     (each * 2 * 4, each * head_dim * 4)
 }
 
-/// Adds the means that tiles read to `outputs`, which hold what they have read of keys, normalised and without sinks, with its
+/// Adds the means that tiles read to `outputs`. These hold attention over keys, normalised and without sinks, with its
 /// log-sum-exp. A row sees a mean when its block ends before the row and the row reads no token of it.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! Page summaries and the scores that policies choose by, equal to those of `riffle-policy` to the bit.
+//! Page summaries and the scores that policies choose by, equal to the scores of `riffle-policy` to the bit.
 
 use super::attention::{Pages, Queries, format_number};
 use super::layout::PlaneKind;
@@ -135,7 +135,7 @@ pub fn block_means(
     launch(stream, pages.head_dim, "block_means", grid, &arguments)
 }
 
-/// Checks what is taken into summaries; gives the blocks of a grid and the KV heads.
+/// Checks the ranges that are added to summaries; gives the blocks of a grid and the KV heads.
 fn check_ranges(
     summaries: &BlockSummaries<'_>,
     pages: &Pages<'_>,

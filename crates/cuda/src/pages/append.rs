@@ -68,8 +68,8 @@ impl AppendMemory {
         Ok(heads.iter().enumerate().map(of_head).collect())
     }
 
-    /// The pages on the device that `added` tokens go to: those that lie there with all tokens before them, and those that they
-    /// begin and that find a place.
+    /// The pages on the device that `added` tokens go to: pages that hold all tokens before them, and new pages that
+    /// find a place.
     fn targets_of(
         &self,
         residence: &mut Residence,

@@ -282,14 +282,14 @@ impl<'p> PagedCall<'p> {
         })
     }
 
-    /// The call will also read the block means that selections name; those of the layer's tokens are known
+    /// The call will also read the block means that selections name. Means of the layer's tokens must be known
     /// ([`DeviceRoom::extend_summaries`](super::DeviceRoom::extend_summaries)).
     pub fn include_means(&mut self) {
         self.reads_means = true;
     }
 
-    /// Takes pages in, by KV head, after those of earlier calls in the order of (page, KV head). They are read before this
-    /// returns, or have been copied.
+    /// Takes pages in, by KV head, after the pages of earlier calls in the order of (page, KV head). Before this
+    /// returns, each page has been read or copied.
     ///
     /// # Errors
     /// A lost device, too little memory, a page without a version: every page is forgotten then, whether it came or not.
@@ -378,7 +378,7 @@ impl<'p> PagedCall<'p> {
         Ok(())
     }
 
-    /// Adds means of blocks to what has been read, when that is everything.
+    /// Adds means of blocks to the output, once all keys have been read.
     fn read_means(&mut self) -> Result<(), CudaError> {
         let CallParts {
             traffic,
@@ -427,8 +427,8 @@ impl<'p> PagedCall<'p> {
 }
 
 impl CallMemory {
-    /// Brings what a finished call left in its rows to main memory and adds it to `partials`, one for each tile; returns the
-    /// bytes that came.
+    /// Copies a finished call's output to main memory and adds it to `partials`, one for each tile; returns the bytes
+    /// copied.
     pub(super) fn bring_partials(
         &mut self,
         stream: &Stream,

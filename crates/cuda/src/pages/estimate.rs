@@ -63,7 +63,7 @@ impl EstimateMemory {
         Ok(true)
     }
 
-    /// f32 of the sums, when what was queued has run.
+    /// Downloads f32 sums, once the queued work has run.
     fn download_sums(&mut self, stream: &Stream, count: usize) -> Result<Vec<f32>, CudaError> {
         stream.from_device(&mut self.host_sums, 0, self.sums.region(0..4 * count))?;
         stream.synchronize()?;
@@ -126,8 +126,8 @@ fn bring_all(traffic: &mut Traffic<'_>, shown: &[Shown<'_>], pages: usize) -> Re
 }
 
 impl KeyScan<'_> {
-    /// XAttention's scores of a KV head: for each block of queries those of every block of keys up to it, equal to the CPU's to
-    /// the bit. `None` where memory is short.
+    /// XAttention's scores of a KV head: for each block of queries the scores of every block of keys up to it, equal to
+    /// the CPU's to the bit. `None` if memory is short.
     ///
     /// # Errors
     /// A stride that does not divide the block, a lost device.

@@ -124,7 +124,7 @@ impl<'p> PagedMass<'p> {
         })
     }
 
-    /// Takes pages in, by KV head, after those of earlier calls in the order of (page, KV head).
+    /// Takes pages in, by KV head, after the pages of earlier calls in the order of (page, KV head).
     ///
     /// # Errors
     /// A lost device, too little memory, a page without a version: every page is forgotten then.

@@ -140,7 +140,7 @@ fn next_of_lines(input: &mut impl BufRead) -> Result<Typed, Failure> {
     }
 }
 
-/// The file of what was typed, where the system says where it belongs.
+/// History file of messages, in the system's folder for the state of programs; `None` if there is no such folder.
 fn history_path() -> Option<PathBuf> {
     let folder = |name: &str| {
         std::env::var_os(name)

@@ -213,7 +213,7 @@ pub(crate) fn file_name(path: &Path) -> String {
         .map_or_else(String::new, |name| name.to_string_lossy().into_owned())
 }
 
-/// The corpus of a text, and what a journal has to know of it.
+/// The corpus of a text, and its description in journals.
 pub(crate) fn corpus(
     engine: &Arc<Engine>,
     text: &str,
