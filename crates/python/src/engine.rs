@@ -253,12 +253,12 @@ impl PyEngine {
             .list("prompts")?
             .into_iter()
             .map(|prompt| prompt_tokens(engine, prompt));
-        let asked = Batch {
+        let batch = Batch {
             prompts: prompts.collect::<Result<_, _>>()?,
             generate,
         };
         let answers = run(py, &loaded.threads, progress.as_ref(), |watch| {
-            answer_all(engine, asked, watch)
+            answer_all(engine, batch, watch)
         })?;
         answers.iter().map(|answer| answer.to_python(py)).collect()
     }

@@ -12,7 +12,7 @@ use crate::engine::{Loaded, unpicklable};
 use crate::failure::{Class, Failure};
 use crate::process::OfProcess;
 use crate::session::{Begun, Held, answer, lock, open};
-use crate::watch::{Shown, ReportedProgress, Watch, guarded};
+use crate::watch::{ReportedProgress, Shown, Watch, guarded};
 
 /// How often who waits looks for signals.
 const POLL: Duration = Duration::from_millis(50);
