@@ -1,4 +1,4 @@
-//! What runs how: formats, policies and context from the memory there is and from what policies pay.
+//! Chooses formats, policies and context from the free memory and from the lengths at which policies pay.
 
 use std::fmt;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub struct Given {
     pub decode: bool,
 }
 
-/// What was chosen, and why.
+/// The chosen options, each with its reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Choice {
     /// Documents.
@@ -88,7 +88,7 @@ fn policy_name(policy: &str) -> &str {
     policy.split(':').next().unwrap_or(policy)
 }
 
-/// What the documents and the first question need.
+/// Tokens that the documents and the first question need.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Need {
     pub(crate) documents: usize,
@@ -112,7 +112,7 @@ impl Need {
     }
 }
 
-/// The engine under what was chosen. `engine` holds the weights, under options that matter no more.
+/// Chooses the options, and returns the engine under them. `engine` holds the weights; its other options are replaced.
 pub(crate) fn choose(
     engine: &Engine,
     wanted: &EngineOptions,
@@ -232,7 +232,8 @@ impl ChosenPolicy {
     }
 }
 
-/// What reads the documents: what was given, else for long ones [`LONG_PREFILL`], else full attention.
+/// Policy for reading documents: the caller's; else [`LONG_PREFILL`] for long documents and full attention for short
+/// ones.
 fn prefill_policy(
     engine: &Engine,
     wanted: &EngineOptions,
@@ -256,7 +257,7 @@ fn prefill_policy(
     })
 }
 
-/// What writes the answers: what was given, else full attention.
+/// Policy for writing answers: the caller's, else full attention.
 fn decode_policy(wanted: &EngineOptions, is_given: bool) -> ChosenPolicy {
     if is_given {
         ChosenPolicy::as_asked(&wanted.sequence.decode)

@@ -19,8 +19,8 @@ use crate::passages::passages;
 use crate::prompt::{Prompt, PromptMaker, Turn};
 use crate::{AskError, Choice, Given, KeepOptions, Passage};
 
-/// Layers whose attention is watched, as shares of the model's depth: those between the first, which look at what stands near, and the
-/// last, which make words of what was found.
+/// Layers whose attention is watched, as shares of the model's depth: the middle layers. The first layers look at near
+/// tokens, and the last ones make words of the facts found.
 const WATCHED_FROM: f64 = 0.3;
 const WATCHED_TO: f64 = 0.9;
 
@@ -36,7 +36,7 @@ pub struct AskOptions {
     pub given: Given,
     /// Instructions for the model in place of the usual ones, where its chat template takes them.
     pub system: Option<String>,
-    /// Where what was read is kept; `None` keeps nothing.
+    /// Folder for the pages of documents; `None` keeps nothing.
     pub keep: Option<KeepOptions>,
     /// Tokens that an answer may take.
     pub answer_tokens: usize,
@@ -57,7 +57,7 @@ impl Default for AskOptions {
     }
 }
 
-/// What happens while a question is answered. Breaking ends the answer.
+/// Progress of a question's answer. Breaking ends the answer.
 #[derive(Debug, Clone, Copy)]
 pub enum AskEvent<'a> {
     /// The chat template is rendered.
@@ -68,7 +68,7 @@ pub enum AskEvent<'a> {
     Text(&'a str),
 }
 
-/// An answer and what it rests on.
+/// An answer, and the passages that it rests on.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Answer {
     /// The question.
@@ -77,7 +77,8 @@ pub struct Answer {
     pub text: String,
     /// Why it ended.
     pub stop: StopReason,
-    /// The parts of documents to which attention went most, the best first. What a model attends to is a hint, no proof.
+    /// The parts of documents to which attention went most, the best first. Attention is a hint to the source, no
+    /// proof.
     pub passages: Vec<Passage>,
     /// Tokens of the prompt: documents, earlier turns, the question.
     pub prompt_tokens: usize,
@@ -93,7 +94,7 @@ pub struct Answer {
     pub decode_tokens_per_s: f64,
 }
 
-/// Documents, a model, and what was asked so far.
+/// A conversation about documents: the model, the documents, and the turns so far.
 pub struct Conversation {
     engine: Arc<Engine>,
     session: Session,
@@ -125,7 +126,7 @@ impl Conversation {
         let text_bytes = text_bytes(&documents, wanted)?;
         let loading = wanted
             .clone()
-            // Weights and text have to fit in any case. What the cache takes is planned when the tokens are known.
+            // Weights and text have to fit in any case. The cache is planned when the tokens are known.
             .with_prompt(Some(PromptText {
                 bytes: text_bytes,
                 prompts: 1,
@@ -171,12 +172,12 @@ impl Conversation {
         })
     }
 
-    /// What runs how.
+    /// The chosen options.
     pub fn choice(&self) -> &Choice {
         &self.choice
     }
 
-    /// The engine under what was chosen.
+    /// The engine under the chosen options.
     pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
@@ -196,7 +197,7 @@ impl Conversation {
         &self.documents
     }
 
-    /// Answers a question behind those before it. What was read before is not read again.
+    /// Answers a question behind the earlier ones. Tokens of earlier questions are not read again.
     ///
     /// # Errors
     /// [`AskError::EmptyQuestion`], [`AskError::ConversationFull`]; [`EngineError::Interrupted`] where `observe` breaks before the answer
@@ -278,7 +279,7 @@ impl Conversation {
         })
     }
 
-    /// Fills an empty session with what was read of the documents before.
+    /// Fills an empty session with the documents' pages from the cache.
     fn find(&mut self, prompt: &Prompt) -> Result<usize, AskError> {
         let Some(keep) = self.keep.as_ref().filter(|_| self.session.tokens().is_empty()) else {
             return Ok(0);
@@ -350,7 +351,7 @@ impl Conversation {
         Ok(watch)
     }
 
-    /// Keeps what was read; a folder that cannot be written to any more is not asked again.
+    /// Writes the session's pages to the cache. A cache that cannot be written is not tried again.
     fn store(&mut self) {
         if let Some(keep) = &self.keep
             && let Err(error) = store_prefix(self.session.sequence(), keep)
@@ -396,7 +397,7 @@ fn text_bytes(documents: &[Document], options: &EngineOptions) -> Result<u64, As
     }
 }
 
-/// Options under which the model is loaded: with the least context, since what is needed is not known before its tokenizer is.
+/// Options for loading the model: with the least context, since the tokenizer must be loaded before the need is known.
 fn first_options(options: &EngineOptions) -> EngineOptions {
     const LEAST_CONTEXT_TOKENS: usize = 64;
     options

@@ -58,7 +58,7 @@ pub enum AskError {
         /// Why not.
         why: &'static str,
     },
-    /// The folder of what was read before cannot be used.
+    /// The folder of kept pages cannot be used.
     #[error("{0}; choose another folder with `keep`, or leave it out")]
     Keep(KvError),
 }

@@ -1,4 +1,4 @@
-//! Where what was read is kept.
+//! Keeps pages of documents on disk.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -30,8 +30,8 @@ impl KeepOptions {
     }
 }
 
-/// Makes the folder, if it is not there, for this user alone: its pages tell what the documents say. What goes wrong shows when it is
-/// opened.
+/// Makes the folder, if it is not there, for this user alone: its pages tell what the documents say. A failure here
+/// shows when the cache opens the folder.
 fn make_private(folder: &Path) {
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true);
@@ -40,8 +40,8 @@ fn make_private(folder: &Path) {
     let _ = builder.create(folder);
 }
 
-/// The folder of this user's cache for what was read: `riffle/documents` in `$XDG_CACHE_HOME` or where the platform keeps caches. `None`
-/// where there is no such place.
+/// Folder of this user's cache for documents: `riffle/documents` in `$XDG_CACHE_HOME` or where the platform keeps
+/// caches. `None` if there is no such place.
 pub fn default_cache_folder() -> Option<PathBuf> {
     let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let platform = || {

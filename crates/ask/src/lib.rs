@@ -4,7 +4,8 @@
 //! attention went to. The documents stand first in the prompt, so that a second question, in this process or a later one, finds them
 //! read: their pages are kept on disk and found by content ([`KeepOptions`]).
 //!
-//! What nobody asked for is chosen from the memory there is and from what policies pay ([`Choice`]), and said in one line.
+//! Options that the caller left open follow from the free memory and from the lengths at which policies pay
+//! ([`Choice`]). One line names them.
 //!
 //! ```no_run
 //! use std::ops::ControlFlow;

@@ -1,4 +1,4 @@
-//! Where the tokens of a text stand in it.
+//! Finds the byte ranges of tokens in their text.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -34,7 +34,7 @@ pub(crate) fn offsets(tokenizer: &Tokenizer, text: &str, tokens: &[u32]) -> Resu
     Ok(ranges)
 }
 
-/// Where a token stands from byte `at` on.
+/// Finds the bytes of a token, from byte `at` on.
 fn stands_at(text: &[u8], at: usize, token: &[u8], missed: usize, is_special: bool) -> Range<usize> {
     let rest = &text[at..];
     if rest.starts_with(token) {

@@ -28,7 +28,7 @@ pub struct Passage {
     pub document_number: usize,
     /// Bytes of the document's text.
     pub range: Range<usize>,
-    /// Where a person finds the quotation: a page, a chapter, lines. Empty where nothing is known.
+    /// Place of the quotation for a person: a page, a chapter, lines. Empty if nothing is known.
     pub place: String,
     /// The part of it to which most attention went.
     pub quotation: String,
@@ -36,7 +36,7 @@ pub struct Passage {
     pub share: f64,
 }
 
-/// A part of a document and what was found about it.
+/// A part of a document, and its score.
 struct Candidate {
     document: usize,
     range: Range<usize>,
@@ -72,11 +72,11 @@ pub(crate) fn passages(documents: &[Document], prompt: &Prompt, watches: &[&Atte
     shown.collect()
 }
 
-/// What each token of the documents received beyond what it receives anyway.
+/// Attention that each token of the documents received beyond its usual share.
 ///
-/// Every head counts by what is special about it: of each head's mean mass of a token the head's mean over all tokens of documents is
-/// taken, several times over, so that mass spread evenly, near the end, or over separators of lines counts nothing, and what one head gives
-/// a few tokens counts in full.
+/// Every head counts by its special mass. From each head's mean mass of a token, several times the head's mean over all
+/// tokens of documents is taken. Mass that is spread evenly, near the end, or over separators of lines then counts
+/// nothing. Mass that one head gives a few tokens counts in full.
 fn token_scores(prompt: &Prompt, watches: &[&AttentionWatch]) -> Vec<f64> {
     let end = prompt.document_tokens;
     let mut scores = vec![0.0; end];
@@ -101,7 +101,7 @@ fn token_scores(prompt: &Prompt, watches: &[&AttentionWatch]) -> Vec<f64> {
     scores
 }
 
-/// Mass that is not special: so many times what a token would have if all had the same.
+/// Threshold of special mass, in multiples of the mass that each token would have if all had the same.
 const EVEN_SHARES: f64 = 8.0;
 
 /// The scores of tokens, spread over the bytes of a document's text.

@@ -10,7 +10,7 @@ use riffle_model::ConversationText;
 use crate::AskError;
 use crate::offsets::offsets;
 
-/// What a model with a chat template is told, unless the caller has other instructions.
+/// Instruction before the question under a chat template, unless the caller has other instructions.
 const INSTRUCTION: &str =
     "Answer the question from the documents above. If they do not hold the answer, say so.\n\nQuestion: ";
 
@@ -21,12 +21,12 @@ pub(crate) struct Turn {
     pub(crate) answer: String,
 }
 
-/// A prompt as tokens, and where what it is made of stands in it.
+/// A prompt as tokens, with the places of its documents and its question.
 pub(crate) struct Prompt {
     pub(crate) tokens: Vec<u32>,
     /// Bytes of the prompt's text that each token stands for.
     pub(crate) offsets: Vec<Range<usize>>,
-    /// Where each document's text stands in the prompt's text.
+    /// Bytes of each document's text in the prompt's text.
     pub(crate) documents: Vec<Range<usize>>,
     /// Tokens up to the end of the last document.
     pub(crate) document_tokens: usize,
@@ -82,7 +82,7 @@ impl PromptMaker {
         let mut documents = Vec::with_capacity(self.texts.len());
         let mut from = 0;
         for document in &self.texts {
-            // A template that changes what a user writes hides documents; then no passages are told of these.
+            // A template that changes the user's text hides documents, and hidden documents get no passages.
             let found = text[from..].find(document.as_str()).map(|at| from + at);
             let range = found.map_or(from..from, |at| at..at + document.len());
             from = range.end;

@@ -1,4 +1,4 @@
-//! One line of a conversation: its turns, and what was read of them.
+//! One line of a conversation: its turns, and the session that holds their pages.
 
 use riffle_engine::{Checkpoint, Session};
 use serde::{Deserialize, Serialize};
@@ -9,13 +9,13 @@ use crate::transcript::{Mark, Transcript};
 /// A text that stands before a message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Document {
-    /// What it is called, such as the name of its file.
+    /// Name of the document, such as that of its file.
     pub name: String,
     /// Its text.
     pub text: String,
 }
 
-/// What was asked, and what was answered.
+/// A message and its answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Turn {
     /// Texts that stand before the message.
@@ -24,11 +24,11 @@ pub struct Turn {
     pub message: String,
     /// The answer, as far as it was written.
     pub answer: String,
-    /// Where the transcript ended before the turn.
+    /// End of the transcript before the turn.
     pub(crate) begin: Mark,
     /// Tokens of it that had been read.
     pub(crate) held_tokens: usize,
-    /// Where it ended before the answer.
+    /// End of the transcript before the answer.
     pub(crate) prompt: Mark,
     /// How often the message was answered before.
     pub(crate) retries: u64,
@@ -46,7 +46,7 @@ pub(crate) struct Branch {
     pub(crate) transcript: Transcript,
     /// `None` where everything has to be read again.
     pub(crate) session: Option<Session>,
-    /// Where the latest prompt ended.
+    /// Checkpoint at the end of the latest prompt.
     pub(crate) prompt_end: Option<Checkpoint>,
     pub(crate) last: Option<TurnReport>,
 }

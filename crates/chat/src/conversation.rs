@@ -28,14 +28,14 @@ pub struct ChatOptions {
     pub generate: Option<GenerateOptions>,
 }
 
-/// What a change of policies did.
+/// Effect of a change of policies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PolicyChange {
     /// Tokens of the current branch that the next message has to read again.
     pub again_tokens: usize,
 }
 
-/// Turns with a model, each of which reads only what is new.
+/// A conversation with a model; each turn reads only new tokens.
 pub struct Conversation {
     pub(crate) engine: Arc<Engine>,
     pub(crate) generate: GenerateOptions,
@@ -166,7 +166,8 @@ impl Conversation {
         self.answer(message.to_owned(), 0, observe)
     }
 
-    /// Changes the policies. Where the decode policy alone changes and both follow from keys, nothing is read again.
+    /// Changes the policies. Nothing is read again if the decode policy alone changes and both decode policies depend
+    /// on keys alone.
     ///
     /// # Errors
     /// [`ChatError::Engine`] for policies that the model, the memory or the phase does not allow; nothing has changed then.
@@ -207,7 +208,7 @@ impl Conversation {
         Ok(PolicyChange { again_tokens })
     }
 
-    /// Where the conversation stands.
+    /// Report of the conversation's branches, tokens, memory and policies.
     pub fn report(&self) -> ChatReport {
         let session = self.branch.session.as_ref();
         let usage = session.map(|session| session.sequence().usage()).unwrap_or_default();
@@ -436,7 +437,7 @@ fn keep(session: &mut Session, tokens: &[u32]) -> Result<usize, ChatError> {
     if shared == held && !session.logits().is_empty() {
         return Ok(session.keep_shared(tokens)?);
     }
-    // Logits are those of the last token that is read. What has to be read again is read with the rest, where progress is shown.
+    // Logits belong to the last token read. Removed tokens are read again with the rest, so that progress covers them.
     let _again = Sequence::truncate(session.sequence_mut(), shared.min(tokens.len() - 1))?;
     Ok(session.tokens().len())
 }

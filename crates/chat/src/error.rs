@@ -1,4 +1,4 @@
-//! What can go wrong in a conversation.
+//! Errors of a conversation.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ pub enum ChatError {
     /// The conversation does not fit the context any more.
     #[error("{refusal}; or take back the last turn (/undo) or begin anew (/clear). The message was not read")]
     ContextFull {
-        /// What does not fit, and which options would make it fit.
+        /// The engine's refusal: the part that does not fit, and the options that would make it fit.
         refusal: EngineError,
     },
     /// There is no turn, no document or no branch to do this to.
@@ -67,7 +67,7 @@ pub enum ChatError {
     NotAConversation {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem with the file.
         problem: String,
     },
 }

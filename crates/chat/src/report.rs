@@ -3,7 +3,7 @@
 use riffle_engine::{AuditReport, MemoryPlan, PairCount, StopReason};
 use serde::Serialize;
 
-/// What one turn took.
+/// Tokens and times of one turn.
 #[derive(Debug, Clone, Serialize)]
 pub struct TurnReport {
     /// Tokens of the whole conversation up to the answer.
@@ -37,7 +37,7 @@ pub struct BranchReport {
     pub is_current: bool,
 }
 
-/// Where a conversation stands.
+/// Branches, tokens, memory and policies of a conversation.
 #[derive(Debug, Clone, Serialize)]
 pub struct ChatReport {
     /// Its branches.
@@ -60,7 +60,7 @@ pub struct ChatReport {
     pub shared_bytes: u64,
     /// Pairs of query and key that attention read, and those there are.
     pub pairs: PairCount,
-    /// What was kept of the true attention, where an audit is on.
+    /// Share of exact attention that the policies kept, if an audit is on.
     pub audit: Option<AuditReport>,
     /// The policy for prompts.
     pub prefill_policy: String,

@@ -78,8 +78,8 @@ impl Conversation {
         Ok(bytes(path) + bytes(&pages))
     }
 
-    /// Goes on with the conversation in a file in place of the current branch. Where its pages cannot be used, because another model or other
-    /// options made them, the text is read again with the next message.
+    /// Goes on with the conversation in a file in place of the current branch. The next message reads the text again if
+    /// the file's pages came from another model or other options.
     ///
     /// # Errors
     /// [`ChatError::Read`], [`ChatError::NotAConversation`]; [`ChatError::Engine`] where the model takes no instructions and the file has

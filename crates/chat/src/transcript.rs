@@ -84,7 +84,7 @@ impl Transcript {
         (self.text, self.tokens) = (text, tokens);
     }
 
-    /// Adds an answer. Where its tokens do not spell its text, the text will be encoded anew.
+    /// Adds an answer. If its tokens do not spell its text, the next message encodes the text anew.
     pub(crate) fn add_answer(&mut self, tokenizer: &Tokenizer, text: &str, tokens: &[u32]) -> Result<(), ModelError> {
         if tokens.is_empty() || !spells(tokenizer, tokens, text)? {
             return Ok(());

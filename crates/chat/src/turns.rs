@@ -6,7 +6,7 @@ use crate::error::ChatError;
 use crate::report::TurnReport;
 use riffle_engine::Sequence;
 
-/// What was taken back.
+/// The part of the conversation that an undo removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Undone {
     /// The latest turn.
@@ -74,7 +74,7 @@ impl Conversation {
             return self.write_again(turn, observe);
         }
         branch.transcript.cut(turn.begin);
-        // Those attached since stand behind those of the turn.
+        // Documents attached since the turn stay behind the turn's own.
         branch.attached.splice(0..0, turn.documents);
         self.answer(turn.message, turn.retries, observe)
     }

@@ -143,8 +143,8 @@ pub(crate) struct RunArguments {
     pub(crate) generate: GenerateArguments,
     /// Go on from this file, and save to it what was read
     ///
-    /// Where the file is there, the session is restored from it, and what the prompt and the session begin with alike is not
-    /// read again.
+    /// If the file exists, the session is restored from it. Text that the prompt and the session begin with alike is
+    /// not read again.
     #[arg(long, value_name = "FILE", help_heading = "What is kept")]
     pub(crate) session: Option<PathBuf>,
     /// Go on with the session's answer, without a prompt

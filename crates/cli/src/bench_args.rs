@@ -93,7 +93,7 @@ pub(crate) struct BenchPoliciesArguments {
     /// Element formats of keys and values under the policies
     #[arg(long, value_name = "K[:V]", default_value = "f16")]
     pub(crate) kv_type: String,
-    /// Whether few tokens stand out to all queries or none does
+    /// Keys: a few tokens stand out to all queries, or none does
     #[arg(long, value_name = "peaked|random", value_parser = keys, default_value = "peaked")]
     pub(crate) keys: KeyKind,
     /// Queries of a prompt's chunk, where the policy prefers no other number
@@ -203,7 +203,7 @@ pub(crate) struct BenchKvArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchAttentionArguments {
-    /// What computes: cpu, cuda or cuda:N
+    /// Processor to compute on: cpu, cuda or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub(crate) device: String,
     /// Measure only cases whose name holds this text, e.g. "decode q8_0"
@@ -213,7 +213,7 @@ pub(crate) struct BenchAttentionArguments {
     pub(crate) machine: MachineArguments,
 }
 
-/// What is measured without a model.
+/// Options of measurements that need no model.
 #[derive(Debug, Args)]
 pub(crate) struct MachineArguments {
     /// Threads that compute [default: every core]

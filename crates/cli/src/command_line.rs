@@ -87,7 +87,7 @@ pub(crate) fn refuses_a_value(error: &clap::Error) -> bool {
     error.kind() == ErrorKind::ValueValidation
 }
 
-/// What is wrong with the arguments, in a line.
+/// The fault of the arguments, in a line.
 pub(crate) fn one_line(error: &clap::Error) -> String {
     if let Some(line) = refused_value(error).or_else(|| llama_cpp::refusal(error)) {
         return line;
@@ -107,7 +107,7 @@ pub(crate) fn one_line(error: &clap::Error) -> String {
     }
 }
 
-/// What is wrong and what to do, for mistakes of which clap says the first alone.
+/// The fault and its remedy, for mistakes of which clap names the fault alone.
 fn in_our_words(error: &clap::Error, command: Option<&str>) -> Option<String> {
     let texts = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => vec![text.clone()],

@@ -1,8 +1,8 @@
 //! Everything that is printed: results on standard output, all else on standard error.
 //!
-//! What is printed passes through [`shown`](crate::shown): no text of a model's author reaches a terminal as a control
-//! sequence. Nothing here panics. A result that cannot be written is a failure; a note that cannot be written is dropped, since
-//! there is no other place to report it.
+//! All output passes through [`shown`](crate::shown): no text of a model's author reaches a terminal as a control
+//! sequence. Nothing here panics. A result that cannot be written is a failure; a note that cannot be written is
+//! dropped, since there is no other place to report it.
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};

@@ -35,7 +35,7 @@ pub(crate) fn open(ordinal: usize) -> Result<Arc<dyn ComputeDevice>, DeviceError
     match gpu(ordinal)? {}
 }
 
-/// What `riffle bench attention` measures on a device.
+/// Measures cases of attention on a GPU, for `riffle bench attention`.
 pub(crate) fn measure(
     gpu: &Gpu,
     cases: &[AttentionCase],

@@ -11,7 +11,7 @@ use crate::numbers;
 /// Options of every command that runs or plans a model.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct EngineArguments {
-    /// What computes: cpu, cuda or cuda:N [default: a CUDA device that can compute the model, else the CPU]
+    /// Processor to compute on: cpu, cuda or cuda:N [default: a CUDA device that can compute the model, else the CPU]
     ///
     /// CUDA devices are there in builds with the feature cuda: cargo install --path crates/cli --features cuda
     #[arg(

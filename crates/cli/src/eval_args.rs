@@ -77,7 +77,7 @@ pub(crate) struct LogitsArguments {
     pub(crate) json: bool,
 }
 
-/// What is measured.
+/// Model and text of a measurement.
 #[derive(Debug, Args)]
 pub(crate) struct SubjectArguments {
     /// Model to measure [default: the shipped model]
@@ -105,7 +105,7 @@ pub(crate) struct PromptArguments {
     pub(crate) wording: String,
 }
 
-/// Where results go.
+/// Options for the output of results.
 #[derive(Debug, Args)]
 pub(crate) struct OutputArguments {
     /// Print the record as JSON
@@ -290,8 +290,8 @@ pub(crate) struct CompareArguments {
     pub(crate) budget: Option<f64>,
     /// Read once what prompts begin with alike
     ///
-    /// Of a policy's prompts, and one document densely for all decode policies that do not learn: the same answers sooner.
-    /// Times and shares of pairs are then those of what was read anew.
+    /// A policy reads the common beginning of its prompts once. All decode policies that do not learn share one dense
+    /// reading of a document. Answers are the same and come sooner; times and shares of pairs count new tokens alone.
     #[arg(long, hide_short_help = true)]
     pub(crate) share: bool,
     #[command(flatten)]

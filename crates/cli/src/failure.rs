@@ -29,7 +29,8 @@ impl Failure {
     /// Exit status for arguments that the command does not have.
     pub(crate) const MISSPELLED: u8 = 2;
 
-    /// A failure with the exit status 1. What is no line is made one, and fields of the libraries' options become flags.
+    /// Creates a failure with the exit status 1. The message becomes one line, and fields of the libraries' options
+    /// become flags.
     pub fn new(message: impl Display) -> Self {
         let message = shown::line(&flags::typed(&message.to_string()));
         Self { message, status: 1 }

@@ -16,7 +16,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
 /// Options that measurements and the server have like any run, and that their short help leaves to the long one.
 const OF_ANY_RUN: [&str; 4] = ["memory", "ctx", "kv_type", "temperature"];
 
-/// What the server's short help leaves to the long one.
+/// Options that the server's short help leaves to the long one.
 const OF_FEW_SERVERS: [&str; 5] = ["alias", "allow_origin", "allow_host", "sessions", "keep_alive"];
 
 /// The command with its help laid out.

@@ -78,7 +78,7 @@ fn resolved(path: PathBuf) -> Result<PathBuf, String> {
         return Ok(path);
     }
     let Some(name) = path.to_str().and_then(named) else {
-        // Who opens it says what is wrong with it.
+        // The loader reports a path that is no file and no name.
         return Ok(path);
     };
     let found = Settings::from_environment().and_then(|settings| riffle_hub::find(&settings.cache, &name));

@@ -80,7 +80,7 @@ pub fn main() -> ExitCode {
 /// Parses the arguments of another program that serves a model, its name first: in the words and with the spellings of `riffle`.
 ///
 /// # Errors
-/// For arguments that are refused. Where help or the version was asked for it has been printed, and the failure says nothing.
+/// For arguments that are refused. A request for help or for the version also fails, with no message: the answer was printed.
 pub fn arguments_of<A: clap::Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<A, Failure> {
     command_line::parse_of(arguments)
 }

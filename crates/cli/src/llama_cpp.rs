@@ -1,10 +1,10 @@
-//! What users of llama.cpp type: spellings that mean the same here, and what to do about those that do not.
+//! Spellings of llama.cpp's users. Some options mean the same here; for the others a line names the remedy.
 
 use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// Options of several letters behind one dash, which clap would read as bundles, and their long spellings. Those that
+/// Options of several letters behind one dash, which clap would read as bundles, and their long spellings. Options that
 /// riffle has mean the same; the others are refused with a [`REFUSED`] line.
 const LONG_SPELLINGS: [(&str, &str); 24] = [
     ("-ub", "--ub"),
@@ -170,7 +170,7 @@ pub(crate) fn spelled_for_clap(arguments: impl IntoIterator<Item = OsString>) ->
     })
 }
 
-/// What to do in place of an option that riffle does not have, where that is known.
+/// The remedy for an option that riffle does not have; `None` if none is known.
 pub(crate) fn refusal(error: &clap::Error) -> Option<String> {
     let (ErrorKind::UnknownArgument, Some(ContextValue::String(argument))) =
         (error.kind(), error.get(ContextKind::InvalidArg))

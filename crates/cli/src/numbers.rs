@@ -78,7 +78,7 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     riffle_engine::parse_bytes("", text.trim()).map_err(requirement)
 }
 
-/// What is allowed: clap says the option and what was given.
+/// The allowed values alone, because clap names the option and the value given.
 pub(crate) fn requirement(error: EngineError) -> String {
     match error {
         EngineError::Option { requirement, .. } => requirement,

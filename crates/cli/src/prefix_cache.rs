@@ -36,7 +36,7 @@ pub(crate) struct PrefixCacheArguments {
     pub(crate) prefix_cache_wait: Option<u64>,
 }
 
-/// Where beginnings are kept.
+/// Stores of prompt beginnings: a folder, and a store that is shared.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PrefixCaches {
     pub(crate) folder: Option<PrefixCacheOptions>,

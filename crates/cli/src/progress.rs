@@ -108,11 +108,11 @@ impl StepDisplay {
 pub(crate) struct PullDisplay {
     bar: ProgressBar,
     last_line: Instant,
-    /// When how many bytes were there, in the last seconds.
+    /// Times and byte counts of the last seconds.
     samples: VecDeque<(Instant, u64)>,
 }
 
-/// What the rate of a download is taken over.
+/// Time span over which a download's rate is averaged.
 #[cfg(feature = "pull")]
 const RATE_OVER: Duration = Duration::from_secs(10);
 

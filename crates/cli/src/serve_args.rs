@@ -43,7 +43,8 @@ pub(crate) struct ServeArguments {
     pub(crate) sessions: Option<PathBuf>,
     /// Publish KV events for routers, as vLLM does: listen here, such as tcp://127.0.0.1:5557
     ///
-    /// They tell which blocks of text the server holds. Events hold the tokens of prompts: whoever can connect can read them. A block is a page (--page-tokens).
+    /// They tell which blocks of text the server holds. Events hold the tokens of prompts, and every client that
+    /// connects can read them. A block is a page (--page-tokens).
     #[arg(long, value_name = "ADDRESS", help_heading = "Routers", hide_short_help = true)]
     pub(crate) kv_events: Option<String>,
     /// Listen here for routers that missed events, such as tcp://127.0.0.1:5558

@@ -1,4 +1,4 @@
-//! Where the shipped model and text lie.
+//! Finds the shipped model and text.
 
 use std::path::{Path, PathBuf};
 

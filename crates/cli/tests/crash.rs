@@ -16,12 +16,13 @@ use testing::{assert_refused, riffle, shipped_model, stdout};
 /// Kills unless RIFFLE_CRASH_KILLS says otherwise.
 const KILLS: usize = 10;
 
-struct Place {
+/// Session and prefix cache of a run, in one folder.
+struct SessionFiles {
     session: PathBuf,
     prefixes: PathBuf,
 }
 
-impl Place {
+impl SessionFiles {
     fn new(folder: &Path) -> Self {
         Self {
             session: folder.join("session"),
@@ -93,13 +94,13 @@ fn a_process_killed_at_any_moment_leaves_nothing_wrong_and_loses_no_session() {
         .map(|(number, prompt)| {
             let fresh = folder.path().join(format!("fresh-{number}"));
             fs::create_dir(&fresh).expect("a folder");
-            stdout(&Place::new(&fresh).ask(prompt).output().expect("the binary runs"))
+            stdout(&SessionFiles::new(&fresh).ask(prompt).output().expect("the binary runs"))
         })
         .collect();
     // How long the latest run that came to its end took.
     let mut usual = start.elapsed() / 4;
 
-    let place = Place::new(folder.path());
+    let place = SessionFiles::new(folder.path());
     let mut random = 0x9E37_79B9_7F4A_7C15u64;
     let (mut kill, mut runs, mut with_session) = (0, 0, 0);
     while kill < kills {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde_json::Value;
 use testing::{riffle, shipped_model, stderr, stdout};
 
-/// What a run may take beyond its plan: what the system maps for a process and nobody plans for.
+/// Memory beyond the plan that a run may hold: mappings of the system that no plan covers.
 const SLACK_BYTES: u64 = 16 << 20;
 
 /// Runs a command to its end and says how much memory it held at most.

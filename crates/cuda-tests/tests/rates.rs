@@ -1,4 +1,4 @@
-//! What a device is measured by, on one that is emulated on the CPU: right, whatever its time.
+//! Tests of the device measurement on an emulated device: results must be right, whatever their time.
 
 use std::ops::ControlFlow;
 

@@ -1,4 +1,4 @@
-// Where the attention went: the softmax weight each key received, summed over rows and the heads of its group.
+// Column mass: the softmax weight that each key received, summed over rows and the heads of its group.
 //
 // A block takes 64 keys of one KV head and goes through all tiles in order, so that every sum has one order.
 #include "softmax.cuh"

@@ -1,25 +1,25 @@
 // Attention of few queries over pages, dense or under a `Selection`: split over the keys, then merged.
 //
 // A block takes sixteen packed rows (query p / group, head p % group) of a tile and one part of its keys. Its warps go
-// their own ways, each through every WARPS-th step of sixteen keys with its own double buffer, and meet at the end. What
-// a part gives depends on the part alone, so that parts may be launched as their pages arrive. Tensor cores carry
-// the products: with the heads of a group packed, the time is that of the reads.
+// their own ways, each through every WARPS-th step of sixteen keys with its own double buffer, and meet at the end. A
+// part's result depends on the part alone, so parts may be launched as their pages arrive. Tensor cores carry the
+// products: with the heads of a group packed, the time is that of the reads.
 #include "softmax.cuh"
 
 constexpr u32 KEYS = 16, WARPS = HEAD_DIM <= 128 ? 4 : 2, THREADS = WARPS * 32, TILE = KEYS * PITCH;
 
-// What a block works on: runs begin..end of a tile, and the place of its partial.
-struct Part {
+// Work of a block: runs begin..end of a tile, and the place of its partial.
+struct DecodePart {
     u32 tile, runs, runs_end, slot;
 };
 
 KERNEL __launch_bounds__(THREADS) decode(
-    float *partial_ml, float *partial_o, const float *queries, u64 query_stride, const Part *parts, const QueryTile *tiles,
+    float *partial_ml, float *partial_o, const float *queries, u64 query_stride, const DecodePart *parts, const QueryTile *tiles,
     const Run *runs, const u32 *diagonals, const u32 *extra_ends, const u32 *extras, const u64 *key_pages,
     const u64 *value_pages, u32 pages_per_head, u32 page_tokens, u32 key_format, u32 value_format, u32 group, float scale,
     float soft_cap) {
     DYNAMIC_SHARED(memory);
-    const Part part = parts[blockIdx.x];
+    const DecodePart part = parts[blockIdx.x];
     const QueryTile tile = tiles[part.tile];
     u32 lane = lane_index(), warp = warp_index(), first_packed = blockIdx.y * 16, packed_rows = tile.rows * group;
     if (first_packed >= packed_rows)

@@ -128,7 +128,7 @@ EXPORT(delta_tokens)
 
 constexpr u32 CHUNK = 64;
 
-// What a chunk's tokens are to each other, for block (chunk, value head): scores [64, 64], decayed query · key up to the
+// Relations between a chunk's tokens, for block (chunk, value head): scores [64, 64], decayed query · key up to the
 // diagonal, and inverse [64, 64] of the unit lower triangular system, times the strength of its column.
 KERNEL __launch_bounds__(256) delta_relations(float *scores, float *inverse, const float *units, const float *strength,
                                               const float *decay, u32 key_heads, u32 value_heads, u32 tiled, u32 rows) {

@@ -39,7 +39,7 @@ __device__ __forceinline__ unsigned f32_to_bf16_pair(float low, float high) {
     return pair;
 }
 
-// Where shared memory lies in its own address space.
+// Address of `at` within shared memory's own address space.
 __device__ __forceinline__ unsigned shared_address(const void *at) { return (unsigned)__cvta_generic_to_shared(at); }
 
 __device__ __forceinline__ void store_16(void *to, uint4 value) { *(uint4 *)to = value; }

@@ -26,7 +26,7 @@ __device__ __forceinline__ u32 blocks_before(const QueryTile &tile, u32 position
     return tile.row_window > position ? 0 : (position + 1 - max(tile.row_window, 1u)) / block_tokens;
 }
 
-// Those of the 64 blocks from `first` on, named in `open`, of which the query at `position` reads no token.
+// Bits of the 64 blocks from `first` on that `open` names and of which the query at `position` reads no token.
 __device__ __forceinline__ u64 visible_means(const QueryTile &tile, const Lines &lines, u64 open, u32 first,
                                              u32 block_tokens, u32 position) {
     u64 bits = open & range_bits(first, 0, blocks_before(tile, position, block_tokens));
@@ -48,9 +48,9 @@ __device__ __forceinline__ u64 visible_means(const QueryTile &tile, const Lines 
     return bits;
 }
 
-// Of each row and head the largest logit, in units of log 2, and the sum: partial_ml [splits, rows, heads, 2]; and the sum of
-// values: partial_o [splits, rows, heads, HEAD_DIM]. `means` is [kv_heads, capacity, 2, HEAD_DIM]; open[tile] has a bit for each of the first
-// 64 · words blocks. Block (tile, packed rows, split of the words).
+// Writes for each row and head the largest logit, in units of log 2, and the sum: partial_ml [splits, rows, heads, 2];
+// and the sum of values: partial_o [splits, rows, heads, HEAD_DIM]. `means` is [kv_heads, capacity, 2, HEAD_DIM];
+// open[tile] has a bit for each of the first 64 · words blocks. Block (tile, packed rows, split of the words).
 KERNEL __launch_bounds__(THREADS, 1) attend_means(
     float *partial_ml, float *partial_o, const float *queries, u64 query_stride, u32 query_rows, const QueryTile *tiles,
     const u32 *diagonals, const u32 *extra_ends, const u32 *extras, const float *means, u32 capacity, const u64 *open,

@@ -16,7 +16,7 @@ constexpr u32 SCALES = (HEAD_DIM + 31) / 32;
 // ldmatrix lie in different banks.
 constexpr u32 PITCH = HEAD_DIM + 8;
 
-// Where 16 bytes of a row of a tile lie in shared memory, for ldmatrix: rows of PITCH elements.
+// Address of 16 bytes of a tile's row in shared memory, for ldmatrix: rows of PITCH elements.
 struct Pitched {
     u16 *tile;
     __device__ __forceinline__ u16 *at(u32 row, u32 channel) const { return tile + row * PITCH + channel; }
@@ -87,7 +87,7 @@ __device__ __forceinline__ void load_rows(const Place &to, u32 first_row, u64 pl
         }
         return;
     }
-    // Of a batch all are on their way before the first is used.
+    // All loads of a batch are issued before the first is used, which hides their latency.
     constexpr u32 CHUNKS = HEAD_DIM / 16, EACH = (ROWS * CHUNKS + THREADS - 1) / THREADS,
                   BATCH = EACH < AT_ONCE ? EACH : AT_ONCE;
 #pragma unroll 1

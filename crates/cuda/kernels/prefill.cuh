@@ -1,4 +1,4 @@
-// What the kernels of prefill share: the walk over what a tile of queries reads, its masks, and where results and states lie.
+// Shared parts of the prefill kernels: the walk over a tile's keys, its masks, and the layout of results and states.
 //
 // A block takes packed rows of one KV head, sixteen a warp: row p is query p / group, head p % group, so that all heads of a
 // group share every key. It walks the runs of its tile in ascending order. With a state it goes on where an earlier
@@ -13,7 +13,7 @@ struct KeyTile {
     u64 bits;
 };
 
-// Where a block stands in the runs of its tile; `last` is the last position of its rows.
+// Position of a block in the runs of its tile; `last` is the last position of its rows.
 template <u32 KEYS> struct Walk {
     const Run *runs;
     u32 run, end, last, block, part;
@@ -59,7 +59,7 @@ __device__ __forceinline__ void store_queries(u16 *to, const Packed &packed, con
     }
 }
 
-// What rows g and g + 8 of the warp see of a tile, from its first key on; false where every row sees all of it.
+// Masks of the tile's keys for rows g and g + 8 of the warp, from its first key on; false if every row sees all keys.
 template <u32 KEYS>
 __device__ __forceinline__ bool masks(u64 (&bits)[2], const KeyTile &keys, const Packed &packed, const Lines &lines) {
     u32 lane = lane_index(), block = keys.first & ~(KEY_BLOCK - 1), shift = keys.first - block;
@@ -72,7 +72,7 @@ __device__ __forceinline__ bool masks(u64 (&bits)[2], const KeyTile &keys, const
     return keys.per_row || (bits[0] & low_bits(KEYS)) != low_bits(KEYS);
 }
 
-// Where outputs go, and the state between launches: m and four parts of l, [rows, heads, 5], and o.
+// Targets of outputs, and the state between launches: m and four parts of l, [rows, heads, 5], and o.
 struct Results {
     float *output;
     u64 output_stride;

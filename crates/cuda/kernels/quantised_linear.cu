@@ -125,7 +125,7 @@ KERNEL __launch_bounds__(256, 2) multiply_many(float *output, const u8 *data, co
     u32 group = lane_index() / 4, place = lane_index() % 4;
     u32 warp_row = warp_index() / 2 * 32, warp_output = warp_index() % 2 * 32;
     float total[2][4][4] = {};
-    // What the thread brings at each step: one stretch of weights, two of activations.
+    // Each thread brings one stretch of weights and two of activations at each step.
     u32 own_step = threadIdx.x % STEP, own = threadIdx.x / STEP;
     for (u32 first = 0; first < stretches; first += STEP) {
         u32 stretch = first + own_step;

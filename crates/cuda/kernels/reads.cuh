@@ -50,7 +50,7 @@ __device__ __forceinline__ u32 lower_bound(const u32 *values, u32 begin, u32 end
     return begin;
 }
 
-// What the query at `position` sees of the block at `first`.
+// Bits of the block at `first` that the query at `position` sees.
 __device__ __forceinline__ u64 visible_bits(const QueryTile &tile, const Lines &lines, u64 shared, u32 first, u32 position) {
     if (first > position)
         return 0;

@@ -1,5 +1,5 @@
-// The scores that policies choose by. Every sum runs in the order of `riffle-attention` on x86, products are fused into
-// sums where they are there, so that scores, and what is chosen by them, are equal to the CPU's to the bit.
+// The scores that policies choose by. Every sum runs in the order of `riffle-attention` on x86, and products are fused
+// into sums in the same places. Scores and selections are therefore equal to the CPU's to the bit.
 #include "keys.cuh"
 
 // Takes the keys ranges[kv_head][0]..ranges[kv_head][1] of every KV head into smallest and largest value of each channel of

@@ -42,8 +42,8 @@ __device__ __forceinline__ void load_query(u32 (&a)[4], const u16 *queries, u32 
 // Within a few 2^-23 of it, without a branch.
 __device__ __forceinline__ float tanh_fast(float x) { return 1.0f - __fdividef(2.0f, exp2_fast(x * (2 * LOG2_E)) + 1.0f); }
 
-// Turns q · k of sixteen rows with KEYS keys into weights and takes them into m and l; what is summed so far is to be multiplied
-// with `keep`. `bits[i]` is what rows g and g + 8 see of the tile, `masked` whether that is not all.
+// Turns q · k of sixteen rows with KEYS keys into weights and adds them to m and l. The caller multiplies earlier sums
+// with `keep`. `bits[i]` holds the keys of the tile that rows g and g + 8 see; `masked` is false if they see all.
 template <u32 KEYS>
 __device__ __forceinline__ void weigh(float (&s)[KEYS / 8][4], float (&m)[2], float (&l)[2], float (&keep)[2],
                                       const Logits &logits, bool masked, const u64 (&bits)[2]) {
@@ -108,7 +108,7 @@ __device__ __forceinline__ void pack_weights(u32 (&p)[KEYS / 16][4], const float
             p[n][i] = narrow_pair<IS_BF16>(s[2 * n + i / 2][i % 2 * 2], s[2 * n + i / 2][i % 2 * 2 + 1]);
 }
 
-// Whether some row of the warp has a new maximum.
+// True if some row of the warp has a new maximum.
 __device__ __forceinline__ bool has_moved(const float (&keep)[2]) {
     return __any_sync(FULL_WARP, keep[0] != 1 || keep[1] != 1);
 }
@@ -172,7 +172,7 @@ __device__ __forceinline__ void total_sums(float (&l)[2]) {
     }
 }
 
-// What `o` is multiplied with: 1 / (l + 2^(sink − m)), zero for a row that has read nothing. `sink` is a natural logit.
+// Factor on `o`: 1 / (l + 2^(sink − m)), zero for a row that has read nothing. `sink` is a natural logit.
 __device__ __forceinline__ float normaliser(float m, float l, const float *sinks, u32 head) {
     if (l == 0)
         return 0;

@@ -14,18 +14,18 @@ __device__ __forceinline__ u32 stripe_bytes(u32 format, u32 head_dim) {
                                            : LANES * (quant_bytes(format == Q8_0, head_dim) + 2 * quant_blocks(head_dim));
 }
 
-// Where element d of a lane lies in a stripe of 16-bit floats, in elements.
+// Index of element d of a lane in a stripe of 16-bit floats.
 __device__ __forceinline__ u32 stripe_element(bool keys, u32 head_dim, u32 lane, u32 d) {
     return keys ? d * LANES + lane : lane * head_dim + d;
 }
 
-// Where the scale of a lane's block lies in a stripe, in bytes.
+// Byte offset of the scale of a lane's block in a stripe.
 __device__ __forceinline__ u32 stripe_scale(bool keys, bool is_8_bit, u32 lane, u32 block) {
     u32 before = keys ? block * (2 * LANES + LANES * (is_8_bit ? QUANT_BLOCK : QUANT_BLOCK / 2)) : 2 * LANES * block;
     return before + 2 * lane;
 }
 
-// Where the quant of element d of a lane lies in a stripe, in bytes; `is_high` says in which half of the byte 4 bits are.
+// Byte offset of the quant of element d of a lane in a stripe; `is_high` is the half of the byte that holds 4 bits.
 __device__ __forceinline__ u32 stripe_quant(bool keys, bool is_8_bit, u32 head_dim, u32 lane, u32 d, bool &is_high) {
     u32 first = d / QUANT_BLOCK * QUANT_BLOCK, at = d - first, width = min(QUANT_BLOCK, head_dim - first);
     u32 quants = keys ? 2 * LANES * (first / QUANT_BLOCK + 1) : 2 * LANES * quant_blocks(head_dim);

@@ -1,5 +1,6 @@
-// Attention of many queries over pages, dense or under a `Selection`, on the warpgroup products of sm_90a, HEAD_DIM 64 or 128
-// (FlashAttention-3, Shah et al. 2024). What prefill.cu does on every architecture, with its arguments.
+// Attention of many queries over pages, dense or under a `Selection`, on the warpgroup products of sm_90a, HEAD_DIM 64
+// or 128 (FlashAttention-3, Shah et al. 2024). It computes the same as prefill.cu, which runs on every architecture,
+// from the same arguments.
 //
 // Two warpgroups of 64 packed rows share the keys. While the tensor cores multiply queries with the keys of one tile and the
 // weights of the tile before with its values, the warps bring the tile after next and make weights of what is there.

@@ -41,7 +41,7 @@ impl ComputeDevice for Gpu {
 
     fn prefill_instructions(&self, head_dim: usize, formats: [Format; 2]) -> Result<String, DeviceError> {
         let [keys, values] = formats;
-        Ok(PrefillChoice::of(self, head_dim, keys, values)?.to_string())
+        Ok(PrefillChoice::choose(self, head_dim, keys, values)?.to_string())
     }
 
     fn few_rows(&self) -> usize {
@@ -97,7 +97,7 @@ impl DeviceQueue for Stream {
     }
 
     fn attended(&self, rows: &dyn riffle_device::DeviceRows, range: Range<usize>) -> Result<Vec<f32>, DeviceError> {
-        let attended = DeviceRows::of(rows)?.call(range).attended;
+        let attended = DeviceRows::downcast(rows)?.call(range).attended;
         Ok(self.gpu().download(attended, self)?)
     }
 
@@ -215,7 +215,7 @@ impl PageRoom for DeviceRoom {
         end: usize,
         options: &AttendOptions<'_>,
     ) -> Result<Box<dyn RoomCall + 'p>, DeviceError> {
-        let rows = DeviceRows::of(rows.rows)?.call(rows.range.clone());
+        let rows = DeviceRows::downcast(rows.rows)?.call(rows.range.clone());
         Ok(Box::new(DeviceRoom::begin(self, of, tiles, rows, end, options)?))
     }
 
@@ -225,12 +225,12 @@ impl PageRoom for DeviceRoom {
         rows: &BatchRows<'_>,
         partials: &mut [Partial],
     ) -> Result<(), DeviceError> {
-        let rows = DeviceRows::of(rows.rows)?.call(rows.range.clone());
+        let rows = DeviceRows::downcast(rows.rows)?.call(rows.range.clone());
         Ok(DeviceRoom::bring_partials(self, tiles, &rows, partials)?)
     }
 
     fn set_log_sum_exp(&mut self, rows: &BatchRows<'_>, log_sum_exp: &[f32]) -> Result<(), DeviceError> {
-        let rows = DeviceRows::of(rows.rows)?.call(rows.range.clone());
+        let rows = DeviceRows::downcast(rows.rows)?.call(rows.range.clone());
         Ok(DeviceRoom::set_log_sum_exp(self, &rows, log_sum_exp)?)
     }
 
@@ -242,7 +242,7 @@ impl PageRoom for DeviceRoom {
         end: usize,
         options: &AttendOptions<'_>,
     ) -> Result<Box<dyn RoomMass + 'p>, DeviceError> {
-        let rows = DeviceRows::of(rows.rows)?.call(rows.range.clone());
+        let rows = DeviceRows::downcast(rows.rows)?.call(rows.range.clone());
         Ok(Box::new(DeviceRoom::begin_mass(self, of, tiles, rows, end, options)?))
     }
 
@@ -252,7 +252,7 @@ impl PageRoom for DeviceRoom {
         shown: &[Vec<PageView<'_>>],
         queries: &BatchRows<'p>,
     ) -> Result<Option<Box<dyn RoomScan + 'p>>, DeviceError> {
-        let queries = DeviceRows::of(queries.rows)?.queries(queries.range.clone());
+        let queries = DeviceRows::downcast(queries.rows)?.queries(queries.range.clone());
         let scan = DeviceRoom::scan_keys(self, of, shown, queries)?;
         Ok(scan.map(|scan| Box::new(scan) as Box<dyn RoomScan + 'p>))
     }
@@ -286,7 +286,7 @@ impl PageRoom for DeviceRoom {
         queries: &BatchRows<'_>,
         tokens: &[usize],
     ) -> Result<Vec<Vec<f32>>, DeviceError> {
-        let queries = DeviceRows::of(queries.rows)?.queries(queries.range.clone());
+        let queries = DeviceRows::downcast(queries.rows)?.queries(queries.range.clone());
         Ok(DeviceRoom::bound_scores(self, of, queries, tokens)?)
     }
 

@@ -1,6 +1,6 @@
 use riffle_device::DeviceError;
 
-/// What can go wrong on a GPU, or before one is found.
+/// Errors of a GPU, or of the search for one.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
@@ -25,7 +25,7 @@ pub enum CudaError {
     Capability {
         /// The device.
         name: String,
-        /// What it has.
+        /// Compute capability of the device.
         found: (u32, u32),
     },
     /// An allocation failed.
@@ -43,7 +43,7 @@ pub enum CudaError {
     /// A compiler that kernels need at first use is missing.
     #[error("kernels cannot be compiled: {reason}")]
     NoCompiler {
-        /// What is missing.
+        /// The missing part, and its remedy.
         reason: String,
     },
     /// A kernel does not compile.
@@ -91,11 +91,11 @@ pub enum CudaError {
     /// Two shapes that must agree do not.
     #[error("{what}: expected {expected}, found {found}")]
     Mismatch {
-        /// What disagrees.
+        /// The size that disagrees.
         what: &'static str,
-        /// What it must be.
+        /// Expected size.
         expected: usize,
-        /// What it is.
+        /// Size found.
         found: usize,
     },
     /// Device memory that is shorter than its shape.
@@ -108,14 +108,14 @@ pub enum CudaError {
         /// Bytes it has.
         found_bytes: usize,
     },
-    /// A variable of the environment that names what is not there.
+    /// A variable of the environment with an unknown value, or one that this device cannot serve.
     #[error("{variable}={value}: {requirement}")]
     Setting {
         /// The variable.
         variable: &'static str,
         /// Its value.
         value: String,
-        /// What it may be.
+        /// Allowed values.
         requirement: &'static str,
     },
     /// Two kernels that must give the same do not.
@@ -123,9 +123,9 @@ pub enum CudaError {
     Disagreement {
         /// Which element.
         at: usize,
-        /// What it is.
+        /// Value found.
         found: f32,
-        /// What it must be near.
+        /// Value that it must be near.
         expected: f32,
     },
     /// Rows that another kind of device holds.
@@ -134,11 +134,11 @@ pub enum CudaError {
     /// A size no kernel is written for.
     #[error("{what} {value} is not supported on the GPU: it must be {requirement}")]
     Unsupported {
-        /// What it is.
+        /// Name of the size.
         what: &'static str,
         /// Its value.
         value: usize,
-        /// What is supported.
+        /// Supported sizes.
         requirement: &'static str,
     },
 }

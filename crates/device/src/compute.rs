@@ -14,7 +14,8 @@ pub trait ComputeDevice: Debug + Send + Sync {
     /// The device's name.
     fn name(&self) -> &str;
 
-    /// Who multiplies 16-bit weights with many rows: a library, or the device's own kernels and why.
+    /// Describes the implementation of products of 16-bit weights with many rows: a library, or the device's own
+    /// kernels and the reason.
     fn products(&self) -> String;
 
     /// The instructions that attention of a prompt uses for these formats of keys and values, and why these.
@@ -80,7 +81,8 @@ pub trait DeviceQueue: Send + Sync {
         layer: [&[f32]; 3],
     ) -> Result<Box<dyn DeviceRows>, DeviceError>;
 
-    /// What attention returned for rows of a batch, `[rows, heads, head_dim]`, when everything queued so far has run.
+    /// Downloads the attention output for rows of a batch, `[rows, heads, head_dim]`, once everything queued so far has
+    /// run.
     ///
     /// # Errors
     /// A device that fails.

@@ -1,6 +1,7 @@
 use std::error::Error;
 
-/// What a device reports; its message says what happened and what to do. [`downcast_ref`](Self::downcast_ref) gives the device's own error.
+/// Error of a device; its message names the failure and the remedy. [`downcast_ref`](Self::downcast_ref) gives the
+/// device's own error.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct DeviceError(Box<dyn Error + Send + Sync>);

@@ -7,8 +7,8 @@ use riffle_model::{Forward, ModelError};
 
 use crate::DeviceError;
 
-/// A batch on a device, where hidden states stay. A caller that attends on the device takes what a layer attends with from the
-/// [`rows`](Self::rows):
+/// A batch on a device, where hidden states stay. A caller that attends on the device takes a layer's queries, keys and
+/// values from the [`rows`](Self::rows):
 ///
 /// 1. [`project_rows`](Self::project_rows) projects rows of a layer,
 /// 2. [`bring_queries`](Self::bring_queries) copies their queries to main memory, where policies choose by them
@@ -36,7 +36,7 @@ pub trait DeviceForward: Forward {
     /// The rows projected so far, whose queries were [brought](Self::bring_queries).
     fn host_rows(&mut self) -> HostRows<'_>;
 
-    /// Copies what was written to [`HostRows::attended`] for some rows of the batch to the device.
+    /// Copies [`HostRows::attended`] for some rows of the batch to the device.
     ///
     /// # Errors
     /// A device that fails.
@@ -64,7 +64,7 @@ pub struct HostRows<'a> {
     pub queries: &'a [f32],
     /// `[rows, heads, head_dim]`: room for an attention result that [`DeviceForward::send_attended`] copies to the device.
     pub attended: &'a mut [f32],
-    /// Where the same rows lie on the device.
+    /// The same rows on the device.
     pub rows: &'a dyn DeviceRows,
 }
 

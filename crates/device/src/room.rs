@@ -7,7 +7,7 @@ use riffle_kv::{CacheShape, HeadGrowth, PageVersion};
 
 use crate::{BatchRows, DeviceError, DeviceRows};
 
-/// What a room is made for.
+/// Shape and budgets of a room.
 #[derive(Debug, Clone, Copy)]
 pub struct RoomOptions {
     /// The shape of the caches of all sequences.
@@ -33,7 +33,7 @@ pub struct SequenceId(pub u64);
 /// A layer of a sequence, with what its pages hold.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerPages<'a> {
-    /// Whose layer it is.
+    /// Sequence of the layer.
     pub sequence: SequenceId,
     /// Its number in the cache.
     pub layer: usize,
@@ -44,17 +44,17 @@ pub struct LayerPages<'a> {
 /// Tokens of a batch that are appended to a layer of a sequence.
 #[derive(Clone, Copy)]
 pub struct AppendedTokens<'a> {
-    /// Whose layer it is.
+    /// Sequence of the layer.
     pub sequence: SequenceId,
     /// Its number in the cache.
     pub layer: usize,
-    /// Where keys and values lie.
+    /// Keys and values of the tokens.
     pub rows: &'a dyn DeviceRows,
     /// True if keys and values are rotated on the way.
     pub rotated: [bool; 2],
 }
 
-/// A tile of queries and what it reads.
+/// A tile of queries, and the keys that it reads.
 #[derive(Debug, Clone, Copy)]
 pub struct PagedTile<'a> {
     /// Its KV head.
@@ -65,7 +65,7 @@ pub struct PagedTile<'a> {
     pub rows: usize,
     /// Position of the first.
     pub start: usize,
-    /// What they read.
+    /// Keys that the tile's queries read.
     pub selection: &'a Selection,
 }
 
@@ -82,7 +82,7 @@ pub struct ScannedHead {
     pub scale: f32,
 }
 
-/// What is kept of blocks.
+/// Kind of a block's summary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SummaryKind {
     /// The smallest and the largest of keys, within [`RoomOptions::bound_bytes`].
@@ -91,14 +91,14 @@ pub enum SummaryKind {
     Means,
 }
 
-/// What has travelled to the device and back.
+/// Counts of transfers to the device and back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TransferCount {
     /// Pages or parts of pages brought.
     pub pages: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Of the pages those that were [read ahead](PageRoom::read_ahead) and then asked for.
+    /// Pages among these that were [read ahead](PageRoom::read_ahead) and then asked for.
     pub pages_ahead: u64,
     /// Bytes of what calls returned that came to main memory.
     pub returned_bytes: u64,
@@ -140,7 +140,7 @@ pub trait PageRoom: Send {
     /// Bytes of the pages of a sequence that lie on the device, shared ones included.
     fn resident_bytes_of(&self, sequence: SequenceId) -> u64;
 
-    /// What has travelled so far, for all sequences.
+    /// Counts of all transfers so far, for all sequences.
     fn transferred(&self) -> TransferCount;
 
     /// Appends tokens `tokens` of a batch to a layer whose KV heads grow by them as `heads` says: to pages that lie here with all
@@ -163,7 +163,7 @@ pub trait PageRoom: Send {
         options: &AttendOptions<'_>,
     ) -> Result<Box<dyn RoomCall + 'p>, DeviceError>;
 
-    /// Brings what a finished call left in its rows to main memory and adds it to `partials`, one for each tile. After an error the
+    /// Copies a finished call's output to main memory and adds it to `partials`, one for each tile. After an error the
     /// partials are as they were.
     fn bring_partials(
         &mut self,
@@ -198,8 +198,8 @@ pub trait PageRoom: Send {
     /// True if there is room for the summaries of blocks of `block` tokens of a layer with `tokens` tokens.
     fn have_summaries_room(&self, kind: SummaryKind, block: usize, tokens: usize) -> bool;
 
-    /// Makes room for the summaries of blocks of `block` tokens of a layer with `tokens` tokens; those of sequences that were asked
-    /// for longest ago may leave for it. Returns by KV head how many tokens are in them; `None` where there
+    /// Makes room for the summaries of blocks of `block` tokens of a layer with `tokens` tokens. Summaries of the least
+    /// recently used sequences may leave for it. Returns by KV head the number of tokens summarised; `None` if there
     /// [is no room](Self::have_summaries_room).
     fn summaries_known(
         &mut self,
@@ -218,8 +218,8 @@ pub trait PageRoom: Send {
         shown: &[Vec<PageView<'_>>],
     ) -> Result<(), DeviceError>;
 
-    /// Of every KV head the bound of each block of its first `tokens` tokens, all of them
-    /// [known](Self::summaries_known), summed over `queries` and the heads of the group; equal to the CPU's to the bit.
+    /// Bound of each block of every KV head's first `tokens` tokens, all of them [known](Self::summaries_known), summed
+    /// over `queries` and the heads of the group; equal to the CPU's to the bit.
     fn bound_scores(
         &mut self,
         of: LayerPages<'_>,
@@ -238,7 +238,7 @@ pub trait PageRoom: Send {
 /// A call of attention under way.
 ///
 /// # Errors
-/// As those of [`PageRoom`].
+/// As for [`PageRoom`].
 pub trait RoomCall {
     /// The call will also read the block means that selections name; those of the layer's tokens are known
     /// ([`PageRoom::extend_summaries`]).
@@ -254,7 +254,7 @@ pub trait RoomCall {
 /// A sum of the softmax mass that keys receive, under way.
 ///
 /// # Errors
-/// As those of [`PageRoom`].
+/// As for [`PageRoom`].
 pub trait RoomMass {
     /// Takes in pages, shown by KV head, after those of earlier calls in the order of (page, KV head).
     fn add(&mut self, shown: &[Vec<PageView<'_>>]) -> Result<(), DeviceError>;
@@ -266,10 +266,10 @@ pub trait RoomMass {
 /// Queries of a chunk beside the keys of a layer that all lie on the device.
 ///
 /// # Errors
-/// As those of [`PageRoom`].
+/// As for [`PageRoom`].
 pub trait RoomScan {
-    /// XAttention's scores of a KV head: for each block of queries those of every block of keys up to it, equal to the CPU's to
-    /// the bit. `None` where memory is short.
+    /// XAttention's scores of a KV head: for each block of queries the scores of every block of keys up to it, equal to
+    /// the CPU's to the bit. `None` if memory is short.
     fn blocks(&mut self, head: &ScannedHead, stride: usize, block: usize)
     -> Result<Option<Vec<Vec<f32>>>, DeviceError>;
 

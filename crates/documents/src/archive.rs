@@ -91,7 +91,7 @@ impl<'a> Archive<'a> {
     }
 }
 
-/// What an archive is; `None` for one that is not read.
+/// Kind of the document in an archive; `None` if riffle reads no archive of this kind.
 pub(crate) fn kind_of(name: &str, bytes: &[u8]) -> Result<Option<DocumentKind>, DocumentError> {
     let by_name = match name.to_ascii_lowercase() {
         lower if lower.ends_with(".epub") => Some(DocumentKind::Epub),

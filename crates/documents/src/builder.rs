@@ -1,6 +1,6 @@
 //! A text under construction: white space as people read it, places by where they begin.
 
-use crate::{Place, PlaceKind};
+use crate::{DocumentPlace, PlaceKind};
 
 /// Collects the text of a document whose markup says where paragraphs and places begin.
 #[derive(Debug, Default)]
@@ -11,7 +11,7 @@ pub(crate) struct TextBuilder {
     space: bool,
     /// Line ends that stand before the next text.
     breaks: usize,
-    /// What stands before the next text of a line, such as a list's dash.
+    /// Text before the next text of a line, such as a list's dash.
     prefix: &'static str,
 }
 
@@ -41,7 +41,7 @@ impl TextBuilder {
         self.breaks = self.breaks.max(count);
     }
 
-    /// What comes next begins with this.
+    /// Puts `prefix` before the next text.
     pub(crate) fn prefix(&mut self, prefix: &'static str) {
         self.prefix = prefix;
     }
@@ -87,7 +87,7 @@ impl TextBuilder {
     }
 
     /// The text, and its places: each ends where the next of its kind begins.
-    pub(crate) fn finish(mut self) -> (String, Vec<Place>) {
+    pub(crate) fn finish(mut self) -> (String, Vec<DocumentPlace>) {
         let kept = self.text.trim_end().len();
         self.text.truncate(kept);
         if !self.text.is_empty() {
@@ -129,11 +129,11 @@ impl TextBuilder {
 }
 
 /// Places by where they begin, in a text of `end` bytes.
-pub(crate) fn places(marks: &[(usize, PlaceKind)], end: usize) -> Vec<Place> {
+pub(crate) fn places(marks: &[(usize, PlaceKind)], end: usize) -> Vec<DocumentPlace> {
     let is_same = |a: &PlaceKind, b: &PlaceKind| std::mem::discriminant(a) == std::mem::discriminant(b);
-    // Where the next place of each kind begins, from behind.
+    // The start of the next place of each kind, while marks are walked from the end.
     let mut next: Vec<(&PlaceKind, usize)> = Vec::new();
-    let mut places: Vec<Place> = Vec::with_capacity(marks.len());
+    let mut places: Vec<DocumentPlace> = Vec::with_capacity(marks.len());
     for (start, kind) in marks.iter().rev().filter(|(start, _)| *start < end) {
         let known = next.iter_mut().find(|(other, _)| is_same(other, kind));
         let stop = known.as_ref().map_or(end, |(_, at)| *at);
@@ -142,7 +142,7 @@ pub(crate) fn places(marks: &[(usize, PlaceKind)], end: usize) -> Vec<Place> {
             None => next.push((kind, *start)),
         }
         if *start < stop {
-            places.push(Place {
+            places.push(DocumentPlace {
                 range: *start..stop,
                 kind: kind.clone(),
             });

@@ -10,7 +10,7 @@ use crate::guard::{self, Fault};
 use crate::kind::{Sniffed, sniff};
 use crate::{Document, DocumentError, DocumentKind, Limits, archive, docx, epub, folder, html, pdf, plain};
 
-/// Documents in the order in which their files were given, and what was left out of folders.
+/// Documents in the order of the given files, and the files of folders that were left out.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Collection {
     /// The documents.
@@ -26,7 +26,7 @@ pub struct LeftOut {
     pub binary: usize,
     /// Empty files.
     pub empty: usize,
-    /// What was wrong with the others, one line each.
+    /// Problems of the other files, one line each.
     pub failures: Vec<String>,
 }
 

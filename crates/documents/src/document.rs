@@ -11,26 +11,26 @@ use crate::DocumentKind;
 pub struct Document {
     /// The path that was given; for a file of a folder the folder and the path in it.
     pub name: String,
-    /// What the file is.
+    /// Kind of the file.
     pub kind: DocumentKind,
     /// The text: UTF-8, lines ended by `\n`, no control characters but `\n` and tabs.
     pub text: String,
-    /// What stands where in the text, by the first byte. Places of different kinds overlap: a heading stands on a page.
-    pub places: Vec<Place>,
-    /// What could not be read of the file, one line each.
+    /// Places of the text, sorted by their first byte. Places of different kinds overlap: a heading stands on a page.
+    pub places: Vec<DocumentPlace>,
+    /// Parts of the file that could not be read, one line each.
     pub warnings: Vec<String>,
 }
 
 /// A part of a text that a person can look up.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Place {
+pub struct DocumentPlace {
     /// Bytes of the text.
     pub range: Range<usize>,
-    /// What it is.
+    /// Kind of the place, with its name or number.
     pub kind: PlaceKind,
 }
 
-/// What a [`Place`] is.
+/// Kind of a [`DocumentPlace`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PlaceKind {
@@ -40,13 +40,13 @@ pub enum PlaceKind {
     Label(String),
     /// A chapter, by its title.
     Chapter(String),
-    /// What stands under a heading, up to the next one.
+    /// Text under a heading, up to the next heading.
     Heading(String),
 }
 
 impl Document {
-    /// Where bytes `range` of the text came from, for people: `pages 3–4`, `chapter "Loomings"`, `lines 12–20, under "Install"`.
-    /// Empty where nothing is known.
+    /// Describes the source of bytes `range` of the text for people: `pages 3–4`, `chapter "Loomings"`, `lines 12–20,
+    /// under "Install"`. Empty if no place is known.
     pub fn describe(&self, range: &Range<usize>) -> String {
         let mut parts = Vec::new();
         let last = range.end.max(range.start + 1) - 1;
@@ -92,7 +92,7 @@ impl Document {
         (count(range.start), count(last))
     }
 
-    /// What a byte of the text stands in, the innermost first.
+    /// Kinds of the places around a byte of the text, the innermost first.
     fn at(&self, byte: usize) -> impl Iterator<Item = &PlaceKind> {
         let before = self.places.partition_point(|place| place.range.start <= byte);
         let here = self.places[..before].iter().rev();

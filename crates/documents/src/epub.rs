@@ -10,7 +10,7 @@ use crate::{Document, DocumentError, DocumentKind, Limits, PlaceKind, html};
 /// Missing parts that a warning names.
 const NAMED_PARTS: usize = 5;
 
-/// What the package says.
+/// Contents of an EPUB's package file.
 #[derive(Default)]
 struct Package {
     /// Paths in the archive and kinds of content, by id.
@@ -168,7 +168,7 @@ fn titles(archive: &mut Archive<'_>, package: &Package) -> Result<BTreeMap<Strin
     Ok(titles)
 }
 
-/// Links of a page and what they say.
+/// Links of a page, each with its text.
 fn links(bytes: &[u8], add: &mut dyn FnMut(&str, &str)) -> Result<(), String> {
     let mut open: Option<(String, String)> = None;
     xml::each(bytes, &mut |event| match event {
@@ -187,7 +187,7 @@ fn links(bytes: &[u8], add: &mut dyn FnMut(&str, &str)) -> Result<(), String> {
     })
 }
 
-/// Points of an EPUB 2 table of contents: a label, then what it leads to.
+/// Points of an EPUB 2 table of contents: a label, then its target.
 fn points(bytes: &[u8], add: &mut dyn FnMut(&str, &str)) -> Result<(), String> {
     let mut label = String::new();
     let mut in_label = false;

@@ -24,7 +24,7 @@ pub enum DocumentError {
         /// [`Limits::file_bytes`](crate::Limits::file_bytes).
         limit_bytes: u64,
     },
-    /// What the file holds is larger than it may be.
+    /// The unpacked file is larger than the limit.
     #[error(
         "{name}: holds more than {limit_bytes} bytes when it is unpacked, which no document of its kind needs; do not trust it"
     )]
@@ -77,7 +77,7 @@ pub enum DocumentError {
     Encrypted {
         /// The file.
         name: String,
-        /// What it is.
+        /// Kind of the file.
         kind: DocumentKind,
     },
     /// An Office file from before 2007, or an encrypted one: both look alike from outside.
@@ -101,9 +101,9 @@ pub enum DocumentError {
     Damaged {
         /// The file.
         name: String,
-        /// What it says it is.
+        /// Kind that the file claims to be.
         kind: DocumentKind,
-        /// What is wrong.
+        /// Reason for calling the file damaged.
         reason: String,
     },
     /// The parser took too long.

@@ -28,7 +28,7 @@ pub(crate) fn run<T: Send + 'static>(time: Duration, parse: impl FnOnce() -> T +
     let (send, receive) = mpsc::channel();
     let thread = thread::Builder::new().name(THREAD.to_owned()).stack_size(STACK_BYTES);
     let started = thread.spawn(move || {
-        // Who waited may have gone.
+        // The caller may have given up waiting.
         let _ = send.send(catch_unwind(AssertUnwindSafe(parse)));
     });
     let handle = started.map_err(|error| Fault::NoThread(error.to_string()))?;

@@ -161,7 +161,7 @@ struct State {
     shown_in_picture: usize,
     /// Open elements whose white space is kept.
     verbatim: usize,
-    /// The heading that is open, and what it says so far.
+    /// The open heading, with its text so far.
     heading: Option<String>,
     first_heading: Option<String>,
     /// True if a cell of the row stands before the next one.
@@ -332,7 +332,7 @@ impl State {
             self.end_heading();
             self.builder.end_line(2);
             self.heading = Some(String::new());
-            // What it says is known when it ends.
+            // The heading's text is complete only when the element ends.
             self.builder.mark(PlaceKind::Heading(String::new()));
             return;
         }

@@ -1,4 +1,4 @@
-//! What a file is.
+//! Finds the kind of a file.
 
 use std::fmt;
 use std::path::Path;
@@ -24,13 +24,13 @@ pub enum DocumentKind {
     Docx,
 }
 
-/// Bytes at the beginning of a file that decide what it is.
+/// Bytes at the beginning of a file that decide its kind.
 const LOOKED_AT_BYTES: usize = 8 << 10;
 
-/// What the content of a file says about it.
+/// Kind of a file as its content shows it.
 pub(crate) enum Sniffed {
     Kind(DocumentKind),
-    /// A ZIP archive, whose parts say what it is.
+    /// A ZIP archive; its parts decide the kind of the document.
     Archive,
     /// An OLE file: an old Office document, or an encrypted new one.
     Ole,
@@ -58,7 +58,7 @@ impl fmt::Display for DocumentKind {
     }
 }
 
-/// What a file is, by its content; where that does not decide, by its name.
+/// Finds the kind of a file by its content, and by its name if the content leaves it open.
 pub(crate) fn sniff(name: &str, bytes: &[u8]) -> Sniffed {
     let start = &bytes[..bytes.len().min(LOOKED_AT_BYTES)];
     // Some programs write a few bytes before the header of a PDF.

@@ -1,8 +1,8 @@
 //! Turns files into texts that a language model reads, and says where each part of a text came from.
 //!
-//! Plain text, Markdown, HTML, PDF, EPUB and DOCX files, and folders: source trees with their ignore rules. What a file is
-//! follows from its content first and from its name second. Each document comes with [`Place`]s, which map ranges of its text to
-//! what a person can look up: a page, a chapter, a heading, a line.
+//! Plain text, Markdown, HTML, PDF, EPUB and DOCX files, and folders: source trees with their ignore rules. A file's
+//! kind follows from its content first and from its name second. Each document comes with [`DocumentPlace`]s, which map ranges
+//! of its text to what a person can look up: a page, a chapter, a heading, a line.
 //!
 //! Files are by strangers. Everything is read within [`Limits`]: bytes of a file, bytes after decompression, numbers of files
 //! and parts, depth of folders, time. Parsers of others run on a thread of their own; when one of them panics or does not end, that
@@ -44,7 +44,7 @@ mod plain;
 mod xml;
 
 pub use collection::{Collection, LeftOut, read};
-pub use document::{Document, Place, PlaceKind};
+pub use document::{Document, DocumentPlace, PlaceKind};
 pub use error::DocumentError;
 pub use kind::DocumentKind;
 pub use limits::Limits;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Limits on files by strangers. What is beyond one of them is refused by name; nothing is cut.
+/// Limits on files by strangers. A file beyond a limit is refused by name; nothing is cut.
 #[derive(Debug, Clone)]
 pub struct Limits {
     /// Bytes of one file on disk.

@@ -5,7 +5,7 @@ use quick_xml::reader::Reader;
 
 use crate::encoding::decode_markup;
 
-/// What stands in a part, in order.
+/// Contents of an XML part, in order.
 pub(crate) enum XmlEvent<'a> {
     /// An element begins: its name without a prefix.
     Start(&'a str, &'a BytesStart<'a>),
@@ -18,7 +18,7 @@ pub(crate) enum XmlEvent<'a> {
 /// Takes the events of a part; an empty element begins and ends.
 ///
 /// # Errors
-/// What the parser says of a part that is no XML.
+/// The parser's message for a part that is no XML.
 pub(crate) fn each(bytes: &[u8], take: &mut dyn FnMut(XmlEvent<'_>)) -> Result<(), String> {
     let text = decode_markup(bytes);
     let mut reader = Reader::from_str(&text);

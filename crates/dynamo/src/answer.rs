@@ -11,7 +11,7 @@ use riffle_engine::{RequestReport, StopReason, TokenProbabilities};
 use riffle_server::{Answer, AnswerEvent};
 
 use crate::failure::of_request;
-use crate::load::{Load, Place};
+use crate::load::{CountedRequest, Load};
 
 /// The chunks of an answer. It ends when the client goes: dropping this takes the request back.
 pub(crate) fn chunks(
@@ -19,7 +19,7 @@ pub(crate) fn chunks(
     context: Arc<dyn AsyncEngineContext>,
     prompt_tokens: usize,
     load: Arc<Load>,
-    mut place: Place,
+    mut place: CountedRequest,
 ) -> BoxStream<'static, Result<LLMEngineOutput, DynamoError>> {
     Box::pin(async_stream::stream! {
         let mut written = 0;

@@ -8,7 +8,7 @@ use riffle_cli::{Failure, ServingArguments};
 
 use crate::RiffleWorker;
 
-/// What Dynamo's frontend reads of a model's folder; a chat template stands in the second.
+/// Files of a model's folder that Dynamo's frontend reads.
 const FRONTEND_FILES: [&str; 2] = ["tokenizer.json", "config.json"];
 
 /// Serve a model as a worker of NVIDIA Dynamo

@@ -1,4 +1,4 @@
-//! What goes wrong, in Dynamo's words.
+//! Errors in Dynamo's words.
 
 use dynamo_backend_common::{BackendError, DynamoError, ErrorType};
 

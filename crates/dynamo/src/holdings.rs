@@ -12,10 +12,10 @@ use riffle_events::{Block, Event, Group, Medium};
 
 /// Passes KV events to Dynamo's publisher, in order.
 #[derive(Default)]
-pub(crate) struct Holdings(Mutex<Told>);
+pub(crate) struct Holdings(Mutex<PublisherState>);
 
 #[derive(Default)]
-struct Told {
+struct PublisherState {
     publisher: Option<Arc<KvEventPublisher>>,
     /// Events from before there was a publisher: the blocks that a prefix cache on disk holds. Dynamo sends no request before that.
     early: Vec<Event>,
@@ -32,7 +32,7 @@ impl Holdings {
     }
 
     /// Sets the publisher of all later events, and publishes the events that were kept.
-    pub(crate) fn tell(&self, publisher: Arc<KvEventPublisher>) {
+    pub(crate) fn set_publisher(&self, publisher: Arc<KvEventPublisher>) {
         let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         publish(&publisher, mem::take(&mut told.early));
         told.publisher = Some(publisher);
@@ -40,7 +40,7 @@ impl Holdings {
 
     /// Drops the publisher and the kept events.
     pub(crate) fn end(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Told::default();
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = PublisherState::default();
     }
 }
 
@@ -61,7 +61,8 @@ fn publish(publisher: &KvEventPublisher, events: Vec<Event>) {
     drop(publisher.publish_batch_with_storage_tiers(numbered.collect()));
 }
 
-/// What Dynamo is told of a change, and the tier it is in; `None` for states of recurrent layers, which the router has no place for.
+/// Converts a change to Dynamo's event and its tier. `None` for states of recurrent layers, for which the router has no
+/// event.
 fn change_of(event: Event, block_tokens: u32) -> Option<(KvCacheEventData, StorageTier)> {
     match event {
         Event::Stored {

@@ -6,8 +6,8 @@ use dynamo_backend_common::{ComponentSnapshot, SnapshotPublisher};
 
 /// Counts the blocks of the requests under way, and tells Dynamo's publisher when their number changes.
 ///
-/// A block counts for each request that has it, and for one that waits as well. What idle sequences hold does not count: it makes room
-/// for whoever asks.
+/// A block counts for each request that has it, and for one that waits as well. Blocks of idle sequences do not count:
+/// new requests take their room.
 #[derive(Default)]
 pub(crate) struct Load(Mutex<Counts>);
 
@@ -21,8 +21,8 @@ struct Counts {
     cached_tokens: u64,
 }
 
-/// The blocks of one request, which are free again when this is dropped.
-pub(crate) struct Place {
+/// A request whose blocks are counted. Dropping it takes them off the count.
+pub(crate) struct CountedRequest {
     load: Arc<Load>,
     tokens: u64,
 }
@@ -36,7 +36,7 @@ impl Load {
     }
 
     /// Sets the publisher that is told the load whenever it changes.
-    pub(crate) fn tell(&self, publisher: Arc<SnapshotPublisher>) {
+    pub(crate) fn set_publisher(&self, publisher: Arc<SnapshotPublisher>) {
         let mut counts = self.counts();
         counts.publisher = Some(publisher);
         counts.publish();
@@ -48,9 +48,9 @@ impl Load {
     }
 
     /// Counts a request with a prompt of so many tokens.
-    pub(crate) fn place(self: &Arc<Self>, prompt_tokens: usize) -> Place {
+    pub(crate) fn count_request(self: &Arc<Self>, prompt_tokens: usize) -> CountedRequest {
         self.change(0, prompt_tokens as u64);
-        Place {
+        CountedRequest {
             load: Arc::clone(self),
             tokens: prompt_tokens as u64,
         }
@@ -100,7 +100,7 @@ impl Counts {
     }
 }
 
-impl Place {
+impl CountedRequest {
     /// Counts a token that was written.
     pub(crate) fn grow(&mut self) {
         self.load.change(self.tokens, self.tokens + 1);
@@ -108,7 +108,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for CountedRequest {
     fn drop(&mut self) {
         self.load.change(self.tokens, 0);
     }

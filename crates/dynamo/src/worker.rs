@@ -23,7 +23,7 @@ use crate::request::asked;
 /// A model that is served to Dynamo. It is loaded when Dynamo starts the worker.
 pub struct RiffleWorker {
     arguments: ServingArguments,
-    /// What Dynamo's router is told of the cache; `None` tells it nothing.
+    /// Blocks that the cache holds, for Dynamo's router; `None` tells the router nothing.
     holdings: Option<Arc<Holdings>>,
     load: Arc<Load>,
     running: RwLock<Option<Arc<Running>>>,
@@ -75,7 +75,7 @@ impl Running {
         (tokens / options.cache.page_tokens) as u64
     }
 
-    /// What Dynamo registers.
+    /// The model's facts, for its registration with Dynamo.
     fn config(&self) -> EngineConfig {
         let (plan, options) = (self.engine.plan(), self.engine.options());
         let name = &self.options.model_name;
@@ -122,7 +122,7 @@ impl LLMEngine for RiffleWorker {
         let running = self.running()?;
         let request = asked(request, &running.engine, &running.worker, &running.options).await?;
         let prompt_tokens = request.tokens.len();
-        let place = self.load.place(prompt_tokens);
+        let place = self.load.count_request(prompt_tokens);
         let answer = running.worker.ask(request).await;
         let answer = answer.map_err(|failure| of_request(&failure))?;
         let load = Arc::clone(&self.load);
@@ -132,7 +132,7 @@ impl LLMEngine for RiffleWorker {
     async fn cleanup(&self) -> Result<(), DynamoError> {
         let running = self.running.write().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(running) = running {
-            // What has been read goes to the prefix cache, which may take as long as writing it.
+            // Stopping writes the held beginnings to the prefix cache, which may be slow.
             let grace = running.options.grace;
             drop(spawn_blocking(move || running.worker.stop(grace)).await);
         }
@@ -148,7 +148,7 @@ impl LLMEngine for RiffleWorker {
             let holdings = Arc::clone(holdings);
             KvEventSource::Push {
                 on_ready: Box::new(move |publisher| {
-                    holdings.tell(publisher);
+                    holdings.set_publisher(publisher);
                     Ok(())
                 }),
                 dp_rank: 0,
@@ -167,7 +167,7 @@ impl LLMEngine for RiffleWorker {
         Ok(MetricsBindings {
             dp_ranks: vec![0],
             on_publisher_ready: Some(Box::new(move |publisher| {
-                load.tell(publisher);
+                load.set_publisher(publisher);
                 Ok(())
             })),
         })

@@ -36,11 +36,11 @@ pub struct AttentionCase {
     pub format: Format,
     /// Share of 128-token blocks that are read; 1 is dense.
     pub density: f64,
-    /// What prefill does with what it multiplies.
+    /// Arithmetic of prefill attention: the precision of its multiplications.
     pub precision: AttentionPrecision,
 }
 
-/// What a case took, beside the ceilings of the same run.
+/// Times of a case, beside the ceilings of the same run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AttentionRate {
@@ -215,7 +215,7 @@ const TILE_ROWS: usize = 64;
 /// Tokens in a block of a sparse selection.
 const BLOCK: usize = 128;
 
-/// What the queries of a case read, tile by tile; alike for every KV head.
+/// Selections of a case, tile by tile. All KV heads share them.
 pub struct CaseTiles<'a> {
     case: &'a AttentionCase,
     /// The first row of each tile, and what it reads.
@@ -232,13 +232,13 @@ pub struct CaseTile<'a> {
     pub rows: usize,
     /// Position of the first row.
     pub start: usize,
-    /// What they read.
+    /// Keys that these rows read.
     pub selection: &'a Selection,
 }
 
 impl<'a> CaseTiles<'a> {
-    /// Those of a case.
-    pub fn of(case: &'a AttentionCase) -> Self {
+    /// Cuts the queries of a case into tiles and selects the keys of each.
+    pub fn new(case: &'a AttentionCase) -> Self {
         let first = case.tokens - case.rows;
         let rows = (0..case.rows).step_by(TILE_ROWS);
         Self {
@@ -264,7 +264,7 @@ impl<'a> CaseTiles<'a> {
         (0..case.kv_heads).flat_map(of_head)
     }
 
-    /// What the last tile of a KV head reads.
+    /// Selection of the last tile of a KV head.
     pub fn last_selection(&self) -> Option<&Selection> {
         self.tiles.last().map(|(_, selection)| selection)
     }
@@ -312,7 +312,7 @@ fn measure(case: &AttentionCase, peak_gflops: &mut f64, read_gigabytes_per_s: f6
     let pages: Vec<Vec<PageView<'_>>> = (0..case.kv_heads)
         .map(|kv_head| reader.pages(0, kv_head).collect())
         .collect();
-    let tiles = CaseTiles::of(case);
+    let tiles = CaseTiles::new(case);
     let jobs = tiles.jobs(&queries, &pages);
     let phase = if case.rows == 1 { Phase::Decode } else { Phase::Prefill };
     let options = AttendOptions::for_head_dim(case.head_dim).with_arithmetic(case.precision.arithmetic(phase));

@@ -1,4 +1,4 @@
-//! Policies to compare with: what chance reads, and what could be read by who knows every score.
+//! Baseline policies: random selection, and selection by an oracle that knows every score.
 
 use riffle_attention::{LANES, QueryTile, Selection, Span, read_keys};
 use riffle_policy::{
@@ -142,9 +142,9 @@ struct Oracle {
 
 #[derive(Clone, Copy)]
 enum Keep {
-    /// Of the keys before a query.
+    /// A share of the keys before a query.
     Share(f64),
-    /// Of its softmax mass.
+    /// A share of the query's softmax mass.
     Mass(f32),
 }
 
@@ -276,7 +276,7 @@ mod tests {
         keys
     }
 
-    /// What the last `rows` queries select under `spec`.
+    /// Selection of the last `rows` queries under `spec`.
     fn selected(spec: &str, rows: usize) -> Selection {
         let source = keys();
         let mut plane = vec![0.0; 112 * HEAD_DIM];

@@ -20,7 +20,7 @@ use crate::journal::Journal;
 use crate::tasks::Watch;
 use crate::{EvalError, RunSettings};
 
-/// What to measure.
+/// Options of the batch measurement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BatchRateOptions {
     /// Numbers of sequences.
@@ -67,7 +67,7 @@ pub struct BatchRow {
     pub decode_tokens_per_s: f64,
     /// Bytes of KV pages that all sequences hold, shared ones counted once.
     pub kv_bytes: u64,
-    /// Where a prompt is read beside the answers: how they wait.
+    /// Waiting times of answers beside a prompt; `None` if no prompt is read beside them.
     pub waiting: Option<Waiting>,
 }
 
@@ -84,7 +84,7 @@ pub struct Waiting {
     pub longest_piece_ms: f64,
 }
 
-/// What a cell measures.
+/// Sequences and prompt length of one cell.
 #[derive(Clone, Copy)]
 struct Task {
     sequences: usize,
@@ -170,7 +170,7 @@ pub fn measure_batch(
         tokens => beside(engine, task.sequences, tokens, watch),
     })?;
     Ok(BatchTable {
-        settings: RunSettings::of(engine),
+        settings: RunSettings::from_engine(engine),
         prompt_tokens: options.prompt_tokens,
         shared_tokens: options.shared_tokens,
         generated_tokens: options.generated_tokens,
@@ -358,7 +358,7 @@ struct Answers<'a> {
     written: usize,
 }
 
-/// What a step of the scheduler did.
+/// Outcome of one step of the scheduler.
 struct TimedStep {
     /// True if it read a piece of the prompt.
     has_read: bool,

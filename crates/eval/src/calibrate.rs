@@ -9,12 +9,12 @@ use riffle_policy::{CostModel, Phase, PolicyRule, PolicyRules, PolicyShape, Poli
 
 use crate::EvalError;
 
-/// What to choose from and what must be kept.
+/// Candidates and goal of a calibration.
 #[derive(Debug, Clone)]
 pub struct CalibrateOptions {
     /// Prefill policies to choose from; full attention is always among them.
     pub candidates: Vec<PolicySpec>,
-    /// What must be kept.
+    /// Attention mass that the profile must keep.
     pub keep: Keep,
     /// Tokens of the text to read; `None` takes all that the context holds.
     pub length: Option<usize>,
@@ -44,14 +44,14 @@ pub struct Calibration {
 /// (layer, KV head)
 type HeadPlace = (usize, usize);
 
-/// What a policy is to one KV head.
+/// Cost and kept mass of one policy for one KV head.
 #[derive(Debug, Clone)]
 struct Offer {
     policy: PolicySpec,
-    /// Of full attention.
+    /// Cost relative to full attention.
     cost: f64,
     mean_mass: f64,
-    /// Of the query head that keeps least.
+    /// First percentile of the query head that keeps least.
     first_percentile_mass: f64,
 }
 
@@ -124,7 +124,7 @@ pub fn calibrate(
 /// The audit of a run over the text, the shapes of its layers, and how many tokens it read.
 type Audited = (AuditReport, Vec<PolicyShape>, usize);
 
-/// What each candidate is to each KV head, full attention among them.
+/// Offers of each candidate for each KV head, full attention among them.
 fn offers(
     calibration: &CalibrateOptions,
     run: &dyn Fn(PolicyRules) -> Result<Audited, EvalError>,
@@ -147,7 +147,7 @@ fn offers(
         }
     }
     for offers in offers.values_mut() {
-        // What costs more than reading everything is no offer.
+        // A policy that costs more than full attention can never be the cheapest.
         offers.retain(|offer| offer.cost < 1.0);
         offers.push(Offer {
             policy: PolicySpec::full(),
@@ -159,7 +159,7 @@ fn offers(
     Ok(offers)
 }
 
-/// What an audit found, in words.
+/// Describes an audit's result in words.
 fn kept(audit: &AuditReport) -> String {
     format!(
         "mean mass {:.4}, first percentile {:.3}, {:.1}% of the pairs",

@@ -35,14 +35,14 @@ pub struct Cell<C> {
     pub name: String,
     /// Tokens it reads, for the time left.
     pub tokens: usize,
-    /// What it measures.
+    /// The task that the cell measures.
     pub task: C,
 }
 
 /// Runs the cells that the journal does not know, in order, and returns what all of them found.
 ///
 /// # Errors
-/// Those of `run`; [`EvalError::Interrupted`].
+/// Errors of `run`; [`EvalError::Interrupted`].
 pub fn run_cells<C, T: Serialize + DeserializeOwned>(
     cells: &[Cell<C>],
     journal: &mut Journal,
@@ -127,7 +127,7 @@ mod tests {
         });
         assert!(matches!(error, Err(EvalError::Interrupted { done: 2, cells: 4 })));
         drop(journal);
-        // What a kill in mid-line leaves is dropped.
+        // A kill in mid-line leaves half a line, which the journal must drop.
         let mut file = OpenOptions::new().append(true).open(&path).unwrap();
         file.write_all(b"{\"xxh3\":\"0123456789abcdef\",\"cell\":\"cell 2\",\"fou")
             .unwrap();

@@ -25,11 +25,11 @@ pub struct PolicyChoice {
     pub phase: Phase,
     /// The policy, of a profile that for heads without a rule.
     pub policy: PolicySpec,
-    /// Of a profile.
+    /// Rules of the profile.
     rules: Vec<PolicyRule>,
-    /// What automatic choice must keep.
+    /// Share of attention mass that automatic choice must keep.
     auto_target: Option<f64>,
-    /// As it was spelled; a profile with a hash of what it says.
+    /// Spelling of the choice; for a profile also a hash of its text.
     spelled: String,
 }
 
@@ -111,7 +111,7 @@ impl fmt::Display for PolicyChoice {
 impl FromStr for PolicyChoice {
     type Err = EvalError;
 
-    /// Of the catalogue and the baselines.
+    /// Parses a choice among the catalogue and the baselines.
     fn from_str(text: &str) -> Result<Self, EvalError> {
         Self::parse_among(text, &[])
     }

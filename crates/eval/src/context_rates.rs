@@ -1,4 +1,4 @@
-//! What a length of context costs: time to the first token, speed of the answer, peak memory by part.
+//! Measures the cost of a context's length: time to the first token, speed of the answer, peak memory by part.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,10 +12,10 @@ use crate::room::check_context;
 use crate::tasks::Watch;
 use crate::{EvalError, PolicyChoice, RunSettings, resident};
 
-/// What to measure.
+/// Options of the context measurement.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ContextRateOptions {
-    /// What records call the text.
+    /// Name of the text in records.
     pub text: String,
     /// Policies; none stands for those of the engine's options.
     pub policies: Vec<PolicyChoice>,
@@ -197,7 +197,7 @@ fn measure(
 ) -> Result<ContextRow, EvalError> {
     let settings = RunSettings {
         context_tokens: length + generated,
-        ..RunSettings::of(engine)
+        ..RunSettings::from_engine(engine)
     };
     let text: Vec<u32> = tokens.iter().cycle().take(settings.context_tokens).copied().collect();
     let (prompt, answer) = text.split_at(length);
@@ -218,7 +218,7 @@ fn measure(
         .options()
         .clone()
         .with_context_tokens(Some(settings.context_tokens));
-    // What an endless sequence holds does not depend on its length.
+    // The memory of an endless sequence does not depend on its length.
     let plan = match options.sequence.window {
         Some(_) => engine.plan().clone(),
         None => {

@@ -1,4 +1,4 @@
-//! What was measured of a device: `riffle-cuda-rates` measures it.
+//! Results of device measurements, which `riffle-cuda-rates` makes.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,7 +23,7 @@ pub struct DeviceReport {
     pub policies: Vec<DevicePolicyRate>,
 }
 
-/// What a case took on the device, beside the ceilings of the same run.
+/// Times of a case on the device, beside the ceilings of the same run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeviceRate {
     /// The case: `prefill f16 512x4096 d128`.
@@ -40,16 +40,17 @@ pub struct DeviceRate {
     pub copy_share: f64,
     /// Share of causal pairs that the selection reads.
     pub density: f64,
-    /// Of a sparse case, its time beside its density's share of the dense case's of the same shape, where that was measured.
+    /// Time of a sparse case divided by density times the dense case's time; `None` if no dense case of the shape was
+    /// measured.
     pub over_density: Option<f64>,
     /// ‖o − ô‖ / ‖o‖ of the last query against the f64 reference on the same cache.
     pub relative_error: f64,
-    /// Of a prefill, a row for all the matrix instructions that there are; the figures above are those of the chosen ones.
+    /// For a prefill, one row for each kind of matrix instructions; the figures above belong to the chosen kind.
     #[serde(default)]
     pub instructions: Vec<InstructionRate>,
 }
 
-/// What a prefill took by one kind of matrix instructions.
+/// Time of a prefill with one kind of matrix instructions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct InstructionRate {
     /// `mma` or `wgmma`.
@@ -79,14 +80,15 @@ pub struct OffloadRate {
     pub gigabytes_per_s: f64,
     /// Share of [`DeviceReport::upload_gigabytes_per_s`].
     pub upload_share: f64,
-    /// Of the shorter of copying and computing, measured apart, the share that passed behind the other.
+    /// Copying and computing are measured apart. This share of the shorter passed behind the longer.
     pub overlap_share: f64,
     /// True if both gave the same bits.
     pub same_bits: bool,
 }
 
-/// Dense calls on two layers in turn with other work of the device between them, every page in pinned main memory; by events around
-/// all of them. What a layer will read first is copied while the work before it runs, or nothing is.
+/// Dense calls on two layers in turn with other work of the device between them, every page in pinned main memory; by
+/// events around all of them. One run copies a layer's first pages during the work before the layer; the other run
+/// copies none ahead.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AheadRate {
     /// Queries.
@@ -99,9 +101,9 @@ pub struct AheadRate {
     pub without_ms: f64,
     /// Milliseconds of the work behind a call alone.
     pub between_ms: f64,
-    /// Of the pages that came those that came ahead.
+    /// Share of the arriving pages that came ahead.
     pub ahead_share: f64,
-    /// Of the milliseconds that copying those takes by itself, the share by which calls are shorter: what passed behind kernels.
+    /// Time saved by a call, as a share of the time that copying the pages ahead takes by itself.
     pub overlap_share: f64,
     /// True if both gave the same bits.
     pub same_bits: bool,
@@ -118,7 +120,7 @@ pub struct DevicePolicyRate {
     pub tokens: usize,
     /// Median milliseconds with every page on the device.
     pub median_ms: f64,
-    /// Of these, milliseconds of the selection.
+    /// Milliseconds of the selection, included in `median_ms`.
     pub select_ms: f64,
     /// Median milliseconds of the dense call, every page on the device.
     pub dense_ms: f64,

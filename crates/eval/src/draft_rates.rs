@@ -12,10 +12,10 @@ use crate::room::check_context;
 use crate::tasks::{Watch, interrupted};
 use crate::{EvalError, RunSettings};
 
-/// What to measure.
+/// Options of the draft measurement.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DraftRateOptions {
-    /// What records call the text.
+    /// Name of the text in records.
     pub text: String,
     /// The sources of drafts, each beside none.
     pub drafts: Vec<DraftSpec>,
@@ -97,7 +97,7 @@ pub fn measure_drafts(
         measure(engine, tokens, options, *depth, watch)
     })?;
     Ok(DraftRates {
-        settings: RunSettings::of(engine),
+        settings: RunSettings::from_engine(engine),
         text: options.text.clone(),
         generated_tokens: options.generated_tokens,
         repeats: options.repeats,

@@ -1,4 +1,4 @@
-//! What can go wrong while measuring.
+//! Errors of measurements.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};

@@ -119,7 +119,7 @@ impl Journal {
     }
 }
 
-/// What the first line says is measured.
+/// Reads the description of the measurement from the journal's first line.
 fn head(line: &[u8]) -> Result<Value, String> {
     if line.starts_with(UNCHECKED) {
         return Err("an earlier version of riffle began it: give --resume another file".to_owned());
@@ -136,7 +136,7 @@ fn sealed(fields: &Value) -> String {
     format!("{BEFORE_HASH}{hash:016x}{BEHIND_HASH}{fields}\n")
 }
 
-/// What [`sealed`] made a line of; `None` where any byte of it is another.
+/// Opens a line that [`sealed`] made; `None` if any byte of it has changed.
 fn opened(line: &[u8]) -> Option<Value> {
     let line = str::from_utf8(line).ok()?.strip_suffix('\n')?;
     let (hash, rest) = line.strip_prefix(BEFORE_HASH)?.split_at_checked(16)?;

@@ -16,7 +16,7 @@ use crate::files::LOGITS;
 /// Most bytes of a file of token ids: about 40 million of them.
 const LARGEST_TOKENS_BYTES: u64 = 256 << 20;
 
-/// What was written.
+/// Summary of the logits written to a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct LogitsReport {

@@ -15,7 +15,7 @@ use crate::room::check_context;
 use crate::tasks::Watch;
 use crate::{EvalError, RunSettings};
 
-/// What to measure.
+/// Options of the model measurement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelRateOptions {
     /// Tokens of the prompt that is timed.
@@ -113,7 +113,7 @@ pub fn measure_model(
         measure(&mut context, options, *depth, weight_bytes, &ceiling, watch)
     })?;
     Ok(ModelRates {
-        settings: RunSettings::of(engine),
+        settings: RunSettings::from_engine(engine),
         prompt_tokens: options.prompt_tokens,
         generated_tokens: options.generated_tokens,
         repeats: options.repeats,

@@ -17,10 +17,10 @@ use crate::journal::Journal;
 use crate::record::{PerplexityBucket, PerplexityRow, PerplexityTable, RunSettings};
 use crate::tasks::{Watch, go_on, most_likely};
 
-/// What to predict.
+/// Options of the perplexity measurement.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PerplexityOptions {
-    /// What records call the text.
+    /// Name of the text in records.
     pub text: String,
     /// Its tokens.
     pub tokens: Vec<u32>,
@@ -49,7 +49,7 @@ struct Sums {
     flips: usize,
 }
 
-/// What one policy made of one window.
+/// Score of one window under one policy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct WindowScore {
     /// By bucket.
@@ -105,7 +105,7 @@ pub fn perplexity(
         match number {
             0 => dense.score(window.start, &tokens, watch),
             number => {
-                let mut predictions = dense.of(window.start, &tokens, watch)?;
+                let mut predictions = dense.for_window(window.start, &tokens, watch)?;
                 readers[*number].score(&tokens, watch, &mut |sums, logits| {
                     sums.compare(predictions.next()?, logits);
                     Ok(())
@@ -115,7 +115,7 @@ pub fn perplexity(
     })?;
     let rows = readers.iter().enumerate().map(|(number, reader)| {
         let scores: Vec<&WindowScore> = found.iter().skip(number).step_by(readers.len()).collect();
-        row(RunSettings::of(&reader.engine), &scores, &buckets)
+        row(RunSettings::from_engine(&reader.engine), &scores, &buckets)
     });
     let rows: Vec<PerplexityRow> = rows.collect();
     Ok(PerplexityTable {
@@ -314,12 +314,12 @@ impl WindowReader<'_> {
     }
 }
 
-/// What dense attention predicts, for the other policies to be compared with.
+/// Predictions of dense attention, with which the other policies are compared.
 struct DensePredictions<'a> {
     reader: &'a WindowReader<'a>,
     /// True if there are others.
     are_kept: bool,
-    /// Those of the latest window, and where it begins.
+    /// Predictions of the latest window, and the position of its first token.
     latest: Option<(usize, Predictions)>,
 }
 
@@ -335,8 +335,14 @@ impl DensePredictions<'_> {
         score
     }
 
-    /// What was predicted of a window. It is read again where its score came from the journal, which holds no predictions.
-    fn of(&mut self, start: usize, window: &[u32], watch: &mut Watch<'_>) -> Result<PredictionReader<'_>, EvalError> {
+    /// Predictions for a window. A window whose score came from the journal is read again, because the journal holds no
+    /// predictions.
+    fn for_window(
+        &mut self,
+        start: usize,
+        window: &[u32],
+        watch: &mut Watch<'_>,
+    ) -> Result<PredictionReader<'_>, EvalError> {
         if self.latest.as_ref().is_none_or(|(known, _)| *known != start) {
             self.score(start, window, watch)?;
         }

@@ -2,7 +2,7 @@
 
 /// Begins a new peak, where the system can.
 pub(crate) fn reset_peak() {
-    // Where this is refused the peak is that of the whole process, which `peak_bytes` still tells.
+    // If the system refuses, `peak_bytes` still reports the peak of the whole process.
     #[cfg(target_os = "linux")]
     let _ = std::fs::write("/proc/self/clear_refs", "5");
 }

@@ -26,8 +26,8 @@ const Z: f64 = 1.959_963_984_540_054;
 const DRAWS: usize = 2000;
 
 impl Interval {
-    /// Of a mean of scores from 0 to 1: by percentiles of a seeded bootstrap where scores lie between and there are at least
-    /// twenty of them, else Wilson's, which is wider than need be for scores between.
+    /// Interval of a mean of scores from 0 to 1. With at least twenty scores, some strictly between, a seeded bootstrap
+    /// gives percentiles. Otherwise Wilson's interval is used, which is too wide for scores between.
     pub fn of_scores(scores: &[f64]) -> Self {
         if scores.len() < 20 || scores.iter().all(|score| *score == 0.0 || *score == 1.0) {
             return Self::wilson(scores.iter().sum(), scores.len());

@@ -7,7 +7,7 @@ use crate::escape::escaped;
 /// A table of texts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table {
-    /// What it shows.
+    /// Subject of the table.
     pub caption: String,
     /// Names of the columns, with units.
     pub columns: Vec<String>,
@@ -24,8 +24,8 @@ impl Table {
         }
     }
 
-    /// A row for each of `items`.
-    pub(crate) fn of<T>(
+    /// Makes a table with one row for each of `items`.
+    pub(crate) fn from_rows<T>(
         caption: impl Into<String>,
         columns: &[&str],
         items: &[T],

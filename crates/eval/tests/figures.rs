@@ -28,7 +28,7 @@ const END: &str = " -->";
 struct Records(PathBuf);
 
 impl Records {
-    /// What a comment asks for, as it is to be written.
+    /// Looks up the figure that a comment names, rounded as the comment says.
     fn figure(&self, asked: &str) -> Result<String, String> {
         let (name, rest) = asked.split_once(": ").ok_or("no record is named")?;
         let (value, unit) = rest
@@ -129,7 +129,7 @@ fn rounded(value: f64, unit: &str) -> Result<String, String> {
 #[derive(Default)]
 struct Correction {
     lines: Vec<String>,
-    /// What differs, by line.
+    /// Differences between the page and the records, by line.
     faults: Vec<String>,
     /// Figures that were compared.
     figures: usize,
@@ -138,7 +138,7 @@ struct Correction {
 /// A page with the records' figures in place of its own, and what differs, by line.
 fn corrected(page: &str, records: &Records) -> (String, Vec<String>, usize) {
     let mut correction = Correction::default();
-    // What the table under way asks for, and its columns once their names were read.
+    // The current table's record, and its column names once they have been read.
     let mut table: Option<(String, Vec<String>)> = None;
     for line in page.lines() {
         if let Some(asked) = line.strip_prefix(TABLE).and_then(|rest| rest.strip_suffix(END)) {

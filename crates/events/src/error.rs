@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of publishing events.
 
 use thiserror::Error;
 
@@ -8,9 +8,9 @@ pub enum EventsError {
     /// An address that cannot be listened on.
     #[error("{address}: {problem}")]
     Address {
-        /// As it was given.
+        /// The given address.
         address: String,
-        /// What is wrong with it, and what to do.
+        /// The problem with the address and its remedy.
         problem: String,
     },
     /// The thread that publishes cannot be started.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-/// Where a block lies. The wire names are vLLM's.
+/// Storage medium of a block. The wire names are vLLM's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Medium {
     /// In the memory that attention reads in place: that of the GPU, or main memory where the CPU computes.
@@ -24,7 +24,7 @@ impl Medium {
     }
 }
 
-/// What is held of a block. vLLM calls it a group of the KV cache.
+/// The part of a block's state that is held. vLLM calls it a group of the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Group {
     /// Keys and values of the attention layers.
@@ -39,7 +39,7 @@ impl Group {
         self as u32
     }
 
-    /// What vLLM calls caches of its kind.
+    /// Kind of the cache in vLLM's words.
     pub fn kind(self) -> &'static str {
         match self {
             Self::Attention => "full_attention",
@@ -59,25 +59,25 @@ pub struct Block {
     pub tokens: Arc<[u32]>,
 }
 
-/// What has changed of the blocks that a server holds.
+/// A change of the blocks that a server holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A block is held.
     Stored {
         /// The block.
         block: Block,
-        /// Where it lies.
+        /// Medium that now holds the block.
         medium: Medium,
-        /// What is held of it.
+        /// The part of the block's state that is held.
         group: Group,
     },
     /// A block is not held there any more.
     Removed {
         /// Its hash.
         hash: u64,
-        /// Where it lay.
+        /// Medium that held the block.
         medium: Medium,
-        /// What was held of it.
+        /// The part of the block's state that was held.
         group: Group,
     },
     /// Nothing is held.

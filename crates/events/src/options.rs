@@ -2,12 +2,12 @@
 
 use crate::Encoding;
 
-/// Where events are published, how they are written, and how many are kept for those who missed some.
+/// Options of a publisher: its addresses, the format of events, and the limits of kept batches.
 #[derive(Debug, Clone)]
 pub struct PublisherOptions {
-    /// Where subscribers connect: `tcp://HOST:PORT`. `*` is every address of the machine, port 0 a free one.
+    /// Address for subscribers: `tcp://HOST:PORT`. `*` is every address of the machine, port 0 a free one.
     pub address: String,
-    /// Where those who missed batches ask for them again.
+    /// Address for subscribers that ask again for missed batches; `None` offers no replays.
     pub replay_address: Option<String>,
     /// First frame of every message, which subscribers choose by.
     pub topic: String,

@@ -1,4 +1,4 @@
-//! What is held according to the events so far.
+//! The set of blocks held, according to the events so far.
 
 use std::collections::HashMap;
 
@@ -40,7 +40,7 @@ impl Picture {
         self.held.is_empty()
     }
 
-    /// Events that lead to this picture from any other: everything cleared, then what is held, each block after the one before it.
+    /// Events that lead to this picture from any other: everything cleared, then every held block after its parent.
     pub fn snapshot(&self) -> Vec<Event> {
         let mut events = vec![Event::Cleared];
         let mut places: Vec<(Medium, Group)> = self.held.keys().map(|(_, medium, group)| (*medium, *group)).collect();

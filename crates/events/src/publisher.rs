@@ -13,7 +13,7 @@ use zeromq::{PubSocket, RouterSendHalf, RouterSocket, Socket, SocketRecv, Socket
 use crate::replay::Kept;
 use crate::{Encoding, Event, EventsError, Picture, PublisherOptions};
 
-/// How long one replay may take: who does not read it in this time does not get the rest.
+/// Time limit of one replay. A subscriber that reads it too slowly loses the rest.
 const REPLAY_TIME: Duration = Duration::from_secs(30);
 
 /// Replays at a time; further ones are not answered.
@@ -28,11 +28,12 @@ const END: [u8; 8] = [0xFF; 8];
 /// Publishes batches of events over ZeroMQ, as vLLM does: a PUB socket of `[topic, number, batch]`, numbers from 0 as 8 bytes, the highest
 /// first. A ROUTER socket beside it takes a number and answers with all batches from there on, each `[number, batch]`, and `[-1, ""]` at the end.
 ///
-/// Publishing never waits: a batch that finds no place among those that wait is counted as dropped, and the next one tells everything
-/// that is held, from `AllBlocksCleared` on. A subscriber who is slow, or asks for batches that are not kept any more, gets the same in place of
-/// what is lost, under the number of the latest batch. So whoever applies what it is told holds what the server holds.
+/// Publishing never waits: a batch that finds the queue full is counted as dropped, and the next batch holds a snapshot
+/// of all blocks, from `AllBlocksCleared` on. A slow subscriber gets the same snapshot in place of lost batches, under
+/// the number of the latest batch. So does a subscriber that asks for batches no longer kept. A subscriber that applies
+/// all events therefore knows the server's blocks.
 ///
-/// Events hold the tokens of prompts: who can connect can read them.
+/// Events hold the tokens of prompts, and every client that connects can read them.
 #[derive(Debug)]
 pub struct Publisher {
     shared: Arc<Shared>,
@@ -42,7 +43,7 @@ pub struct Publisher {
     replay_address: Option<String>,
 }
 
-/// What a publisher has done.
+/// Counts of a publisher's work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PublisherCounts {
     /// Batches that were handed to the socket.
@@ -66,7 +67,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// What is held after all batches that have a number.
+    /// Blocks held after all numbered batches.
     picture: Picture,
     /// The number of the next batch.
     next: u64,
@@ -108,17 +109,18 @@ impl Publisher {
         Ok(publisher)
     }
 
-    /// Where subscribers connect.
+    /// Address for subscribers.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Where those who missed batches ask.
+    /// Address for replays of missed batches.
     pub fn replay_address(&self) -> Option<&str> {
         self.replay_address.as_deref()
     }
 
-    /// Publishes events as one batch; without any, only what is still owed after a batch was dropped. Never waits.
+    /// Publishes events as one batch. An empty list publishes the snapshot that is due after a dropped batch, if any.
+    /// Never waits.
     pub fn publish(&self, events: Vec<Event>) {
         let Some(batches) = &self.batches else { return };
         let mut state = self.shared.state();
@@ -148,7 +150,7 @@ impl Publisher {
         }
     }
 
-    /// What it has done so far.
+    /// Counts of the publisher's work so far.
     pub fn counts(&self) -> PublisherCounts {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         PublisherCounts {
@@ -182,10 +184,10 @@ impl Shared {
     }
 }
 
-/// Tells where sockets listen, or why they do not.
-type Told = blocking::Sender<Result<(String, Option<String>), EventsError>>;
+/// Sender of the addresses once the sockets listen, or of the error.
+type ReadySender = blocking::Sender<Result<(String, Option<String>), EventsError>>;
 
-fn run(options: &PublisherOptions, shared: Arc<Shared>, waiting: Receiver<Batch>, told: &Told) {
+fn run(options: &PublisherOptions, shared: Arc<Shared>, waiting: Receiver<Batch>, told: &ReadySender) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
@@ -295,7 +297,7 @@ async fn serve(
     }
 }
 
-/// Who asks, and from which batch on: `[client, "", number]`. `None` for a request that is something else.
+/// Client and first batch of a replay request, `[client, "", number]`. `None` for any other message.
 fn read_request(request: &ZmqMessage) -> Option<(Bytes, u64)> {
     let first = match (request.len(), request.get(1)) {
         (3, Some(empty)) if empty.is_empty() => request.get(2),

@@ -165,7 +165,7 @@ fn publishing_never_waits_and_what_found_no_place_is_counted_and_told_with_the_n
     assert!(dropped > 0, "two places are fewer than {EVENTS} batches in a row need");
     on_runtime(async {
         let mut subscriber = subscribe(publisher.address(), "").await;
-        // What is owed comes without a further event.
+        // Dropped events must arrive with the next batch, even an empty one.
         publisher.publish(Vec::new());
         publisher.publish(vec![stored(EVENTS + 1, None)]);
         let mut told = BTreeMap::new();

@@ -9,7 +9,7 @@ use std::{fmt, io};
 pub enum FileError {
     /// The path names something else than a regular file.
     NotRegular {
-        /// What it names, for example `"a pipe"`.
+        /// Kind of the path's target, for example `"a pipe"`.
         found: &'static str,
     },
     /// The file holds more bytes than files of its kind may.

@@ -51,7 +51,7 @@ pub fn open_no_link(path: impl AsRef<Path>, options: &mut OpenOptions) -> Result
     open_checked(path.as_ref(), options, Links::Refused)
 }
 
-/// What becomes of a path that is a link.
+/// Treatment of a path that is a link.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Links {
     Followed,
@@ -127,7 +127,7 @@ pub fn read_within(stream: impl Read, limit_bytes: u64) -> Result<Vec<u8>, FileE
     }
 }
 
-/// What a path of this type names, for messages: `"a pipe"`, `"a device"`, `"a folder"`.
+/// Name of a file type for messages: `"a pipe"`, `"a device"`, `"a folder"`.
 pub fn kind_name(file_type: FileType) -> &'static str {
     #[cfg(unix)]
     {

@@ -1,4 +1,4 @@
-//! What is no regular file is refused at once, and no more is read than is allowed.
+//! Checks that anything but a regular file is refused at once, and that reads stop at their limit.
 
 #![cfg(unix)]
 

@@ -32,7 +32,7 @@ pub(crate) struct Lock {
 const COMMIT_DIGITS: usize = 40;
 /// Bytes of `refs/main` at most.
 const LARGEST_REFERENCE: u64 = 200;
-/// What tells programs that make backups to leave a folder out.
+/// Contents of the tag that makes backup programs leave a folder out.
 #[cfg(feature = "download")]
 const CACHE_TAG: &str = "Signature: 8a477f597d28d172789f06886806bc55\n\
     # This file marks a cache of models: see https://bford.info/cachedir/\n";
@@ -58,7 +58,7 @@ impl Repository {
         self.blobs().join(sum)
     }
 
-    /// What a download has written so far.
+    /// Path of a download's bytes until the file is complete.
     #[cfg(feature = "download")]
     pub(crate) fn partial(&self, sum: &str) -> PathBuf {
         self.blobs().join(format!("{sum}.incomplete"))
@@ -136,7 +136,8 @@ impl Repository {
         let beside = folder.join(format!(".{sum}.{}.tmp", std::process::id()));
         let made = symlink(&target, &beside).and_then(|()| fs::rename(&beside, &link));
         made.or_else(|_| {
-            // A file system without links: the file itself, as Python does it there. What the first way left is removed.
+            // On a file system without links the file itself takes the link's place, as in Python. The failed link is
+            // removed first.
             let _ = fs::remove_file(&beside);
             fs::rename(self.blob(sum), &link)
         })
@@ -166,7 +167,8 @@ impl Lock {
                 Err(TryLockError::WouldBlock) => return Ok(None),
                 Err(TryLockError::Error(error)) => return Err(HubError::io(path)(error)),
             }
-            // Whoever held it may have removed the file: then this is the lock of a file that nobody else will find.
+            // The previous holder may have removed the file. This lock would then be on a file that no other process
+            // finds.
             if is_the_same(&file, path) {
                 return Ok(Some(Self { _file: file }));
             }
@@ -193,7 +195,7 @@ pub(crate) fn is_commit(text: &str) -> bool {
     text.len() == COMMIT_DIGITS && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// What a folder holds; nothing where there is none.
+/// Entries of a folder; none if the folder does not exist.
 pub(crate) fn entries(folder: &Path) -> Result<Vec<fs::DirEntry>, HubError> {
     let listed = match fs::read_dir(folder) {
         Ok(listed) => listed,

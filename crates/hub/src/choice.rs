@@ -29,7 +29,7 @@ pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
-/// What is taken of a folder of safetensors beside the weights: never a program and never a pickle.
+/// Files that a pull of safetensors takes beside the weights: never a program and never a pickle.
 const BESIDE_WEIGHTS: [&str; 10] = [
     CONFIG,
     "generation_config.json",
@@ -173,7 +173,7 @@ fn folder(name: &ModelName, paths: &[&str]) -> Result<Chosen, HubError> {
     })
 }
 
-/// What can be asked for, for a message.
+/// Lists the models that a user can ask for, for a message.
 fn choices(models: &[Gguf], paths: &[&str]) -> String {
     let mut names: Vec<String> = models
         .iter()

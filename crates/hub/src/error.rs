@@ -1,4 +1,4 @@
-//! What can go wrong, a line each.
+//! Errors of the hub and of its cache, a line each.
 
 use riffle_files::human_bytes;
 use std::io;
@@ -13,7 +13,7 @@ pub enum HubError {
     /// A name that is none.
     #[error("{name:?} is not a model's name; give owner/name, owner/name:Q4_K_M or owner/name/file.gguf")]
     Name {
-        /// As it was given.
+        /// The given name.
         name: String,
     },
     /// An environment variable with a value that cannot be used.
@@ -21,21 +21,21 @@ pub enum HubError {
     Variable {
         /// Its name.
         variable: String,
-        /// What is wrong about it.
+        /// The problem with the value.
         problem: String,
     },
     /// The model is not in the cache.
     #[error("{name} is not in the cache of models; get it: riffle pull {name}")]
     NotStored {
-        /// As it was asked for.
+        /// The requested name.
         name: String,
     },
     /// Files of the model are missing in the cache.
     #[error("{name} is not complete in the cache of models ({missing}); get the rest: riffle pull {name}")]
     Incomplete {
-        /// As it was asked for.
+        /// The requested name.
         name: String,
-        /// What is not there.
+        /// Names of the missing files.
         missing: String,
     },
     /// Nothing may be downloaded.
@@ -49,7 +49,7 @@ pub enum HubError {
     NoModel {
         /// `owner/name`.
         repository: String,
-        /// What it has in its place.
+        /// Contents of the repository in place of a model.
         problem: String,
     },
     /// Nothing of the repository matches the name.
@@ -59,7 +59,7 @@ pub enum HubError {
         repository: String,
         /// The quantisation or the file asked for.
         wanted: String,
-        /// What there is.
+        /// Names that the repository has.
         choices: String,
     },
     /// Several files of the repository match the name.
@@ -89,7 +89,7 @@ pub enum HubError {
     Gated {
         /// `owner/name`.
         repository: String,
-        /// Where to ask.
+        /// Page on which to ask for access.
         page: String,
     },
     /// The hub does not take the token.
@@ -103,7 +103,7 @@ pub enum HubError {
     /// The server asks to wait for longer than we do.
     #[error("{host} asks to wait for {} s before the next request; run the same command then: it goes on where it was{}", wait.as_secs(), RATE_HINT)]
     Busy {
-        /// Who asks.
+        /// Host of the server.
         host: String,
         /// For how long.
         wait: std::time::Duration,
@@ -113,7 +113,7 @@ pub enum HubError {
     Answer {
         /// The address.
         url: String,
-        /// What was wrong about the answer.
+        /// The problem with the answer.
         problem: String,
     },
     /// The connection failed as often as it is tried.
@@ -121,9 +121,9 @@ pub enum HubError {
         "{host}: {problem}, {attempts} times in a row; what was downloaded is kept: run the same command later, it goes on from there"
     )]
     Connection {
-        /// Who does not answer.
+        /// Host that does not answer.
         host: String,
-        /// What happened.
+        /// Failure of the last try.
         problem: String,
         /// How often.
         attempts: u32,
@@ -133,9 +133,9 @@ pub enum HubError {
         "no connection to {host}: {problem}; check the network (HTTPS_PROXY names a proxy, HF_ENDPOINT another hub)"
     )]
     Unreachable {
-        /// Who was asked.
+        /// Host of the request.
         host: String,
-        /// What happened.
+        /// Failure of the connection.
         problem: String,
     },
     /// This processor lacks what encryption needs here.
@@ -184,7 +184,7 @@ pub enum HubError {
     File {
         /// Which.
         path: PathBuf,
-        /// What happened.
+        /// Failure of the file operation.
         #[source]
         source: FileError,
     },
@@ -196,7 +196,7 @@ const TOKEN_HINT: &str = "HF_TOKEN=…, or hf auth login, which keeps it in a fi
 const RATE_HINT: &str = " (with a token more requests are allowed)";
 
 impl HubError {
-    /// What happened to `path`.
+    /// Makes an error of a file operation on `path`.
     pub(crate) fn file(path: impl Into<PathBuf>) -> impl FnOnce(FileError) -> Self {
         let path = path.into();
         move |source| Self::File { path, source }

@@ -19,8 +19,8 @@
 //!
 //! - A file gets its name when all its bytes are on the disk and their sum is the one that the hub states: SHA-256 for large
 //!   files, Git's SHA-1 for small ones. A file with another sum is removed.
-//! - What came before a cut connection, Ctrl-C or a kill is continued by `Range`, also by the next process. Connections are
-//!   tried again with growing waits, and a server's `Retry-After` is kept to.
+//! - A download continues by `Range` after a cut connection, Ctrl-C or a kill, also in the next process. Connections
+//!   are tried again with growing waits, and a server's `Retry-After` is kept to.
 //! - The token goes to the hub's own scheme, host and port alone, never with a redirect to another.
 //! - Paths that could lie outside of the model's folder, pickles and programs are never written.
 //! - Two processes that pull the same file, of which one may be Python's, write it once: both respect the same lock.

@@ -12,7 +12,7 @@ use crate::paths::is_plain_path;
 pub struct ModelName {
     owner: String,
     repository: String,
-    /// What of the repository.
+    /// The model within the repository.
     pub part: ModelPart,
 }
 

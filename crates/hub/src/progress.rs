@@ -1,6 +1,6 @@
 //! How far a pull has come.
 
-/// What a pull has done so far.
+/// Progress of a pull.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Progress {
     /// The file that is downloaded; empty before the first.
@@ -11,18 +11,18 @@ pub struct Progress {
     pub bytes_found: u64,
     /// Bytes of all files; 0 while the hub is asked what they are.
     pub bytes: u64,
-    /// What happens now.
+    /// Activity of the pull at the moment.
     pub activity: Activity,
 }
 
-/// What a pull does at the moment.
+/// Activity of a pull at the moment.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Activity {
     /// The hub is asked what the repository holds.
     Asking,
     /// Bytes come in.
     Downloading,
-    /// What an earlier pull left is read, for its sum.
+    /// The bytes of an earlier pull are read for their checksum.
     Checking,
     /// Another process downloads the same file.
     WaitingForProcess,

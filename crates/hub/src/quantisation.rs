@@ -23,7 +23,7 @@ pub(crate) fn of_file(path: &str) -> Option<String> {
         let end = stem[at..].find(['-', '.']).map_or(stem.len(), |length| at + length);
         let word = &stem[at..end];
         if is_quantisation(word) && found.is_none_or(|(last, _)| at >= last) {
-            // Of Q4_K_M not K_M, and not M: what begins inside of one that was found is a part of it.
+            // A word inside a longer match is skipped: for Q4_K_M neither K_M nor M counts.
             found = Some((end, word));
         }
     }
@@ -59,7 +59,7 @@ pub(crate) struct Shard<'a> {
     pub(crate) count: u32,
 }
 
-/// What `…-00001-of-00003`, without an extension, says; `None` for other names.
+/// Parses a stem such as `…-00001-of-00003`; `None` for other names.
 pub(crate) fn shard_of(stem: &str) -> Option<Shard<'_>> {
     let at = stem.len().checked_sub("-00001-of-00003".len())?;
     let (stem, numbers) = (stem.get(..at)?, stem.get(at..)?);

@@ -10,7 +10,7 @@ use crate::shared_blobs;
 use crate::stored::files_of;
 use crate::{HubError, ModelName, ModelPart};
 
-/// What was removed.
+/// Result of a removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Removed {
     /// Bytes that the disk has free again.

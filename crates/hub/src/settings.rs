@@ -1,4 +1,4 @@
-//! What the environment says: the hub, the cache, the token.
+//! Settings from the environment: the hub, the cache, the token.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use crate::HubError;
 
-/// Where models come from and where they are kept.
+/// Addresses and folders of models, and the rules for reaching the hub.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The hub's address without a slash at the end, `https://huggingface.co` where `HF_ENDPOINT` names no other.
     pub endpoint: String,
     /// The folder that holds `models--owner--name`.
     pub cache: PathBuf,
-    /// What proves who asks, where one was given.
+    /// Token that proves the user's identity to the hub, if one was given.
     pub token: Option<Token>,
     /// True if nothing may be downloaded.
     pub offline: bool,
@@ -158,8 +158,9 @@ impl fmt::Debug for Token {
 const LARGEST_TOKEN_BYTES: u64 = 4096;
 
 impl Settings {
-    /// What the variables of this process and the token's file say: `HF_ENDPOINT`, `HF_HUB_CACHE`, `HF_HOME`, `HF_TOKEN`,
-    /// `HF_TOKEN_PATH`, `HF_HUB_OFFLINE` and their older names, as Python's `huggingface_hub` reads them.
+    /// Reads the settings from this process's variables and from the token's file: `HF_ENDPOINT`, `HF_HUB_CACHE`,
+    /// `HF_HOME`, `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_HUB_OFFLINE` and their older names, as Python's `huggingface_hub`
+    /// reads them.
     ///
     /// # Errors
     /// [`HubError::Variable`] for a value that cannot be used; [`HubError::File`] for a token's file that cannot be read.

@@ -1,7 +1,7 @@
 //! Bytes that several repositories of a cache share, as `huggingface_hub` 2 keeps them.
 //!
-//! `blobs/ab/HASH` in the cache holds the bytes, `models--owner--name/blobs/SUM` is a link to it, and `blobs/ab/HASH.refs`
-//! lists these links. Where the list is missing, nothing is removed: `hf cache prune` looks after the rest.
+//! `blobs/ab/HASH` in the cache holds the bytes, `models--owner--name/blobs/SUM` is a link to it, and
+//! `blobs/ab/HASH.refs` lists these links. Bytes without a list are kept: `hf cache prune` removes them.
 
 use std::ffi::OsStr;
 use std::fs;

@@ -1,4 +1,4 @@
-//! What a cache holds: models found by name, and the list of all.
+//! Contents of a cache: models found by name, and the list of all.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, FileTimes};
@@ -21,11 +21,11 @@ pub struct StoredModel {
     pub format: Option<String>,
     /// Bytes of its files that are there.
     pub bytes: u64,
-    /// What is missing; `None` for a complete model.
+    /// Names of the missing files; `None` for a complete model.
     pub missing: Option<String>,
     /// When one of its files was read last, as far as the file system tells.
     pub used: Option<SystemTime>,
-    /// What to open: a GGUF file or a folder.
+    /// Path to open: a GGUF file or a folder.
     pub path: PathBuf,
 }
 

@@ -21,13 +21,13 @@ const PROMPT: usize = 384;
 /// Tokens that a side of a cell stands for, and its pixels.
 const CELL_TOKENS: usize = 8;
 const CELL_PIXELS: usize = 5;
-/// Where the triangle begins.
+/// Left and top edge of the triangle, in pixels.
 const LEFT: usize = 34;
 const TOP: usize = 8;
-/// Shades of what is read of a cell.
+/// Shades for the share of a cell that is read.
 const SHADES: usize = 4;
 
-/// Where a fact stands, and the queries that ask for it.
+/// Position of each fact, and the queries that ask for it.
 const FACTS: [(usize, std::ops::Range<usize>); 2] = [(90, 232..240), (205, 492..504)];
 
 /// Policies with parameters for a text this short.

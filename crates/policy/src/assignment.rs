@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use crate::{KeyUse, Phase, PolicyError, PolicyShape, PolicySpec};
 
-/// Which policy each layer and KV head has in one phase: one for all, and rules for some. Where several rules match, the
+/// Which policy each layer and KV head has in one phase: one for all, and rules for some. If several rules match, the
 /// last one decides.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PolicyRules {

@@ -14,8 +14,8 @@ pub struct BlockRows {
 }
 
 impl BlockRows {
-    /// What a tile reads: the key blocks of every query block that holds one of its queries; nothing of query blocks that are not
-    /// here.
+    /// Selects for a tile the key blocks of every query block that holds one of its queries. Query blocks outside these
+    /// rows read nothing.
     pub fn select(&self, tile: &QueryTile<'_>, tokens: usize) -> Selection {
         let numbers = query_blocks(tile, self.block);
         let from = numbers.start.saturating_sub(self.first).min(self.chosen.len());

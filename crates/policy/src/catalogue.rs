@@ -11,11 +11,11 @@ use crate::{ParameterInfo, Phase, PolicyError, SparsePolicy, Traits};
 pub struct PolicyInfo {
     /// Its name in a [`PolicySpec`](crate::PolicySpec), in lower case and unique.
     pub name: &'static str,
-    /// Where the method comes from.
+    /// Publication or project that the method comes from.
     pub source: &'static str,
-    /// What it saves: compute, traffic, memory, or nothing.
+    /// Savings of the policy: compute, traffic, memory, or nothing.
     pub saves: &'static str,
-    /// What it is.
+    /// Traits of the policy.
     pub traits: Traits,
     /// Its parameters.
     pub parameters: &'static [ParameterInfo],
@@ -50,7 +50,7 @@ impl PolicyInfo {
         self
     }
 
-    /// With what it saves: `compute`, `traffic`, `memory` or `nothing`, joined by commas.
+    /// Sets the savings: `compute`, `traffic`, `memory` or `nothing`, joined by commas.
     pub const fn with_saves(mut self, saves: &'static str) -> Self {
         self.saves = saves;
         self

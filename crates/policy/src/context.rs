@@ -1,4 +1,4 @@
-//! What a policy is told: the phase, the place of a chunk, and the attention mass that keys received.
+//! Context of a selection: the phase, the place of a chunk, and the attention mass that keys received.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What a policy costs beside what it saves, from constants that were measured once.
+//! Compares a policy's cost with its savings, from constants that were measured once.
 
 use std::hint::black_box;
 use std::time::Instant;

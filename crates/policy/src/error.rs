@@ -39,7 +39,7 @@ pub enum PolicyError {
         parameter: &'static str,
         /// The value given.
         value: String,
-        /// What is allowed.
+        /// Allowed values.
         requirement: String,
     },
     /// The text is not `name` or `name:key=value,…`.
@@ -91,7 +91,7 @@ pub enum PolicyError {
         policy: &'static str,
         /// The field of the traits.
         data: &'static str,
-        /// What it says.
+        /// Value of the field.
         said: bool,
         /// The accessor of [`SparsePolicy`](crate::SparsePolicy).
         accessor: &'static str,

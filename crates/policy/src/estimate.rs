@@ -1,9 +1,9 @@
 //! Estimates as data: what a policy would compute from keys, for callers that compute it where the keys lie.
 
-/// What a policy asks for, over all queries of a chunk of one KV head and all keys before the chunk's end.
+/// An estimate that a policy asks for, over all queries of a chunk of one KV head and all keys before the chunk's end.
 ///
-/// Sums are in f32 and in the order of `riffle-attention`'s kernels, so that what is selected by them is the same to the
-/// bit. Whoever cannot compute an estimate gives none, and the policy looks at the keys itself.
+/// Sums are in f32 and in the order of `riffle-attention`'s kernels, so selections by them are the same to the bit. A
+/// caller that cannot compute an estimate gives none, and the policy looks at the keys itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Estimate {
     /// The softmax of antidiagonals ([`Antidiagonals`](riffle_attention::Antidiagonals)) at 1 / `stride`, summed over

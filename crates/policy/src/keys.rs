@@ -4,7 +4,7 @@ use riffle_attention::{Arithmetic, AttendOptions, KvView, PageView, QueryTile, S
 
 use crate::SelectContext;
 
-/// What callers of the crate guarantee.
+/// Promise of the crate's callers.
 const SOUND: &str = "pages hold the tokens they say, of the queries' head_dim";
 
 /// Writes keys `first..first + out.len() / head_dim` as f32, `[tokens, head_dim]`, with zeros where no page holds the

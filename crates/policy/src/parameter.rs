@@ -11,9 +11,9 @@ pub struct ParameterInfo {
     pub name: &'static str,
     /// The value it has unless given.
     pub default: &'static str,
-    /// What it means.
+    /// Meaning of the parameter.
     pub meaning: &'static str,
-    /// What values it takes.
+    /// Kind and limits of the value.
     pub kind: ParameterKind,
 }
 
@@ -52,7 +52,7 @@ pub enum ParameterKind {
 pub(crate) const MAX_TOKENS: usize = u32::MAX as usize;
 
 impl ParameterInfo {
-    // What policies that choose blocks read in any case.
+    // Blocks and layers that policies with blocks always read.
     pub(crate) const DENSE_LAYERS: Self =
         Self::count("dense_layers", "2", "first layers that read everything", 0, 1 << 16);
     pub(crate) const SINK_BLOCKS: Self = Self::count("sinks", "1", "first blocks, always read", 0, 1 << 24);

@@ -32,7 +32,7 @@ pub struct Policy {
     method: Box<dyn SparsePolicy>,
 }
 
-/// What a policy had learned at some point of its sequence; empty for one that follows from keys.
+/// State that a policy had learned at some point of its sequence; empty for a policy that depends on keys alone.
 #[derive(Clone, Default)]
 pub struct Learned(Option<Arc<dyn SparsePolicy>>);
 
@@ -98,7 +98,7 @@ impl Policy {
         self.info
     }
 
-    /// What it is.
+    /// Traits of the policy.
     pub fn traits(&self) -> &'static Traits {
         &self.info.traits
     }
@@ -108,8 +108,8 @@ impl Policy {
         self.summary_tokens
     }
 
-    /// Distance of the queries that also read everything, at the positions that are its multiples: the difference that this
-    /// makes to their outputs corrects those of the queries after them. `None` where nothing is corrected.
+    /// Distance between the queries that also read everything, at positions that are its multiples. The difference to
+    /// their sparse outputs corrects the queries after them. `None` if nothing is corrected.
     pub fn delta(&self, context: &SelectContext<'_>) -> Option<usize> {
         self.delta.filter(|_| !self.reads_all(context))
     }
@@ -136,8 +136,8 @@ impl Policy {
         }
     }
 
-    /// What every tile of the chunk reads in the first of two phases: the chunk itself. The second phase,
-    /// [`select`](Self::select), names nothing of it. Nothing for policies in one phase.
+    /// Selection of every tile of the chunk in the first of two phases: the chunk itself. The second phase,
+    /// [`select`](Self::select), names nothing of it. Policies in one phase select nothing here.
     pub fn select_own(&self, context: &SelectContext<'_>) -> Selection {
         if !self.info.traits.two_phases || self.reads_all(context) {
             return Selection::none();
@@ -145,8 +145,8 @@ impl Policy {
         Selection::from_spans([Span::new(context.chunk_start, context.tokens)])
     }
 
-    /// What [`prepare`](Self::prepare) would compute from keys, where [`prepare_from`](Self::prepare_from) can take it
-    /// from the caller.
+    /// Estimate that [`prepare`](Self::prepare) would compute from keys, if [`prepare_from`](Self::prepare_from) can
+    /// take it from the caller.
     pub fn estimate(&self, chunk: &QueryTile<'_>, context: &SelectContext<'_>) -> Option<Estimate> {
         if self.reads_all(context) {
             None
@@ -169,7 +169,7 @@ impl Policy {
         }
     }
 
-    /// What the tile reads. A tile of a chunk that was not prepared counts as a chunk of its own.
+    /// Selects the tokens that the tile reads. A tile of a chunk that was not prepared counts as a chunk of its own.
     pub fn select(&self, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection {
         if self.reads_all(context) {
             Selection::full(context.tokens)
@@ -178,8 +178,8 @@ impl Policy {
         }
     }
 
-    /// The weights of all keys for the chunk prepared last, where the policy computed them:
-    /// [`attend_scanned`](riffle_attention::attend_scanned) then reads what is selected without scoring keys again.
+    /// Weights of all keys for the chunk prepared last, if the policy computed them.
+    /// [`attend_scanned`](riffle_attention::attend_scanned) then reads the selected keys without scoring them again.
     pub fn take_scan(&mut self) -> Option<LentScan> {
         self.method.take_scan()
     }
@@ -199,12 +199,14 @@ impl Policy {
         }
     }
 
-    /// What it may still read of the first `tokens` tokens, ascending; `None` for a policy that evicts nothing.
+    /// Tokens among the first `tokens` that the policy may still read, ascending; `None` for a policy that evicts
+    /// nothing.
     pub fn retained(&mut self, tokens: usize) -> Option<Vec<Span>> {
         self.method.evict().map(|evict| evict.retained(tokens))
     }
 
-    /// The cache has dropped what is not [retained](Self::retained): from now on positions count the retained tokens.
+    /// Tells the policy that the cache dropped the tokens not [retained](Self::retained). From now on positions count
+    /// the retained tokens.
     pub fn close_gaps(&mut self) {
         if let Some(evict) = self.method.evict() {
             evict.close_gaps();
@@ -240,7 +242,7 @@ impl Policy {
         Ok(Learned(copy.map(Arc::from)))
     }
 
-    /// Returns to what it had learned then, under the same spec. Nothing changes for a policy that follows from keys.
+    /// Restores a learned state, under the same spec. Nothing changes for a policy that depends on keys alone.
     ///
     /// # Errors
     /// As [`Persist::copied`](crate::Persist::copied).

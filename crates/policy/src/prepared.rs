@@ -44,8 +44,8 @@ impl<T: Clone> Prepared<T> {
         found.map_or_else(|| Cow::Owned(make()), |found| Cow::Borrowed(&found.estimate))
     }
 
-    /// The estimate of exactly these queries, where there is one.
-    pub fn of(&self, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Option<&T> {
+    /// Estimate of exactly these queries; `None` if none was made.
+    pub fn get(&self, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Option<&T> {
         let found = self.at(context).filter(|of_chunk| of_chunk.queries == queries(tile));
         found.map(|found| &found.estimate)
     }

@@ -34,7 +34,7 @@ impl RetainedTokens {
         remaining
     }
 
-    /// What is retained, and every token that was not seen yet.
+    /// Selects the retained tokens and every token not seen yet.
     pub fn selection(&self, tokens: usize) -> Selection {
         let retained = runs(self.positions.iter().copied()).into_iter();
         Selection::from_spans(retained.chain([Span::new(self.seen, tokens)]))

@@ -7,12 +7,12 @@ use crate::{Estimated, LentScan, SelectContext, SparsePolicy};
 
 /// How a policy selects by the weights of all keys.
 pub(crate) trait SelectByScan: Send + Sync {
-    /// What the tile's queries read: for consecutive ranges of query positions, the tokens that each range reads. The
+    /// Tokens that the tile's queries read: for consecutive ranges of query positions, the tokens of each range. The
     /// scan is filled on the way.
     fn select_by_scan(&self, scan: &mut Scan, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Vec<RangeReads>;
 }
 
-/// What the queries of a range read.
+/// Tokens that the queries of a range read.
 #[derive(Clone)]
 pub(crate) struct RangeReads {
     /// Positions of the queries.

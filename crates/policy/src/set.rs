@@ -83,8 +83,8 @@ fn guarded(spec: &PolicySpec, phase: Phase, shape: &PolicyShape, cost: &CostMode
     Ok(build(spec, phase)?.dense_below(dense_below(spec, phase, shape, cost)))
 }
 
-/// Sequences shorter than this many tokens are read densely: what the policy's `from` says, or its break-even length. A
-/// policy without a break-even length is not guarded: whoever asks for it has other reasons than speed.
+/// Length from which the policy selects: the policy's `from`, or its break-even length. Shorter sequences are read
+/// densely. A policy without a break-even length always selects, because its user has other reasons than speed.
 pub fn dense_below(spec: &PolicySpec, phase: Phase, shape: &PolicyShape, cost: &CostModel) -> usize {
     let break_even = || cost.break_even_tokens(spec, phase, shape).unwrap_or(0);
     spec.from_tokens().unwrap_or_else(break_even)

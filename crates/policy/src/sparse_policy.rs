@@ -1,4 +1,4 @@
-//! What a policy does.
+//! The trait of policies: selecting, and optional summaries, learning, eviction and state.
 
 use riffle_attention::{PageView, QueryTile, Selection, Span};
 
@@ -6,15 +6,15 @@ use crate::{ColumnMass, Estimate, Estimated, LentScan, PolicyError, SelectContex
 
 /// Chooses which tokens the queries of one KV head of one layer read, in one sequence and one phase.
 ///
-/// What a policy *is* (its phases, which keys it looks at, whether it learns) is data in its catalogue entry
-/// ([`Traits`](crate::Traits)). This trait is what it *does*. Only [`select`](Self::select) is required. A policy that
-/// summarizes pages, learns, evicts or persists implements the optional trait of that name and returns itself from the
-/// accessor. [`build`](crate::build) refuses a policy whose accessors and catalogue entry disagree, so a wrapper that
-/// forgets to forward one is noticed.
+/// The catalogue entry ([`Traits`](crate::Traits)) holds what a policy *is*: its phases, the keys it looks at, whether
+/// it learns. This trait holds what it *does*. Only [`select`](Self::select) is required. A policy that summarizes
+/// pages, learns, evicts or persists implements the optional trait of that name and returns itself from the accessor.
+/// [`build`](crate::build) refuses a policy whose accessors and catalogue entry disagree, so a wrapper that forgets to
+/// forward one is noticed.
 ///
 /// Callers hold a built [`Policy`](crate::Policy), which gives the order of calls.
 pub trait SparsePolicy: Send + Sync {
-    /// What the tile reads. Tiles of a chunk are selected in any order, on any thread.
+    /// Selects the tokens that the tile reads. Tiles of a chunk are selected in any order, on any thread.
     ///
     /// A tile of a chunk that was not prepared counts as a chunk of its own.
     fn select(&self, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> Selection;
@@ -23,8 +23,8 @@ pub trait SparsePolicy: Send + Sync {
     /// [`estimate`](Self::estimate), where the caller computed it.
     fn prepare(&mut self, _chunk: &QueryTile<'_>, _context: &SelectContext<'_>, _estimated: Option<Estimated>) {}
 
-    /// What [`prepare`](Self::prepare) would compute from keys, where the caller may compute it instead. `None` where
-    /// the policy looks at keys in another way, or at none.
+    /// Estimate that [`prepare`](Self::prepare) would compute from keys, if the caller may compute it instead. `None`
+    /// if the policy looks at keys in another way, or at none.
     fn estimate(&self, _chunk: &QueryTile<'_>, _context: &SelectContext<'_>) -> Option<Estimate> {
         None
     }
@@ -43,7 +43,7 @@ pub trait SparsePolicy: Send + Sync {
         None
     }
 
-    /// What it learns from attention mass.
+    /// Its learning from attention mass.
     fn learn(&mut self) -> Option<&mut dyn Learn> {
         None
     }
@@ -81,7 +81,7 @@ pub trait Learn {
 
 /// Evicts tokens for good, so that their memory can be freed.
 pub trait Evict {
-    /// What it may still read of the first `tokens` tokens, ascending. What is missing never comes back.
+    /// Tokens among the first `tokens` that it may still read, ascending. A missing token never comes back.
     fn retained(&self, tokens: usize) -> Vec<Span>;
 
     /// The cache has dropped the evicted tokens: from now on positions count the retained tokens, without gaps.

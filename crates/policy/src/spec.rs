@@ -117,7 +117,7 @@ impl PolicySpec {
         self.info.traits.estimate.is_some()
     }
 
-    /// True if that is an estimate from bounds, which whoever computes it keeps of the whole sequence.
+    /// True if the estimate comes from bounds. A caller that computes it keeps bounds of the whole sequence.
     pub fn has_bounds(&self) -> bool {
         self.info.traits.estimate == Some(EstimateKind::Bounds)
     }
@@ -205,7 +205,7 @@ impl PolicySpec {
 impl FromStr for PolicySpec {
     type Err = PolicyError;
 
-    /// Of the catalogue.
+    /// Parses a policy of the catalogue.
     fn from_str(text: &str) -> Result<Self, PolicyError> {
         Self::parse_among(text, &[])
     }

@@ -9,7 +9,7 @@ pub(crate) fn write(numbers: &[usize], scores: &[f32]) -> Vec<u8> {
     bytes
 }
 
-/// What [`write`] wrote; `None` for other bytes.
+/// Reads bytes of [`write`]; `None` for other bytes.
 pub(crate) fn read(bytes: &[u8]) -> Option<(Vec<usize>, Vec<f32>)> {
     let (numbers, bytes) = list::<8>(bytes)?;
     let (scores, rest) = list::<4>(bytes)?;

@@ -1,8 +1,8 @@
-//! What a policy is, as data.
+//! Properties of policies, as data.
 
 use crate::{BudgetParameter, ChunkSize, ChunkWork, Parameters};
 
-/// What a policy is: everything that callers decide by without asking the policy itself.
+/// Properties of a policy by which callers decide without asking the policy itself.
 ///
 /// An entry of the catalogue names what sets its policy apart and takes the rest from [`Traits::PLAIN`]. A policy from another
 /// crate starts from a constant and changes it with the `with_` functions, in a `static`:
@@ -50,7 +50,7 @@ pub struct Traits {
     pub depends_on_chunks: bool,
     /// True if automatic choice may move a head to it.
     pub automatic: bool,
-    /// What it asks of the chunk length, where it matters.
+    /// Chunk length that it needs, if it depends on one.
     pub chunk: Option<ChunkNeed>,
     /// Tokens in the blocks whose means it reads, where it reads any.
     pub summary_tokens: fn(&Parameters) -> Option<usize>,
@@ -71,8 +71,8 @@ pub enum Recall {
     /// Questions at the end of a prompt. It selects among all keys, but by the last queries of a chunk: a question in the
     /// middle may miss its answer.
     AtTheEnd,
-    /// Those about facts that look unlike the rest of the text. It ranks blocks by a bound on their keys, which may pass over one of
-    /// many facts that look alike.
+    /// Questions about facts that look unlike the rest of the text. It ranks blocks by a bound on their keys, which may
+    /// pass over one of many facts that look alike.
     Distinct,
     /// All: every query selects among all keys by their content.
     Anywhere,
@@ -96,11 +96,11 @@ pub enum EstimateKind {
     Blocks,
     /// [`Estimate::Lines`](crate::Estimate::Lines).
     Lines,
-    /// [`Estimate::Bounds`](crate::Estimate::Bounds): whoever computes it keeps bounds of the whole sequence.
+    /// [`Estimate::Bounds`](crate::Estimate::Bounds): a caller that computes it keeps bounds of the whole sequence.
     Bounds,
 }
 
-/// What a policy asks of the chunk length.
+/// Chunk length that a policy needs.
 #[derive(Debug, Clone, Copy)]
 pub struct ChunkNeed {
     /// The chunk length it was made for.
@@ -152,19 +152,19 @@ impl Traits {
         ..Self::PLAIN
     };
 
-    /// With which facts it promises to find.
+    /// Sets the facts that it promises to find.
     pub const fn with_recall(mut self, recall: Recall) -> Self {
         self.recall = recall;
         self
     }
 
-    /// With which keys it looks at. [`KeyUse::Summarized`] goes with [`Summarize`](crate::Summarize).
+    /// Sets the keys that it looks at. [`KeyUse::Summarized`] goes with [`Summarize`](crate::Summarize).
     pub const fn with_keys(mut self, keys: KeyUse) -> Self {
         self.keys = keys;
         self
     }
 
-    /// With learning from attention mass ([`Learn`](crate::Learn)). What it selects then follows from queries that are over.
+    /// With learning from attention mass ([`Learn`](crate::Learn)). Its selections then depend on earlier queries.
     pub const fn with_learning(mut self) -> Self {
         self.learns = true;
         self.follows_from_keys = false;

@@ -1,4 +1,4 @@
-//! What the catalogue says of its policies, and policies from outside it.
+//! Tests of the catalogue's entries, and of policies from outside it.
 
 mod testing;
 

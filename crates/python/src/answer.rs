@@ -40,7 +40,7 @@ pub(crate) fn prompt_tokens(engine: &Engine, prompt: Prompt) -> Result<Vec<u32>,
     }
 }
 
-/// An answer with what was counted.
+/// An answer with its counts.
 pub(crate) struct Answered {
     pub(crate) generation: Generation,
     pub(crate) prompt_tokens: usize,

@@ -54,10 +54,10 @@ struct Problem {
     options: AttendOptions<'static>,
 }
 
-/// What attention returns: outputs `[heads, rows, width]` and log-sum-exps `[heads, rows]`.
+/// Result of attention: outputs `[heads, rows, width]` and log-sum-exps `[heads, rows]`.
 type Attended<'py> = (Bound<'py, PyArray3<f32>>, Bound<'py, PyArray2<f32>>);
 
-/// What the reference returns: outputs, log-sum-exps, and the mass of each key `[kv_heads, tokens]`.
+/// Result of the reference: outputs, log-sum-exps, and the mass of each key `[kv_heads, tokens]`.
 type Referred<'py> = (
     Bound<'py, PyArray3<f64>>,
     Bound<'py, PyArray2<f64>>,
@@ -358,7 +358,7 @@ pub(crate) fn reference<'py>(
     ))
 }
 
-/// What a policy selects for the queries as one tile, by KV head.
+/// Selections of a policy for the queries as one tile, by KV head.
 #[pyfunction]
 pub(crate) fn select<'py>(
     py: Python<'py>,

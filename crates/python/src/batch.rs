@@ -12,20 +12,20 @@ use crate::failure::{Class, Failure};
 use crate::watch::Watch;
 
 /// Prompts and how to answer each of them.
-pub(crate) struct Asked {
+pub(crate) struct Batch {
     pub(crate) prompts: Vec<Vec<u32>>,
     pub(crate) generate: GenerateOptions,
 }
 
 /// Answers all prompts, in their order. The first that fails ends the others.
-pub(crate) fn answer_all(engine: &Arc<Engine>, asked: Asked, watch: &Watch) -> Result<Vec<Answered>, Failure> {
+pub(crate) fn answer_all(engine: &Arc<Engine>, batch: Batch, watch: &Watch) -> Result<Vec<Answered>, Failure> {
     let mut scheduler = Scheduler::new(engine, SchedulerOptions::for_engine(engine.options()))?;
-    let count = asked.prompts.len();
+    let count = batch.prompts.len();
     let mut under_way = UnderWay::default();
-    for (place, tokens) in asked.prompts.into_iter().enumerate() {
+    for (place, tokens) in batch.prompts.into_iter().enumerate() {
         let mut request = Request::default();
         request.tokens = tokens;
-        request.generate = asked.generate.clone();
+        request.generate = batch.generate.clone();
         under_way.places.insert(scheduler.submit(request)?, place);
         under_way.probabilities.push(Vec::new());
         under_way.reports.push(None);
@@ -49,7 +49,7 @@ pub(crate) fn answer_all(engine: &Arc<Engine>, asked: Asked, watch: &Watch) -> R
     under_way.answers()
 }
 
-/// What has come of the prompts so far, each by its place.
+/// Results of the prompts so far, by the prompt's number.
 #[derive(Default)]
 struct UnderWay {
     places: HashMap<RequestId, usize>,

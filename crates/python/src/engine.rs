@@ -12,7 +12,7 @@ use riffle_model::{ConversationText, OpenedModel};
 use serde_json::{Value, json};
 
 use crate::answer::{Prompt, prompt_tokens};
-use crate::batch::{Asked, answer_all};
+use crate::batch::{Batch, answer_all};
 use crate::failure::{Class, Failure};
 use crate::items::Items;
 use crate::options::{GivenAnswer, GivenEngine, check_tokens, model_path};
@@ -38,12 +38,12 @@ impl Loaded {
     }
 }
 
-/// What says that `what` is closed.
+/// Failure for a call on a closed `what`.
 pub(crate) fn closed(what: &str) -> Failure {
     Failure::new(Class::Closed, format!("this {what} is closed: make another"))
 }
 
-/// What says that `what` cannot be pickled.
+/// Error for an attempt to pickle `what`.
 pub(crate) fn unpicklable(what: &str, instead: &str) -> PyErr {
     PyTypeError::new_err(format!("a riffle {what} cannot be pickled or copied: {instead}"))
 }
@@ -55,7 +55,7 @@ pub(crate) struct PyEngine {
 }
 
 impl PyEngine {
-    fn of(engine: Arc<Engine>, threads: Arc<Threads>) -> Self {
+    fn wrap(engine: Arc<Engine>, threads: Arc<Threads>) -> Self {
         Self {
             loaded: Mutex::new(Some(Arc::new(Loaded {
                 engine: OfProcess::new(engine),
@@ -110,7 +110,7 @@ impl PyEngine {
         };
         let options = options.resolved()?;
         let engine = run(py, &threads, None, |_| Ok(Engine::load(model_path(&path)?, options)?))?;
-        Ok(Self::of(engine, threads))
+        Ok(Self::wrap(engine, threads))
     }
 
     /// The same weights under other options.
@@ -118,7 +118,7 @@ impl PyEngine {
         let loaded = self.loaded()?;
         let (engine, options) = (loaded.engine()?, options.resolved()?);
         let other = run_short(py, &loaded.threads, || Ok(engine.with_options(options)?))?;
-        Ok(Self::of(other, Arc::clone(&loaded.threads)))
+        Ok(Self::wrap(other, Arc::clone(&loaded.threads)))
     }
 
     /// Frees the model when its sessions are gone, which refuse to go on.
@@ -212,7 +212,7 @@ impl PyEngine {
         Ok(text.into_text())
     }
 
-    /// The tokens of a conversation up to where the answer begins. What messages spell of special tokens stays text.
+    /// The tokens of a conversation up to where the answer begins. Special tokens spelled in messages stay text.
     fn conversation_tokens(&self, py: Python<'_>, messages: &str, variables: &str) -> Result<Vec<u32>, Failure> {
         let text = self.conversation(py, messages, variables, true)?;
         // The template writes the special tokens itself.
@@ -227,14 +227,14 @@ impl PyEngine {
         let loaded = self.loaded()?;
         let engine = loaded.engine()?;
         let session = run_short(py, &loaded.threads, || Ok(Session::new(engine)?))?;
-        Ok(PySession::of(session, loaded))
+        Ok(PySession::wrap(session, loaded))
     }
 
     fn restore(&self, py: Python<'_>, path: PathBuf) -> Result<PySession, Failure> {
         let loaded = self.loaded()?;
         let engine = loaded.engine()?;
         let session = run(py, &loaded.threads, None, |_| Ok(Session::restore(engine, path)?))?;
-        Ok(PySession::of(session, loaded))
+        Ok(PySession::wrap(session, loaded))
     }
 
     /// Answers to several prompts, which share the engine: one dictionary each.
@@ -253,12 +253,12 @@ impl PyEngine {
             .list("prompts")?
             .into_iter()
             .map(|prompt| prompt_tokens(engine, prompt));
-        let asked = Asked {
+        let batch = Batch {
             prompts: prompts.collect::<Result<_, _>>()?,
             generate,
         };
         let answers = run(py, &loaded.threads, progress.as_ref(), |watch| {
-            answer_all(engine, asked, watch)
+            answer_all(engine, batch, watch)
         })?;
         answers.iter().map(|answer| answer.to_python(py)).collect()
     }
@@ -271,7 +271,7 @@ impl PyEngine {
     }
 }
 
-/// What a run under these options would take, as JSON; nothing is loaded.
+/// Memory plan of a run under these options, as JSON; nothing is loaded.
 #[pyfunction]
 pub(crate) fn plan(py: Python<'_>, path: PathBuf, options: GivenEngine) -> Result<String, Failure> {
     let options = options.resolved()?;

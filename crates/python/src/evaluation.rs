@@ -18,7 +18,7 @@ use crate::items::Items;
 use crate::options::policy;
 use crate::watch::{Watch, run};
 
-/// What is asked, and of which text.
+/// Options of an evaluation, and the text it reads.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct GivenTasks {
@@ -188,7 +188,7 @@ pub(crate) fn run_compare(
     })
 }
 
-/// A prompt of a task of RULER and what is expected of its answer.
+/// A prompt of a RULER task, and the expected answers.
 #[pyfunction]
 pub(crate) fn ruler_prompt(
     engine: &PyEngine,

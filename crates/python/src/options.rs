@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::items::Items;
 use crate::python_policy;
 
-/// The keyword arguments of `riffle.Engine`; what is missing has the command's default.
+/// The keyword arguments of `riffle.Engine`. A missing one has the command's default.
 #[derive(FromPyObject, Default)]
 #[pyo3(from_item_all)]
 pub(crate) struct GivenEngine {
@@ -50,7 +50,7 @@ pub(crate) struct GivenEngine {
     window: Option<usize>,
 }
 
-/// The keyword arguments of answers; what is missing is what the model's files recommend.
+/// The keyword arguments of answers. For a missing one the model's recommendation counts.
 #[derive(FromPyObject, Default)]
 #[pyo3(from_item_all)]
 pub(crate) struct GivenAnswer {
@@ -209,7 +209,7 @@ impl GivenAnswer {
     }
 }
 
-/// Replaces a default by what was given.
+/// Replaces a default by the given value.
 fn set<T>(value: &mut T, given: Option<T>) {
     if let Some(given) = given {
         *value = given;
@@ -236,7 +236,7 @@ pub(crate) fn model_path(path: &Path) -> Result<PathBuf, Failure> {
         |text: &str| text.matches('/').count() == 1 && (text.ends_with(".gguf") || text.ends_with(".safetensors"));
     let name = path.to_str().filter(|text| !is_file(text));
     let Some(name) = name.and_then(|text| text.parse::<ModelName>().ok()) else {
-        // Who opens it says what is wrong with it.
+        // The loader reports a path that is no file and no name.
         return Ok(path.to_owned());
     };
     let found = Settings::from_environment().and_then(|settings| riffle_hub::find(&settings.cache, &name));

@@ -43,7 +43,7 @@ pub(crate) struct GivenCache {
     audit: bool,
 }
 
-/// What a layer does in one call.
+/// Options of one attention call on a layer.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct GivenLayer {
@@ -335,7 +335,7 @@ impl PyPagedCache {
         })
     }
 
-    /// What the policies kept, as JSON; `None` without an audit.
+    /// Attention mass that the policies kept, as JSON; `None` without an audit.
     fn audit(&self) -> Result<Option<String>, Failure> {
         let report = self.look(|attention| Ok(attention.audit()))?;
         report

@@ -56,7 +56,7 @@ impl<T> Drop for OfProcess<T> {
     }
 }
 
-/// Threads that compute, apart from those of torch and other libraries.
+/// Thread pool of the package, apart from those of torch and other libraries.
 pub(crate) struct Threads(OfProcess<ThreadPool>);
 
 /// The threads that arrays and engines without a number of their own share.

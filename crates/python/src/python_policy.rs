@@ -29,11 +29,11 @@ struct Registry {
     objects: Vec<(Py<PyAny>, bool)>,
     /// One for each name. Specs keep references to them, so they are never freed.
     infos: &'static [PolicyInfo],
-    /// What a policy raised in a call under way.
+    /// Exception that a policy raised in the current call.
     error: Option<PyErr>,
 }
 
-/// What a policy in Python says of itself.
+/// Traits that a policy in Python declares.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct GivenTraits {
@@ -48,7 +48,7 @@ pub(crate) fn known() -> &'static [PolicyInfo] {
     registry().infos
 }
 
-/// What a policy in Python has raised since the last call of this function.
+/// Takes the exception that a policy in Python has raised since the last call.
 pub(crate) fn take_error() -> Option<PyErr> {
     registry().error.take()
 }
@@ -140,7 +140,8 @@ impl SparsePolicy for PythonPolicy {
     }
 }
 
-/// What the object answers: queries are `[rows, group, head_dim]`, keys `[tokens, head_dim]` where it reads them.
+/// Calls the object's `select`. Queries are `[rows, group, head_dim]`; keys are `[tokens, head_dim]` for a policy that
+/// reads them.
 fn ask(py: Python<'_>, object: &Py<PyAny>, tile: &QueryTile<'_>, context: &SelectContext<'_>) -> PyResult<Selection> {
     let width = tile.head_dim;
     let mut queries = Vec::with_capacity(tile.rows * tile.group * width);

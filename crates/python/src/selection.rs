@@ -1,4 +1,4 @@
-//! What a tile of queries reads: plain data.
+//! Selections of a tile of queries: plain data.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -17,7 +17,7 @@ const MOST_MASK_ELEMENTS: usize = 1 << 30;
 /// The largest position that Python may name.
 const MOST_TOKENS: usize = u32::MAX as usize;
 
-/// What some queries read of one KV head; `riffle.Selection`.
+/// Keys of one KV head that some queries read; `riffle.Selection`.
 #[pyclass(frozen, eq, module = "riffle", name = "Selection")]
 #[derive(PartialEq)]
 pub(crate) struct PySelection(Selection);

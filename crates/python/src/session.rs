@@ -32,7 +32,7 @@ pub(crate) struct PySession {
     held: Arc<Held>,
 }
 
-/// How an answer is begun: what is read before it, and what is generated.
+/// Start of an answer: the tokens to read before it, and the generation options.
 pub(crate) struct Begun {
     pub(crate) tokens: Vec<u32>,
     pub(crate) generate: GenerateOptions,
@@ -41,7 +41,7 @@ pub(crate) struct Begun {
 }
 
 impl PySession {
-    pub(crate) fn of(session: Session, loaded: Arc<Loaded>) -> Self {
+    pub(crate) fn wrap(session: Session, loaded: Arc<Loaded>) -> Self {
         Self {
             loaded,
             held: Arc::new(Mutex::new(Some(OfProcess::new(session)))),
@@ -181,7 +181,7 @@ impl PySession {
         self.look(|session| session.sequence().counts().pairs.density())
     }
 
-    /// What its pages take, as JSON.
+    /// Memory of the session's pages, as JSON.
     fn usage(&self) -> Result<String, Failure> {
         self.look(|session| {
             let usage = session.sequence().usage();
@@ -196,7 +196,7 @@ impl PySession {
         })
     }
 
-    /// What the policies kept, as JSON; `None` without an audit.
+    /// Attention mass that the policies kept, as JSON; `None` without an audit.
     fn audit(&self) -> Result<Option<String>, Failure> {
         let report = self.look(|session| session.sequence().audit())?;
         let report = report.map(|report| serde_json::to_string(&report));
@@ -344,7 +344,7 @@ impl PySession {
 
     fn fork(&self, py: Python<'_>) -> Result<Self, Failure> {
         let fork = self.work(py, None, |session, _| Ok(session.fork()?))?;
-        Ok(Self::of(fork, Arc::clone(&self.loaded)))
+        Ok(Self::wrap(fork, Arc::clone(&self.loaded)))
     }
 
     /// Writes the session to a file; returns its bytes.
@@ -367,7 +367,8 @@ impl PySession {
     }
 }
 
-/// Of `tokens[first..]`; the session then holds `tokens`.
+/// Log probabilities of `tokens[first..]`, and true for each that is the likeliest token. The session then holds
+/// `tokens`.
 fn log_probabilities(
     session: &mut Session,
     tokens: &[u32],

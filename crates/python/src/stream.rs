@@ -12,13 +12,13 @@ use crate::engine::{Loaded, unpicklable};
 use crate::failure::{Class, Failure};
 use crate::process::OfProcess;
 use crate::session::{Begun, Held, answer, lock, open};
-use crate::watch::{Shown, Told, Watch, guarded};
+use crate::watch::{ReportedProgress, Shown, Watch, guarded};
 
 /// How often who waits looks for signals.
 const POLL: Duration = Duration::from_millis(50);
 
-/// What the thread that writes an answer sends.
-enum Piece {
+/// A message of the thread that writes an answer.
+enum StreamMessage {
     Text(String),
     End(Box<Result<Answered, Failure>>),
 }
@@ -26,10 +26,10 @@ enum Piece {
 /// An answer that another thread writes; `riffle.Stream` is its face. Dropped, it stops the answer at its next token.
 #[pyclass(frozen, module = "riffle._riffle", name = "Stream")]
 pub(crate) struct PyStream {
-    pieces: OfProcess<Mutex<Receiver<Piece>>>,
+    pieces: OfProcess<Mutex<Receiver<StreamMessage>>>,
     watch: Arc<Watch>,
     progress: Option<Py<PyAny>>,
-    told: Mutex<Option<Told>>,
+    told: Mutex<Option<ReportedProgress>>,
     answered: Mutex<Option<Answered>>,
 }
 
@@ -55,12 +55,12 @@ impl PyStream {
                 let pool = loaded.threads.pool()?;
                 pool.install(|| {
                     answer(session, &begun, &watched, &mut |text| {
-                        drop(send.send(Piece::Text(text.to_owned())))
+                        drop(send.send(StreamMessage::Text(text.to_owned())))
                     })
                 })
             });
             drop(loaded);
-            drop(send.send(Piece::End(Box::new(outcome))));
+            drop(send.send(StreamMessage::End(Box::new(outcome))));
         };
         let thread = std::thread::Builder::new()
             .name("riffle-stream".to_owned())
@@ -88,8 +88,8 @@ impl PyStream {
             });
             self.poll(py)?;
             match received {
-                Some(Ok(Piece::Text(text))) => return Ok(Some(text)),
-                Some(Ok(Piece::End(outcome))) => {
+                Some(Ok(StreamMessage::Text(text))) => return Ok(Some(text)),
+                Some(Ok(StreamMessage::End(outcome))) => {
                     let answered = (*outcome)?;
                     *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = Some(answered);
                     return Ok(None);

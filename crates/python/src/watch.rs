@@ -18,7 +18,7 @@ use crate::python_policy;
 /// How often the caller looks for signals.
 const POLL: Duration = Duration::from_millis(50);
 
-/// What a call under way and its caller tell each other.
+/// State that a running call shares with its caller: progress, and the request to stop.
 #[derive(Default)]
 pub(crate) struct Watch {
     is_stopped: AtomicBool,
@@ -72,26 +72,26 @@ impl Watch {
     }
 }
 
-/// Who is told how far a call is, and what was told last.
+/// Callback for a call's progress, and the progress reported last.
 pub(crate) struct Shown<'a> {
     callback: Option<&'a Py<PyAny>>,
-    last: Option<Told>,
+    last: Option<ReportedProgress>,
 }
 
-/// What was told: bits of what is done, and the total.
-pub(crate) type Told = (u64, usize);
+/// Last reported progress: the bits of the work done, and the total.
+pub(crate) type ReportedProgress = (u64, usize);
 
 impl<'a> Shown<'a> {
     pub(crate) fn new(callback: Option<&'a Py<PyAny>>) -> Self {
         Self::resumed(callback, None)
     }
 
-    /// Who was told something before.
-    pub(crate) fn resumed(callback: Option<&'a Py<PyAny>>, last: Option<Told>) -> Self {
+    /// Continues after progress reported earlier.
+    pub(crate) fn resumed(callback: Option<&'a Py<PyAny>>, last: Option<ReportedProgress>) -> Self {
         Self { callback, last }
     }
 
-    pub(crate) fn told(&self) -> Option<Told> {
+    pub(crate) fn told(&self) -> Option<ReportedProgress> {
         self.last
     }
 }

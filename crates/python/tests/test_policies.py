@@ -85,7 +85,7 @@ def test_an_exception_of_a_policy_ends_the_call(text):
     x = np.ones((1, 1, 16), np.float32)
     with pytest.raises(ZeroDivisionError):
         cache.attend(x, x, x)
-    # What came before does not stay.
+    # An earlier failure must not stay.
     riffle.Engine(MODEL, context=512).generate(text[:300], max_tokens=2)
 
 

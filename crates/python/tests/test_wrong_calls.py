@@ -185,5 +185,5 @@ def test_wrong_calls_raise_exceptions(tmp_path, monkeypatch):
             session.truncate(0)
             cache.truncate(0)
     assert raised["nothing"] < CALLS * 0.8 and len(raised) > 5, raised
-    # What is right works as before.
+    # Right calls must work as before.
     assert engine.generate("And", max_tokens=2).tokens == riffle.Engine(MODEL, context=64).generate("And", max_tokens=2).tokens

@@ -1,4 +1,4 @@
-//! What all requests share.
+//! State that all requests share.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -42,7 +42,7 @@ pub(crate) struct App {
 impl App {
     /// Traits of the model's chat template, for requests with tools or without.
     pub(crate) fn traits(&self, template: &ChatTemplate, has_tools: bool) -> &TemplateTraits {
-        self.traits[usize::from(has_tools)].get_or_init(|| TemplateTraits::of(template, has_tools))
+        self.traits[usize::from(has_tools)].get_or_init(|| TemplateTraits::probe(template, has_tools))
     }
 
     /// Names of the model: the one that answers give, then the others that it is known by.

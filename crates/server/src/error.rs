@@ -13,7 +13,7 @@ pub enum ServerError {
     Listen {
         /// The address.
         address: SocketAddr,
-        /// What the system says.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// The engine cannot serve many requests.
@@ -30,7 +30,7 @@ pub enum ServerError {
     Sessions {
         /// The folder.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// An option makes no sense.
@@ -38,9 +38,9 @@ pub enum ServerError {
     Option {
         /// The field of the options.
         option: &'static str,
-        /// What was given.
+        /// The rejected value.
         value: String,
-        /// What is wrong, and what would be right.
+        /// The problem, and a value that would be right.
         problem: String,
     },
 }

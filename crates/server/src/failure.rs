@@ -1,4 +1,4 @@
-//! What goes wrong with a request, in the shape of its API.
+//! Failures of a request, in the shape of its API.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 #[derive(Debug, Clone, PartialEq)]
 pub struct Failure {
     pub(crate) status: StatusCode,
-    /// What is wrong and what to do, in one line.
+    /// The problem and its remedy, in one line.
     pub(crate) message: String,
     /// The field of the request that is at fault.
     pub(crate) param: Option<String>,
@@ -48,8 +48,8 @@ fn field_of(option: &str) -> Option<&'static str> {
 }
 
 impl Failure {
-    /// What went wrong, as a status of HTTP: 400 for a request that makes no sense, 429 for one too many, 503 when the worker ends or
-    /// has no room, 500 when the engine failed.
+    /// HTTP status of the failure: 400 for a request that makes no sense, 429 for one too many, 503 when the worker
+    /// ends or has no room, 500 when the engine failed.
     pub fn status(&self) -> u16 {
         self.status.as_u16()
     }
@@ -104,8 +104,8 @@ impl Failure {
         self
     }
 
-    /// What the error of an engine means to a client.
-    pub(crate) fn of(error: &EngineError) -> Self {
+    /// Converts an engine's error to the failure that a client sees.
+    pub(crate) fn from_engine(error: &EngineError) -> Self {
         let failure = match error {
             EngineError::ContextExceeded {
                 what, needed, context, ..
@@ -234,7 +234,7 @@ mod tests {
             presence_penalty: f32::NAN,
             ..SamplingOptions::default()
         };
-        let failure = Failure::of(&sampling.validate().expect_err("not a number"));
+        let failure = Failure::from_engine(&sampling.validate().expect_err("not a number"));
         assert_eq!(failure.param.as_deref(), Some("presence_penalty"));
         assert_eq!(
             failure.message,

@@ -57,8 +57,8 @@ impl Fields {
         }
     }
 
-    /// The fields of a value that stands at `place`.
-    pub(crate) fn of(value: Value, place: &str, warnings: &Warnings) -> Result<Self, Failure> {
+    /// Takes the fields of the object at `place`.
+    pub(crate) fn from_value(value: Value, place: &str, warnings: &Warnings) -> Result<Self, Failure> {
         match value {
             Value::Object(fields) => Ok(Self {
                 fields,
@@ -217,7 +217,7 @@ impl Fields {
         let name = self.name(field);
         let warnings = self.warnings.clone();
         self.value(field)
-            .map(|value| Fields::of(value, &name, &warnings))
+            .map(|value| Fields::from_value(value, &name, &warnings))
             .transpose()
     }
 
@@ -252,7 +252,7 @@ impl Fields {
         }
     }
 
-    /// Refuses what is left.
+    /// Refuses a field that is left.
     pub(crate) fn finish(self) -> Result<(), Failure> {
         self.check_finished()
     }

@@ -1,4 +1,4 @@
-//! JSON in which no object names a field twice: what a second value would mean is anyone's guess.
+//! JSON in which no object names a field twice, because a second value would have no clear meaning.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Number, Value};
 /// The value that a text spells.
 ///
 /// # Errors
-/// What is wrong with the text, and where.
+/// The fault of the text, and its line and column.
 pub(crate) fn parse(text: &[u8]) -> Result<Value, serde_json::Error> {
     let OnceNamed(value) = serde_json::from_slice(text)?;
     check_integers(text).map_err(serde_json::Error::custom)?;

@@ -3,11 +3,11 @@
 //! It speaks the shapes of OpenAI (`/v1/completions`, `/v1/chat/completions`, `/v1/responses`) and of Anthropic (`/v1/messages`), and
 //! does no scheduling of its own: one thread steps a [`Scheduler`](riffle_engine::Scheduler), and requests reach it as messages.
 //!
-//! What it keeps to:
+//! Guarantees:
 //!
-//! - What is not supported is refused by name with status 400, never ignored.
-//! - Who goes away is noticed: the work for that request ends within one piece, and what was read of the prompt stays for whoever
-//!   comes back with the same beginning. No client has to say so.
+//! - The server refuses an unsupported field by name with status 400, and never ignores it.
+//! - The server notices a client that goes away, without a message from it. The request's work ends within one piece,
+//!   and the pages of its prompt stay for a later request with the same beginning.
 //! - An answer has the bytes that it has alone, whatever else runs.
 //! - A client that reads slowly holds up nobody.
 //!

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-/// Writes a line. What cannot be written is lost: nobody is left without an answer because of it.
+/// Writes a line to stderr. Errors are ignored: a full disk or a closed pipe must not end an answer.
 pub(crate) fn note(line: &str) {
     let clean: String = line
         .chars()

@@ -1,4 +1,4 @@
-//! What a monitoring system reads at `/metrics`: names of vLLM where one exists, else names of our own.
+//! Metrics for a monitoring system at `/metrics`: names of vLLM where one exists, else names of our own.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -408,7 +408,7 @@ impl Metrics {
         }
     }
 
-    /// What the web page shows.
+    /// Metrics that the web page shows.
     pub(crate) fn summary(&self) -> Value {
         let bytes = |tier| self.kv_bytes.get_or_create(&Tier { tier }).get();
         let load = |gauge: &Gauge<f64, AtomicU64>| gauge.get();

@@ -7,10 +7,10 @@ use std::time::Duration;
 use riffle_engine::{DraftSpec, PrefixCacheOptions, SharedStoreOptions};
 use riffle_events::PublisherOptions;
 
-/// Where a server listens, whom it serves and how much it takes on.
+/// Options of a server: its address, its clients and its limits.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
-    /// Where to listen. A port of 0 takes a free one.
+    /// Address to listen on. A port of 0 takes a free one.
     pub address: SocketAddr,
     /// Threads that compute; `None` takes every core.
     pub threads: Option<usize>,
@@ -28,13 +28,13 @@ pub struct ServerOptions {
     pub allowed_origins: Vec<String>,
     /// Names beside those of the loopback that a server on the loopback answers to, such as that of a proxy before it.
     pub allowed_hosts: Vec<String>,
-    /// What is taken on at most.
+    /// Upper bounds on the work that the server accepts.
     pub limits: Limits,
     /// Tokens of an answer whose request does not say how many.
     pub default_max_tokens: usize,
     /// Share of the time that prompts get while answers are written.
     pub prompt_share: f64,
-    /// What drafts the answers of requests that do not say it, where drafts can be made.
+    /// Draft source of requests that name none, if the model can draft.
     pub draft: DraftSpec,
     /// Beginnings on disk, which outlive the server.
     pub prefix_cache: Option<PrefixCacheOptions>,
@@ -42,17 +42,17 @@ pub struct ServerOptions {
     pub shared_store: Option<SharedStoreOptions>,
     /// Folder of named sessions; without one there are none.
     pub session_folder: Option<PathBuf>,
-    /// Where and how routers are told which blocks of text are held; `None` tells nobody.
+    /// Options for publishing the blocks of text that are held; `None` publishes nothing.
     pub kv_events: Option<PublisherOptions>,
-    /// How long what was read stays in memory after it was last used; `None` until its room is needed.
+    /// Time that an idle sequence stays in memory after its last use; `None` keeps it until its room is needed.
     pub keep_alive: Option<Duration>,
     /// How long answers under way may go on when the server is to end.
     pub grace: Duration,
-    /// Write a line to standard error for every answer: how many tokens it took, never what they say.
+    /// Write a line to standard error for every answer: its token counts, never its text.
     pub logs_answers: bool,
 }
 
-/// What a server takes on at most.
+/// Upper bounds on the work that a server accepts.
 #[derive(Debug, Clone)]
 pub struct Limits {
     /// Bytes of the body of a request.

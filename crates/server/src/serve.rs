@@ -39,7 +39,8 @@ pub struct Server {
 pub struct Stopper(watch::Sender<bool>);
 
 impl Stopper {
-    /// Tells the server to end: it takes no more requests, lets answers go on for a while and keeps what has been read.
+    /// Tells the server to end. It takes no more requests, lets answers go on for a while and writes held beginnings to
+    /// disk.
     pub fn stop(&self) {
         self.0.send_replace(true);
     }
@@ -69,7 +70,7 @@ impl Server {
             engine: Arc::clone(engine),
             driver,
             forms,
-            markup: Markup::of(engine),
+            markup: Markup::detect(engine),
             kept_items: KeptItems::default(),
             traits: Default::default(),
             started: unix_seconds(),
@@ -86,17 +87,17 @@ impl Server {
         })
     }
 
-    /// Where it listens.
+    /// Address that the server listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where it publishes KV events, if it does.
+    /// Addresses of the published KV events; `None` if none are published.
     pub fn kv_events(&self) -> Option<&KvEventAddresses> {
         self.app.driver.kv_events()
     }
 
-    /// What ends it.
+    /// Handle that ends the server.
     pub fn stopper(&self) -> Stopper {
         Stopper(self.stop.clone())
     }
@@ -141,7 +142,7 @@ impl Server {
             drop(listener);
             let ending = Arc::clone(&app);
             let driver = tokio::task::spawn_blocking(move || ending.driver.stop(grace));
-            // Answers end with the driver; who does not take theirs is not waited for.
+            // Answers end with the driver. The server waits a second for clients that still receive theirs.
             drop(driver.await);
             drop(tokio::time::timeout(Duration::from_secs(1), open.shutdown()).await);
         });
@@ -188,7 +189,7 @@ fn check(options: &ServerOptions) -> Result<(), ServerError> {
     }
 }
 
-/// Accepts connections until the server is to stop; returns those that are open.
+/// Accepts connections until the server is to stop; returns the open ones.
 async fn accept(
     listener: &TcpListener,
     app: &Arc<App>,

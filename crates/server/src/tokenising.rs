@@ -29,7 +29,7 @@ static PLACES: Semaphore = Semaphore::const_new(TOKENISED_AT_ONCE);
 /// Which texts are tokenised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// Those that the context may hold.
+    /// The tokens that the context may hold.
     Prompt,
     /// All that there is memory for.
     Count,
@@ -86,7 +86,7 @@ pub(crate) fn encode_now(
         Wanted::Count => usize::MAX,
     };
     refuse_too_large(engine, bytes)?;
-    let tokenizer = engine.tokenizer().map_err(|error| Failure::of(&error))?;
+    let tokenizer = engine.tokenizer().map_err(|error| Failure::from_engine(&error))?;
     let mut poll = |tokens: usize| {
         if client.is_gone() || tokens > most {
             ControlFlow::Break(())
@@ -97,7 +97,7 @@ pub(crate) fn encode_now(
     match tokenizer.encode_conversation_until(text, add_special, &mut poll) {
         // Nobody reads it where the client is gone.
         Err(ModelError::TokenizeInterrupted) => Err(too_long(bytes, most.saturating_add(1), context)),
-        encoded => encoded.map_err(|error| Failure::of(&EngineError::from(error))),
+        encoded => encoded.map_err(|error| Failure::from_engine(&EngineError::from(error))),
     }
 }
 
@@ -110,7 +110,7 @@ fn refuse_too_long(engine: &Engine, bytes: usize) -> Result<(), Failure> {
     if bytes / BYTES_PER_TOKEN <= context {
         return Ok(());
     }
-    let tokenizer = engine.tokenizer().map_err(|error| Failure::of(&error))?;
+    let tokenizer = engine.tokenizer().map_err(|error| Failure::from_engine(&error))?;
     match tokenizer.fewest_tokens(bytes) {
         least if least > context => Err(too_long(bytes, least, context)),
         _ => Ok(()),

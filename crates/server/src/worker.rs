@@ -5,26 +5,26 @@ use std::time::Duration;
 
 use riffle_engine::{AnswerForm, Engine, Request, RequestReport, TokenProbabilities};
 
-use crate::driver::{Answer as Told, Driver, EventSink, Told as DriverEvent};
+use crate::driver::{Answer as DriverAnswer, Driver, DriverEvent, EventSink};
 use crate::failure::Failure;
 use crate::forms::{Form, Forms};
 use crate::metrics::Metrics;
 use crate::{ServerError, ServerOptions};
 
-/// An engine that answers requests on a thread of its own: what a [`Server`](crate::Server) has behind its HTTP.
+/// An engine that answers requests on a thread of its own. A [`Server`](crate::Server) adds HTTP to it.
 ///
-/// Of the options, those count that say how much is taken on and what is kept: not addresses, keys and the like.
+/// Only options on limits, drafts and kept pages count here: addresses, keys and the like have no effect.
 pub struct Worker {
     pub(crate) driver: Driver,
     pub(crate) forms: Arc<Forms>,
     pub(crate) metrics: Arc<Metrics>,
 }
 
-/// An answer under way. Dropping it takes the request back before the next piece of work; what was read of its prompt stays.
+/// An answer under way. Dropping it cancels the request before the next piece of work; pages of its prompt stay.
 #[derive(Debug)]
-pub struct Answer(Told);
+pub struct Answer(DriverAnswer);
 
-/// What happens to an answer.
+/// An event in the life of an answer.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum AnswerEvent {
@@ -75,7 +75,7 @@ impl Worker {
         self.forms.prepare(form, place).await
     }
 
-    /// What has been counted, as the text that Prometheus reads.
+    /// All counters, as the text that Prometheus reads.
     pub fn metrics(&self) -> String {
         self.metrics.text()
     }
@@ -85,8 +85,8 @@ impl Worker {
         self.driver.is_alive()
     }
 
-    /// Ends the thread: refuses what waits, lets answers go on for `grace`, and keeps what has been read where there is a prefix
-    /// cache. Returns when all is done; a second call does nothing.
+    /// Ends the thread. It refuses waiting requests, lets answers go on for `grace`, and writes held beginnings to the
+    /// prefix cache if there is one. Returns when all is done; a second call does nothing.
     pub fn stop(&self, grace: Duration) {
         self.driver.stop(grace);
     }

@@ -71,7 +71,7 @@ impl Running {
         assert_eq!(answer.status, 200, "{answer:?}");
     }
 
-    /// What the server answers to these bytes.
+    /// The server's answer to these bytes.
     fn ask(&self, bytes: &[u8], ending: Ending) -> Result<Answer, String> {
         let mut stream = TcpStream::connect(self.address).map_err(|error| error.to_string())?;
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -119,7 +119,7 @@ impl Answer {
         Some(Self { status, body })
     }
 
-    /// What is wrong with it as a refusal; `None` where nothing is.
+    /// The fault of this answer as a refusal; `None` if it has none.
     fn fault(&self, case: &Case) -> Option<String> {
         if !(400..500).contains(&self.status) {
             return Some(format!("status {}, body {}", self.status, self.body));

@@ -11,7 +11,7 @@ const SAVE_EVERY_MS = 2000;
 /** Requests under way, by the id of their conversation. */
 const running = new Map();
 
-/** Whether an answer of this conversation is under way. */
+/** True if an answer of this conversation is under way. */
 export function isRunning(conversation) {
     return running.has(conversation.id);
 }

@@ -1,4 +1,4 @@
-// Where questions are written and documents are added.
+// The form for questions and their documents.
 
 import { afterPause } from "./clock.js";
 import { newId, tokensOf } from "./conversations.js";
@@ -105,7 +105,7 @@ export class Composer {
         byId("composer-documents").replaceChildren(...this.#documents.map((document) => this.#chip(document)));
         const isReady = this.#documents.every((document) => document.tokens !== null);
         const isEmpty = !this.#field.value.trim() && this.#documents.length === 0;
-        // It stays where it can be reached: whoever presses it too early is told why.
+        // The button stays in the tab order, and a press too early shows the reason.
         this.#button.setAttribute("aria-disabled", String(!this.#isBusy && (!isReady || isEmpty)));
         this.showRoom();
     }

@@ -64,7 +64,7 @@ export function newAnswer() {
     return { role: "assistant", text: "", thought: "", state: "waiting", progress: null, report: null, timings: null, isCut: false, error: "" };
 }
 
-/** Whether a message is being worked on. */
+/** True if a message is being worked on. */
 export function isUnderWay(message) {
     return message.role === "assistant" && ["waiting", "reading", "answering"].includes(message.state);
 }
@@ -109,7 +109,7 @@ function parse(text) {
             return null;
         }
         for (const message of conversation.messages) {
-            // What was under way when the page was closed was stopped by that.
+            // Closing the page stops the answer that was under way.
             if (isUnderWay(message)) {
                 message.state = "stopped";
             }

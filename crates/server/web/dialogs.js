@@ -33,7 +33,7 @@ export function showText(name, text) {
     return show("text-dialog");
 }
 
-/** Whether a dialog is open. */
+/** True if a dialog is open. */
 export function isDialogOpen() {
     return document.querySelector("dialog[open]") !== null;
 }

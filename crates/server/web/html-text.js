@@ -1,15 +1,15 @@
 // The text of HTML, as somebody reads it.
 
-/** What shows nothing that one reads. */
+/** Elements without text for a reader. */
 const SILENT = new Set(["SCRIPT", "STYLE", "NOSCRIPT", "TEMPLATE", "HEAD", "SVG", "CANVAS", "OBJECT", "IFRAME", "SELECT", "BUTTON"]);
 
-/** What begins on a line of its own. */
+/** Elements that begin on a line of their own. */
 const BLOCKS = new Set([
     "ADDRESS", "ARTICLE", "ASIDE", "BLOCKQUOTE", "BODY", "DD", "DETAILS", "DIV", "DL", "DT", "FIGCAPTION", "FIGURE", "FOOTER", "FORM",
     "H1", "H2", "H3", "H4", "H5", "H6", "HEADER", "HR", "LI", "MAIN", "NAV", "OL", "P", "PRE", "SECTION", "SUMMARY", "TABLE", "TR", "UL",
 ]);
 
-/** What has an empty line before and after it. */
+/** Elements with an empty line before and after them. */
 const PARAGRAPHS = new Set(["BLOCKQUOTE", "DL", "FIGURE", "H1", "H2", "H3", "H4", "H5", "H6", "OL", "P", "PRE", "TABLE", "UL"]);
 
 /** The text of a page. Headings and lists keep their marks, in Markdown's way. */
@@ -87,7 +87,7 @@ function isSilent(element, name) {
     return SILENT.has(name) || element.hasAttribute("hidden");
 }
 
-/** What stands before the first word of a heading or of an item. */
+/** Mark before the first word of a heading or of an item. */
 function markOf(name) {
     if (name === "LI") {
         return "- ";
@@ -100,10 +100,10 @@ class Lines {
     #parts = [];
     /** Line ends that are due before the next word. */
     #due = 0;
-    /** Whether a space is due before the next word. */
+    /** True if a space is due before the next word. */
     #gap = false;
     #isEmpty = true;
-    /** What is to stand before the next word, and the line ends that are due before it. */
+    /** Text due before the next word, and the line ends due before that text. */
     #mark = "";
     #markDue = 0;
 

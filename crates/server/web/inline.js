@@ -120,7 +120,7 @@ class Reader {
         return false;
     }
 
-    /** Where emphasis ends that began before `start`, or -1. */
+    /** End of the emphasis that began before `start`, or -1. */
     #endOfEmphasis(mark, start) {
         const text = this.#text;
         let end = this.#find(mark, start);

@@ -102,7 +102,7 @@ class AnswerView {
     constructor(answer, actions) {
         this.#answer = answer;
         this.#details.append(this.#summary);
-        // What is not known yet cannot be opened.
+        // An answer without a report has no details to open.
         this.#summary.addEventListener("click", (event) => {
             if (!answer.report) {
                 event.preventDefault();

@@ -1,4 +1,4 @@
-// What an answer says of itself: how far it is, what was read for it, what was kept.
+// The report of an answer: its progress, the text that was read, the pages that were kept.
 
 import { element } from "./elements.js";
 import { count, countOf, large, seconds, share, timeLeft } from "./numbers.js";

@@ -19,7 +19,7 @@ export function setKeyAsker(ask) {
     keyAsker = ask;
 }
 
-/** Whether a key is kept. It goes when the tab is closed. */
+/** True if a key is kept. It goes when the tab is closed. */
 export function hasKey() {
     return Boolean(sessionStorage.getItem(KEY));
 }
@@ -118,7 +118,7 @@ async function refusal(response) {
         const body = await response.json();
         message = body.error?.message ?? message;
     } catch {
-        // What is between us and the server may answer in a form of its own.
+        // A proxy between the page and the server may answer without JSON.
     }
     return new ServerError(message, response.status);
 }

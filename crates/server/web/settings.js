@@ -1,4 +1,4 @@
-// What the user sets, kept in this browser.
+// Settings of the user, stored in this browser.
 
 import { show } from "./dialogs.js";
 import { byId, element, setText } from "./elements.js";

@@ -10,7 +10,7 @@ pub enum OpenError {
     Address {
         /// The address without passwords.
         address: String,
-        /// What is wrong and what to do.
+        /// The problem and its remedy.
         problem: String,
     },
     /// A kind of store that was left out when the program was built.

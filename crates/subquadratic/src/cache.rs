@@ -165,7 +165,7 @@ impl Head {
     }
 }
 
-/// What [`KvCache`] and [`KvCacheF16`] share.
+/// State that [`KvCache`] and [`KvCacheF16`] share.
 #[derive(Debug, Clone)]
 pub(crate) struct Store {
     capacity: usize,

@@ -174,7 +174,7 @@ fn step(config: &SparseAttentionConfig, q: &Tensor3, store: &Store) -> Result<Te
             row[..dim].copy_from_slice(q.row(0, index * group + g));
             row[dim..].fill(0.0);
         }
-        let edges = Edges::of(config, head, position);
+        let edges = Edges::new(config, head, position);
         // All that is cached lies at or before the token, in slots that need not follow time.
         let options = AttendOptions::for_head_dim(dim).with_causal(false);
         let queries = QueryTile {
@@ -219,7 +219,7 @@ fn pad(row: &[f32], head_dim: usize) -> Vec<f32> {
     padded
 }
 
-/// What the token at one position reads of a head.
+/// Keys of a head that the token at one position reads.
 struct Edges {
     /// Slots.
     tokens: Selection,
@@ -259,7 +259,7 @@ impl Edges {
         Ok(())
     }
 
-    fn of(config: &SparseAttentionConfig, head: &Head, position: usize) -> Self {
+    fn new(config: &SparseAttentionConfig, head: &Head, position: usize) -> Self {
         let window = position.saturating_sub(config.window)..=position;
         let strides = (0..usize::BITS)
             .map(|k| 1usize << k)

@@ -8,7 +8,7 @@ use riffle_attention::AttendError;
 pub enum SubquadraticError {
     /// Two parts of a call disagree about a size.
     Mismatch {
-        /// What was compared, for example `"heads of k and v"`.
+        /// The compared sizes, for example `"heads of k and v"`.
         what: &'static str,
         /// The size the call needs.
         expected: usize,

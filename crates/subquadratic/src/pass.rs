@@ -351,7 +351,7 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// What a thread reuses from tile to tile.
+/// Buffers that a thread reuses from tile to tile.
 #[derive(Default)]
 struct TileScratch {
     queries: Vec<f32>,

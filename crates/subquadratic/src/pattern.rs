@@ -79,7 +79,7 @@ impl SparseAttentionConfig {
         })
     }
 
-    /// What a tile from [`tiles`](Self::tiles) reads.
+    /// Keys that a tile from [`tiles`](Self::tiles) reads.
     pub(crate) fn selection(&self, tile: Range<usize>, seq: usize) -> Selection {
         let globals = self.global_tokens.iter().filter(|token| **token < seq);
         let mut selection = Selection::from_spans(globals.map(|token| Span::new(*token, token + 1)))

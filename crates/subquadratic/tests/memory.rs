@@ -1,4 +1,4 @@
-//! What is allocated, counted by the allocator itself.
+//! Counts allocations with an allocator of the test's own.
 
 mod testing;
 

@@ -6,7 +6,7 @@ use riffle_attention::Format;
 use riffle_kv::{CacheShape, KvCache, KvError, LayerShape, LayerShapes};
 use twox_hash::XxHash3_128;
 
-/// What `seeds/cache_file` holds.
+/// Shape of the caches in `seeds/cache_file`.
 const SHAPE: CacheShape = CacheShape {
     layers: LayerShapes::alike(2, LayerShape::new(1, 16)),
     page_tokens: 16,
@@ -19,7 +19,7 @@ const BUDGET_BYTES: u64 = 1 << 20;
 /// gets the right hash of its head first, which chance would never find.
 ///
 /// # Errors
-/// Those of a restore.
+/// Errors of a restore.
 pub fn restore(path: &Path, input: &[u8]) -> Result<(), KvError> {
     let mut bytes = input.to_vec();
     if bytes.pop().is_some_and(|last| last % 2 == 1) {

@@ -15,16 +15,16 @@ pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 /// Files from this length on are kept by Git LFS.
 const LARGE: usize = 1000;
 
-/// What a client asked.
+/// A request that a client sent.
 #[derive(Debug, Clone)]
-pub struct Asked {
-    /// With what follows `?`.
+pub struct HubRequest {
+    /// Path of the request, including the text behind `?`.
     pub path: String,
     /// With names in small letters.
     pub headers: BTreeMap<String, String>,
 }
 
-impl Asked {
+impl HubRequest {
     /// A header by its name in small letters.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).map(String::as_str)
@@ -36,7 +36,7 @@ impl Asked {
     }
 }
 
-/// What goes wrong with an answer.
+/// Fault of an answer.
 #[derive(Debug, Clone)]
 pub enum Fault {
     /// The connection ends after this many bytes of the body.
@@ -64,16 +64,16 @@ pub enum Fault {
 }
 
 /// Says what goes wrong with a request, of which the number is given.
-pub type Faults = Box<dyn FnMut(&Asked, usize) -> Option<Fault> + Send>;
+pub type Faults = Box<dyn FnMut(&HubRequest, usize) -> Option<Fault> + Send>;
 
-/// What the server has and does.
+/// Contents and behaviour of the server.
 pub struct State {
     /// The one repository, as `owner/model`.
     pub repository: String,
     /// Its files by their paths.
     pub files: BTreeMap<String, Vec<u8>>,
     /// Every request so far.
-    pub log: Vec<Asked>,
+    pub log: Vec<HubRequest>,
     /// Asked for each request, with its number from 0.
     pub faults: Faults,
     /// Large files are redirected here.
@@ -123,20 +123,20 @@ impl Hub {
         format!("http://{}", self.address)
     }
 
-    /// What it has and does, to look at and to change.
+    /// The server's state, to read and to change.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no panic")
     }
 
     /// Forgets earlier requests; from now on answers go wrong as `faults` says.
-    pub fn faults(&self, faults: impl FnMut(&Asked, usize) -> Option<Fault> + Send + 'static) {
+    pub fn faults(&self, faults: impl FnMut(&HubRequest, usize) -> Option<Fault> + Send + 'static) {
         let mut state = self.state();
         state.log.clear();
         state.faults = Box::new(faults);
     }
 
-    /// What was asked of a file.
-    pub fn asked_for(&self, file: &str) -> Vec<Asked> {
+    /// Requests for a file so far.
+    pub fn asked_for(&self, file: &str) -> Vec<HubRequest> {
         let state = self.state();
         state.log.iter().filter(|asked| asked.is_for(file)).cloned().collect()
     }
@@ -219,7 +219,7 @@ fn send_slowly(mut stream: &TcpStream, answer: &Answer, piece: usize) -> std::io
     Ok(())
 }
 
-fn request(lines: &mut impl BufRead) -> std::io::Result<Option<Asked>> {
+fn request(lines: &mut impl BufRead) -> std::io::Result<Option<HubRequest>> {
     let mut line = String::new();
     if lines.read_line(&mut line)? == 0 {
         return Ok(None);
@@ -230,13 +230,13 @@ fn request(lines: &mut impl BufRead) -> std::io::Result<Option<Asked>> {
         let mut line = String::new();
         lines.read_line(&mut line)?;
         let Some((name, value)) = line.trim_end().split_once(':') else {
-            return Ok(Some(Asked { path, headers }));
+            return Ok(Some(HubRequest { path, headers }));
         };
         headers.insert(name.to_ascii_lowercase(), value.trim().to_owned());
     }
 }
 
-fn answer(state: &State, asked: &Asked, fault: Option<&Fault>, address: SocketAddr) -> Answer {
+fn answer(state: &State, asked: &HubRequest, fault: Option<&Fault>, address: SocketAddr) -> Answer {
     let plain = |status, body: String| Answer {
         status,
         headers: Vec::new(),
@@ -296,7 +296,7 @@ fn answer(state: &State, asked: &Asked, fault: Option<&Fault>, address: SocketAd
 }
 
 /// A file, or the part of it that was asked for.
-fn part(content: &[u8], asked: &Asked, fault: Option<&Fault>) -> Answer {
+fn part(content: &[u8], asked: &HubRequest, fault: Option<&Fault>) -> Answer {
     let mut content = content.to_vec();
     match fault {
         Some(Fault::OtherBytes) => content.iter_mut().for_each(|byte| *byte ^= 1),

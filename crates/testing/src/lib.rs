@@ -1,4 +1,5 @@
-//! What tests of several crates share: places of fixtures, damage done to files, and stores, devices, servers and documents that are made up.
+//! Helpers that tests of several crates share: paths of fixtures, damage done to files, and stores, devices, servers
+//! and documents that are made up.
 //!
 //! A helper that the tests of one crate use stays in its `tests/testing`. One that a second crate needs moves here, behind the feature of
 //! what it depends on.

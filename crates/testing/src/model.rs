@@ -16,7 +16,7 @@ const TEXTS: [&str; 3] = ["", " a Word's 1234\r\n\t{é}\u{301}🙂  \u{0} <|im_e
 /// Inspects and loads what lies at `path`; if it loads, encodes texts, renders a chat and runs three tokens of two sequences.
 ///
 /// # Errors
-/// Those of loading.
+/// Errors of loading.
 pub fn use_model(path: &Path) -> Result<(), ModelError> {
     let inspected = inspect(path);
     let LoadedModel {

@@ -5,7 +5,7 @@ use std::borrow::Borrow;
 /// The largest absolute difference of two sequences of one length; infinite where a difference is not a number.
 ///
 /// # Panics
-/// Where one is longer than the other.
+/// The sequences differ in length.
 pub fn largest_difference<A: Borrow<f32>, B: Borrow<f32>>(
     left: impl IntoIterator<Item = A>,
     right: impl IntoIterator<Item = B>,

@@ -1,4 +1,4 @@
-//! Where fixtures lie.
+//! Paths of fixtures.
 
 use std::path::{Path, PathBuf};
 

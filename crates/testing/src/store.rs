@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use riffle_kv::{BlockStore, StoreError, StoredItem};
 
-/// What goes wrong with one operation.
+/// Fault of one operation.
 #[derive(Debug, Clone)]
 pub enum Fault {
     /// Nothing.
@@ -25,7 +25,7 @@ pub enum Fault {
     Other(String),
 }
 
-/// What a store is asked to do.
+/// An operation of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// Say which names it has.

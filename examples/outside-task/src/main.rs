@@ -72,7 +72,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         0.0,
     )?;
     let record = Record {
-        header: header.with_text(Some(TextSummary::of("prophets.txt", &text))),
+        header: header.with_text(Some(TextSummary::new("prophets.txt", &text))),
         results: Results::Comparison(table),
     };
     print!("{}", record.text());

@@ -1,4 +1,4 @@
-//! What is refused, and what a change of policies costs.
+//! Tests of refusals, and of the cost of changing policies.
 
 use riffle_chat::{ChatError, ChatOptions, Conversation};
 use riffle_engine::StopReason;

@@ -1,4 +1,4 @@
-//! What a turn reads, and what going back and branching keep.
+//! Tests of the tokens that a turn reads, and of those that undo and branches keep.
 
 use std::ops::ControlFlow;
 

@@ -62,7 +62,7 @@ pub(crate) fn ask(arguments: &AskArguments) -> Result<(), Failure> {
     })?
 }
 
-/// What the words name: documents, and the questions.
+/// Splits the words into documents and questions.
 fn words(arguments: &AskArguments) -> Result<(Vec<String>, Vec<String>), Failure> {
     let (files, mut questions) = (arguments.words.clone(), arguments.question.clone());
     let (last, before) = match files.split_last() {
@@ -227,7 +227,7 @@ impl Asker<'_> {
     }
 }
 
-/// Passages as a list. What attention shows is no proof, and the label says what it is.
+/// Passages as a list. Attention is no proof of a source, and the label says so.
 fn passages_text(passages: &[Passage]) -> String {
     if passages.is_empty() {
         return String::new();

@@ -18,7 +18,7 @@ use crate::shipped::fixtures;
 
 /// Reads a ninth of the query-key pairs of full attention and finds what it finds, see docs/results/quality.md.
 const POLICY: &str = "xattention:stride=16";
-/// What it is compared with.
+/// Policy of the run for comparison.
 const DENSE: &str = "full";
 /// The audit samples 64 queries of each chunk: longer chunks than usual keep it to a fifth of the time.
 const CHUNK_TOKENS: usize = 2048;
@@ -53,7 +53,7 @@ fn read_and_answer(dense: bool) -> Result<(), Failure> {
     ))
 }
 
-/// What is read and what is asked.
+/// Model, text and question of the demonstration.
 struct Subject {
     model: PathBuf,
     book: PathBuf,
@@ -165,7 +165,7 @@ fn audit(report: &RunReport) -> Result<&AuditReport, Failure> {
     audit.ok_or_else(|| Failure::new("the run was not audited, though it was to be: please report this"))
 }
 
-/// What the policy read, and what that kept.
+/// Describes the pairs that the policy read, and the attention mass that these kept.
 fn findings(report: &RunReport, audit: &AuditReport) -> String {
     let worst = audit.worst_head.map_or(audit.mean_mass, |head| head.mean_mass);
     format!(

@@ -15,7 +15,7 @@ pub(crate) fn read_documents(paths: &[impl AsRef<Path>]) -> Result<Collection, F
     Ok(riffle_documents::read(paths, &Limits::default())?)
 }
 
-/// Says which files of folders were not read, and what was lost of those that were.
+/// Names the files of folders that were not read, and the parts of documents that were lost.
 pub(crate) fn note_documents(documents: &[Document], left_out: &LeftOut) {
     if left_out.count() > 0 {
         let failures = left_out.failures.len();

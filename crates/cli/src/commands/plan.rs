@@ -33,7 +33,7 @@ struct RequestsPlan {
 
 impl RequestsPlan {
     /// Plans the requests of a server, and counts them in the plan of its engine.
-    fn of(parallel: usize, options: &EngineOptions, plan: &mut MemoryPlan) -> Self {
+    fn new(parallel: usize, options: &EngineOptions, plan: &mut MemoryPlan) -> Self {
         let bytes = requests_bytes(plan, Limits::default().bodies_bytes as u64);
         plan.total_bytes = plan.total_bytes.saturating_add(bytes.total_bytes());
         if !plan.fits() && plan.advice.is_empty() {
@@ -82,7 +82,7 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
     let mut plan = riffle_engine::plan_questions(&info, &options, arguments.question.len())?;
     let requests = arguments
         .parallel
-        .map(|parallel| RequestsPlan::of(parallel, &options, &mut plan));
+        .map(|parallel| RequestsPlan::new(parallel, &options, &mut plan));
     plan.advice = flags::typed(&plan.advice).into_owned();
     for option in &mut plan.options_for_context {
         *option = flags::typed(option).into_owned();

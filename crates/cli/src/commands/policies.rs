@@ -27,7 +27,7 @@ pub(crate) fn policies(arguments: &PoliciesArguments) -> Result<(), Failure> {
     print(&text)
 }
 
-/// What every policy that evicts cannot do.
+/// Warning for every policy that evicts.
 const EVICTS: &str =
     "    evicts tokens for good before a later question is known: what such a question asks for is lost as a rule\n";
 
@@ -104,7 +104,8 @@ fn paragraph(policy: &PolicyInfo, shape: &PolicyShape) -> String {
     text
 }
 
-/// Where its defaults break even by the stored constants; `None` where they never do, or in a phase it has not.
+/// Context length from which the policy's defaults pay, by the stored constants. `None` if they never pay, or if the
+/// policy lacks this phase.
 fn break_even(policy: &PolicyInfo, phase: Phase, shape: &PolicyShape) -> Option<usize> {
     let spec: PolicySpec = policy.name.parse().ok().filter(|_| policy.supports(phase))?;
     let rules = PolicyRules::from(spec.clone());

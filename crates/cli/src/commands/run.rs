@@ -204,7 +204,7 @@ fn how_drafted(drafts: DraftCount) -> String {
 /// The closing summary, on standard error so that standard output holds the answer alone.
 fn summarise(report: &RunReport) {
     let kv = &report.kv;
-    // Whoever reads less than everything wants to know when that begins.
+    // A user of a sparse policy wants to know from which length it is sparse.
     let guard = |tokens: usize| match tokens {
         0 => String::new(),
         tokens => format!(" (from {} tokens on)", grouped(tokens)),
@@ -316,7 +316,7 @@ fn how_read(report: &RunReport) -> String {
     }
 }
 
-/// What an audit found, in a few lines.
+/// Describes an audit's result in a few lines.
 pub(super) fn audit_text(audit: &AuditReport) -> String {
     let worst = audit.worst_head.map_or(String::new(), |head| {
         format!(

@@ -1,4 +1,4 @@
-//! `riffle session`: what is done with sessions in files.
+//! `riffle session`: commands on saved sessions.
 
 use riffle_engine::{
     CompressMethod, CompressOptions, CompressReport, Engine, compress_session, human_bytes, with_threads,
@@ -26,7 +26,7 @@ fn compress(arguments: &CompressArguments) -> Result<(), Failure> {
             arguments.session.display()
         )));
     }
-    // What is read to measure the session stands in a sequence beside it.
+    // Measuring reads tokens in a second sequence beside the session.
     options.machine.sequences = 2;
     with_threads(arguments.engine.threads, || {
         let engine = Engine::load(&arguments.model.model, options)?;
@@ -51,7 +51,7 @@ fn compress(arguments: &CompressArguments) -> Result<(), Failure> {
     })?
 }
 
-/// What was kept and freed, in a line.
+/// Describes the pairs kept and the bytes freed, in a line.
 fn summary(report: &CompressReport) -> String {
     let compressed = &report.compressed;
     let share = 100.0 * compressed.pairs as f64 / compressed.pairs_before.max(1) as f64;

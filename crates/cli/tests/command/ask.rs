@@ -11,7 +11,7 @@ use serde_json::Value;
 const FACT: &str = "The pass key for field house is 70452.";
 const QUESTION: &str = "What is the pass key for field house? The pass key for field house is";
 
-/// A temporary folder with documents, and a folder for what is kept.
+/// A temporary folder with documents, and a folder for kept pages.
 struct Desk {
     folder: tempfile::TempDir,
 }
@@ -95,7 +95,7 @@ fn a_text_is_read_once_and_answers_show_where_they_come_from() {
     assert_eq!(place_of_fact(&second), "line 21");
     let number = |name: &str| second["answers"][0][name].as_u64().expect("a number");
     assert!(number("found_tokens") + 512 + 256 > number("prompt_tokens"), "{second}");
-    // What is kept changes nothing, and may be left out.
+    // Kept pages must change no answer, and --no-keep must do without them.
     let alone = desk.ask(&[&text, QUESTION, "-n", "6", "--json", "--no-keep"]);
     let alone = json(&alone);
     assert_eq!(alone["answers"][0]["found_tokens"], 0);

@@ -76,7 +76,7 @@ fn commands(line: &str) -> Vec<Vec<String>> {
     if is_word {
         commands.last_mut().expect("one").push(word);
     }
-    // What stands behind > is no word of the command.
+    // Words behind > redirect output and are no arguments.
     for command in &mut commands {
         let end = command.iter().position(|word| word == ">").unwrap_or(command.len());
         command.truncate(end);

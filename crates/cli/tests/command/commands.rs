@@ -1,4 +1,4 @@
-//! What each command prints when all is well.
+//! Tests of each command's output without errors.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! What the command prints, reads, keeps and refuses.
+//! Tests of the command's output, files and refusals.
 
 mod ask;
 mod bad_input;

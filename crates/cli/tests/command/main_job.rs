@@ -1,4 +1,4 @@
-//! What riffle does without a command.
+//! Tests of riffle without a command.
 
 use std::fs;
 use std::path::Path;

@@ -111,7 +111,7 @@ fn context_leaves_a_record_and_goes_on_from_its_journal(out: &str, policy: &str)
         );
         assert!(row["peak_resident_bytes"].as_u64().unwrap_or(u64::MAX) > row["weights_bytes"].as_u64().unwrap());
     }
-    // What is finished stays, what is not is measured: here the last row, as after a kill.
+    // A resumed run keeps finished rows and measures missing ones. The last row is cut here, as after a kill.
     let finished = fs::read_to_string(&journal).unwrap();
     assert_eq!(finished.lines().count(), 5);
     let cut: Vec<&str> = finished.lines().take(4).collect();

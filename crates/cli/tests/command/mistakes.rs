@@ -1,4 +1,4 @@
-//! What a stranger types wrongly: the line says what was wrong and what to do.
+//! Tests of a stranger's typing mistakes: the line names the fault and the remedy.
 
 use std::fs;
 

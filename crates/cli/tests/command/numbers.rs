@@ -28,7 +28,7 @@ const VALUES: [&str; 9] = [
     "4294967295",
 ];
 
-/// What options take that do not take numbers.
+/// Value names of options that take no numbers.
 const NOT_NUMBERS: [&str; 27] = [
     "ADDRESS",
     "PATH",
@@ -63,7 +63,7 @@ const NOT_NUMBERS: [&str; 27] = [
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Files of the cases, in a temporary folder.
-struct Place {
+struct CaseFiles {
     model: String,
     text: String,
     ids: String,
@@ -71,7 +71,7 @@ struct Place {
     folder: String,
 }
 
-impl Place {
+impl CaseFiles {
     fn new(folder: &Path) -> Self {
         let model = shipped_model();
         let book = fs::read_to_string(model.join("../text/prophets.txt")).expect("the book");
@@ -189,7 +189,7 @@ impl Place {
         })
     }
 
-    /// What an option needs beside it.
+    /// Arguments that an option requires beside it.
     fn beside(&self, command: &str, option: &str) -> Vec<(&str, String)> {
         match (command, option) {
             (_, "--sink-tokens") => vec![("--window-size", "64".to_owned())],
@@ -229,7 +229,7 @@ fn each_command(command: &Command, name: &str, take: &mut dyn FnMut(&str, &Comma
     }
 }
 
-fn cases(place: &Place) -> Vec<Case> {
+fn cases(place: &CaseFiles) -> Vec<Case> {
     let mut cases = Vec::new();
     each_command(&riffle_cli::command(), "", &mut |command, described| {
         let options: Vec<&Arg> = described
@@ -270,7 +270,7 @@ fn is_carried_out_elsewhere(case: &Case, of_engine: &BTreeSet<String>) -> bool {
     others && case.words.last().is_none_or(|value| value != "1")
 }
 
-/// Runs a case to its end; what is wrong about it, if anything.
+/// Runs a case to its end; returns its fault, if it has one.
 fn fault(case: &Case, folder: &Path) -> Option<String> {
     let mut child = riffle()
         .args(&case.words)
@@ -309,7 +309,7 @@ fn fault(case: &Case, folder: &Path) -> Option<String> {
 #[test]
 fn every_number_of_every_command_ends_soon_and_well_or_with_one_line() {
     let folder = tempfile::tempdir().expect("a folder");
-    let place = Place::new(folder.path());
+    let place = CaseFiles::new(folder.path());
     let cases = cases(&place);
     let named = |command: &str| {
         let mine = cases.iter().filter(|case| case.command == command);

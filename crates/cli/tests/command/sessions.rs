@@ -107,7 +107,7 @@ fn a_session_keeps_its_permissions_and_the_link_that_leads_to_it() {
     save(&link);
     assert_eq!(mode(), 0o640);
     assert!(std::fs::symlink_metadata(&link).expect("a link").is_symlink());
-    // Where no session can be saved, nothing is read first.
+    // A session that cannot be saved must be refused before reading.
     let nowhere = folder.path().join("no/such/session");
     let output = run_shipped(&["--prompt", prompt, "--session", text(&nowhere)]);
     assert_refused(&output, 1, &["cannot write", "its folder is not there", text(&nowhere)]);

@@ -23,7 +23,7 @@ fn with_template(template: &str) -> ModelCopy {
     copy
 }
 
-// Where /proc says which threads a process has and which signals it listens for.
+// Only Linux lists a process's threads and the signals it listens for in /proc.
 #[cfg(target_os = "linux")]
 mod interruption {
     use std::fs;

@@ -1,4 +1,4 @@
-//! Options that a command would not act on: each acts, or is refused by who acts on it.
+//! Tests of options without effect: a command acts on an option or refuses it and names a command that acts.
 
 use std::fs;
 

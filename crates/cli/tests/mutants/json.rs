@@ -75,7 +75,7 @@ fn type_harm(old: &Value, new: &str) -> Harm {
         Value::Number(_) => "number",
         Value::String(_) => "string",
         Value::Bool(_) => "boolean",
-        // What stands for nothing, or holds others, may legally be several things.
+        // A null or a container may legally become several other types.
         Value::Null | Value::Array(_) | Value::Object(_) => return Harm::Content,
     };
     if known == new { Harm::Content } else { Harm::Structure }

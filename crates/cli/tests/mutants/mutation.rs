@@ -2,7 +2,7 @@
 
 use riffle_testing::damage::Damage;
 
-/// What damage may do to a file's meaning.
+/// Effect of damage on a file's meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Harm {
     /// It breaks what the format promises: the answer may not change in silence.
@@ -16,7 +16,7 @@ pub(crate) enum Harm {
 pub(crate) struct Mutated {
     pub(crate) bytes: Vec<u8>,
     pub(crate) harm: Harm,
-    /// What was done, for people.
+    /// Description of the damage for people.
     pub(crate) what: String,
 }
 

@@ -30,7 +30,7 @@ const TEMPLATE: &str = "{% for message in messages %}{% if loop.first and messag
 const PROFILE: &str = "[prefill]\npolicy = \"streaming:sinks=16,window=64\"\n\n[[prefill.rules]]\nlayers = \"0-1\"\n\
     policy = \"full\"\n\n[decode]\npolicy = \"full\"\n";
 
-/// What kind of file is damaged.
+/// Format of the damaged file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Format {
     Gguf,
@@ -42,7 +42,7 @@ enum Format {
     Text,
 }
 
-/// Where the answer of a command is found.
+/// Place of a command's answer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Answer {
     Stdout,

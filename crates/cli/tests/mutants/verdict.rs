@@ -17,13 +17,13 @@ use super::testing::riffle;
 
 /// The longest a command may take.
 const TIME: Duration = Duration::from_secs(10);
-/// `--memory` of every command that takes it, and what a process may take beyond it.
+/// `--memory` of every command that takes it, and the memory beyond it that a process may take.
 const PLANNED_BYTES: u64 = 48 << 20;
 const SLACK_BYTES: u64 = 64 << 20;
 /// The longest line of error: a message is cut at 1,000 characters, and its length said.
 const LINE_CHARACTERS: usize = 1100;
 
-/// What a command did with a damaged file.
+/// Reaction of a command to a damaged file.
 pub(crate) enum Outcome {
     /// It gave the answer of the intact file.
     SameAnswer,

@@ -27,7 +27,7 @@ pub(super) struct DeviceCase<'a> {
     output: DeviceBuffer,
 }
 
-/// What the kernels took, and how far their result lies from the reference.
+/// Median time of the kernels, and the error of their result against the reference.
 #[derive(Clone, Copy)]
 pub(super) struct Found {
     pub(super) median_ms: f64,
@@ -42,7 +42,7 @@ impl<'a> DeviceCase<'a> {
         cache: &'a KvCache,
     ) -> Result<Self, CudaError> {
         let width = case.heads * case.head_dim;
-        let tiles = CaseTiles::of(case);
+        let tiles = CaseTiles::new(case);
         let read = tiles.iter().map(|tile| TileReads {
             kv_head: tile.kv_head,
             start: tile.start,

@@ -168,7 +168,7 @@ fn measure(
     let found = match case.rows {
         1 => on_device.decode(gpu, repeats)?,
         _ => {
-            let chosen = PrefillChoice::of(gpu, case.head_dim, case.format, case.format)?.instructions;
+            let chosen = PrefillChoice::choose(gpu, case.head_dim, case.format, case.format)?.instructions;
             let mut of_chosen = None;
             for each in PrefillInstructions::ALL {
                 if !each.are_on(gpu, case.head_dim) {

@@ -8,7 +8,7 @@ use riffle_policy::PolicySpec;
 
 use super::{LAYERS, MadeLayer, Pages, SLOTS, elapsed_ms, failed, median};
 
-/// What the device does between two calls: a copy.
+/// Work of the device between two calls: a copy.
 struct Work {
     from: DeviceBuffer,
     to: DeviceBuffer,

@@ -25,7 +25,7 @@ const LAYERS: usize = 2;
 /// Pages that may be on their way at a time.
 const SLOTS: usize = 64;
 
-/// Where pages lie that a call reads.
+/// Memory that holds the pages of a call.
 #[derive(Debug, Clone, Copy)]
 enum Pages {
     /// All on the device.
@@ -34,11 +34,11 @@ enum Pages {
     InMemory,
 }
 
-/// What layers hold before their last chunk, and that chunk.
+/// Two equal layers with their context, and the last chunk of their prompt.
 struct MadeLayer {
     stream: Arc<Stream>,
     case: AttentionCase,
-    /// What all layers hold. It lies in memory that the device copies from by itself, as in an engine.
+    /// Cache of all layers, in memory that the device copies from by itself, as in an engine.
     cache: KvCache,
     held: usize,
 }

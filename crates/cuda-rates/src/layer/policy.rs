@@ -14,7 +14,7 @@ use super::{MadeLayer, Pages, median};
 struct Calls {
     median_ms: f64,
     select_ms: f64,
-    /// Of the last call.
+    /// Pairs that the last call read.
     pairs: PairCount,
     output: Vec<f32>,
 }

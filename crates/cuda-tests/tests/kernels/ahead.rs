@@ -57,7 +57,7 @@ impl Bench {
         }
     }
 
-    /// What a token behind the first `tokens` reads of a layer.
+    /// Attention output of the token behind the first `tokens` of a layer.
     fn attend(&mut self, cache: &KvCache, layer: usize) -> Vec<f32> {
         self.attend_as(cache, layer, &cache.page_versions(layer))
     }
@@ -88,7 +88,7 @@ impl Bench {
         let shown: Vec<Vec<PageView<'_>>> = (0..SHAPE.layer(0).kv_heads)
             .map(|head| reader.pages(layer, head).collect())
             .collect();
-        let of = self.of(layer, versions);
+        let of = self.layer_pages(layer, versions);
         let mut call = self
             .room
             .begin(of, &tiles, rows, end, &AttendOptions::new(0.3))
@@ -98,7 +98,7 @@ impl Bench {
         self.stream.gpu().download(self.attended.all(), &self.stream).unwrap()
     }
 
-    fn of<'a>(&self, layer: usize, versions: &'a [Vec<PageVersion>]) -> LayerPages<'a> {
+    fn layer_pages<'a>(&self, layer: usize, versions: &'a [Vec<PageVersion>]) -> LayerPages<'a> {
         LayerPages {
             sequence: self.sequence,
             layer,
@@ -110,7 +110,7 @@ impl Bench {
     fn read_ahead(&mut self, cache: &KvCache, layer: usize) -> usize {
         let reader = cache.read();
         let versions = reader.page_versions(layer);
-        let of = self.of(layer, &versions);
+        let of = self.layer_pages(layer, &versions);
         let expected = self.room.expected(of).into_iter();
         let shown: Vec<(usize, PageView<'_>)> = expected
             .map(|(kv_head, page)| (kv_head, reader.near_page(layer, kv_head, page).unwrap()))
@@ -230,7 +230,7 @@ fn pages_that_were_forgotten_are_not_read_where_they_came_ahead() {
         append(&mut here, TOKENS - 2 * PAGE_TOKENS, 7);
         let found = bench.attend(&here, 1);
         assert_ne!(found, old);
-        // What lies before came ahead all the same.
+        // Pages before the truncation must still have come ahead.
         let ahead = bench.room.transferred().pages_ahead;
         assert_eq!(ahead, 4);
         assert_eq!(found, Bench::new(gpu, 8).attend(&here, 1));

@@ -282,11 +282,11 @@ fn prefill_equals_the_reference_at_every_width() {
 fn a_device_takes_the_instructions_that_are_there_and_agree() {
     on_every_device(|gpu, stream| {
         let cache = Cache::new(gpu, 128, 1, 100, 64, [Format::Bf16; 2]);
-        let choice = PrefillChoice::of(gpu, 128, Format::Bf16, Format::Bf16).unwrap();
+        let choice = PrefillChoice::choose(gpu, 128, Format::Bf16, Format::Bf16).unwrap();
         let is_there = PrefillInstructions::Wgmma.are_on(gpu, 128);
         if std::env::var_os("RIFFLE_PREFILL").is_none() {
             assert_eq!(choice.instructions == PrefillInstructions::Wgmma, is_there, "{choice}");
-            let other = PrefillChoice::of(gpu, 96, Format::Bf16, Format::Bf16).unwrap();
+            let other = PrefillChoice::choose(gpu, 96, Format::Bf16, Format::Bf16).unwrap();
             assert_eq!(other.instructions, PrefillInstructions::Mma, "{other}");
         }
         let selections = vec![Selection::full(100)];
@@ -313,7 +313,7 @@ fn wgmma_is_refused_where_it_is_not() {
         return;
     };
     let stream = gpu.stream().unwrap();
-    let choice = PrefillChoice::of(&gpu, 128, Format::F16, Format::F16);
+    let choice = PrefillChoice::choose(&gpu, 128, Format::F16, Format::F16);
     assert!(choice.is_err() || choice.unwrap().instructions == PrefillInstructions::Mma);
     let cache = Cache::new(&gpu, 128, 1, 20, 32, [Format::F16; 2]);
     let data = gpu.allocate(512).unwrap();

@@ -73,7 +73,7 @@ impl Appended {
         }
     }
 
-    /// What the CPU makes of keys or values, from place 0 of the head on; what lies before the first token is zero.
+    /// Keys or values that the CPU writes, from place 0 of the head on; places before the first token are zero.
     fn expected(&self, kind: usize, head: usize) -> Vec<u16> {
         let (head_dim, before) = (self.head_dim, BEFORE[head]);
         let mut rows = vec![0.0; TOKENS * head_dim];

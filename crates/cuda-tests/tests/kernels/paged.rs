@@ -58,7 +58,7 @@ impl Cache {
                 for page in 0..pages {
                     let (first, bytes) = (page * page_tokens, format.plane_bytes(page_tokens, head_dim));
                     let count = page_tokens.min(tokens - first);
-                    // What lies behind the last token is not a number.
+                    // Bits behind the last token are NaN, so a kernel that reads them shows.
                     let mut data = vec![0xffffu16; bytes.div_ceil(2)];
                     let rows = &source[first * head_dim..];
                     let mut target = plane_mut(format, &mut data);

@@ -62,7 +62,8 @@ impl Bench {
         }
     }
 
-    /// Of each KV head the tokens whose bounds are known and, once all are, the scores of their blocks under the first row.
+    /// For each KV head the tokens whose bounds are known and, once all are, the scores of their blocks under the first
+    /// row.
     fn bound_scores(&mut self, cache: &KvCache, of: LayerPages<'_>) -> (Vec<usize>, Vec<Vec<f32>>) {
         let (reader, tokens) = (cache.read(), cache.tokens(of.layer));
         let known = self.room.summaries_known(SummaryKind::Bounds, of, 8, tokens);
@@ -81,7 +82,7 @@ impl Bench {
         (known, found)
     }
 
-    /// What rows `rows` of the batch, the last of a sequence, read of a layer.
+    /// Attention output of rows `rows` of the batch, the last of a sequence, in a layer.
     fn attend(
         &mut self,
         sequence: SequenceId,
@@ -193,7 +194,7 @@ fn sequences_that_take_turns_layer_by_layer_read_what_each_reads_alone_and_pages
             }
             assert_eq!(bench.pages(), (4 + 3 + 2) * ROW, "pass {pass}");
         }
-        // What they grow by comes, and no page that was there.
+        // A page that grows must be copied again, and no other page.
         for (number, cache) in caches.iter_mut().enumerate() {
             append(cache, 1, number + 7);
             bench.check(gpu, sequences[number], cache, "a token more");
@@ -315,14 +316,14 @@ fn bounds_are_of_one_sequence_and_are_made_again_when_another_took_their_room() 
                         layer,
                         versions: &versions,
                     };
-                    // Those of the other leave when both are long.
+                    // Bounds of the other sequence leave once both sequences are long.
                     let (known, found) = bench.bound_scores(cache, of);
                     let at = number * SHAPE.layers.count() + layer;
                     if pass == 0 {
                         scores.push(found);
                         continue;
                     }
-                    // What was scored before is scored alike.
+                    // Blocks scored in an earlier pass must score alike.
                     for (now, before) in found.iter().zip(&scores[at]) {
                         assert_eq!(now[..before.len()], before[..], "{pass} {at}");
                     }

@@ -1,4 +1,4 @@
-//! What the tests share: every body runs on the emulated device, and on a GPU where there is one.
+//! Runs each test body on the emulated device, and on a GPU if there is one.
 
 use std::path::PathBuf;
 

@@ -81,7 +81,7 @@ static thread_local Machine *machine_here = nullptr;
 inline Machine &this_machine() { return machine_here ? *machine_here : make_machine(); }
 #define machine this_machine()
 
-// What more there is to a block than its threads, for kernels that use it.
+// Callbacks of a block, for kernels that use more than its threads.
 struct Hooks {
     void (*begin_block)(), (*end_block)();
     void (*wrote_shared)(const void *to, unsigned bytes);

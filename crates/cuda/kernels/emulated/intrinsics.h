@@ -1,4 +1,4 @@
-// What kernels use of CUDA, on the fibers of `fibers.h`.
+// Emulates CUDA's functions for the kernels, on the fibers of `fibers.h`.
 #pragma once
 #include "fibers.h"
 #include <cmath>
@@ -163,8 +163,8 @@ inline void carry_out(const Copy &copy) {
 }
 } // namespace emulated
 
-// A copy takes place at once or when it is waited for, at random: what it overwrites must not be read any more, what it
-// brings not yet.
+// A copy takes place at once or when it is waited for, at random. Kernels must no longer read the bytes that it
+// overwrites, and must not yet read the bytes that it brings.
 inline void copy_async_16(void *to, const void *from, unsigned bytes) {
     emulated::Copy copy{to, from, bytes, 16 - bytes};
     if (emulated::random_number() & 1)

@@ -25,13 +25,14 @@ struct Product {
     }
 };
 
-// What a thread has to do with products.
+// State of a thread's asynchronous products.
 struct Products {
-    // Those that are not waited for, and how many of them have run. Groups are numbered by the commits before them.
+    // Products that are not waited for, and the count of those that have run. Groups are numbered by the commits before
+    // them.
     std::vector<Product> pending;
     std::size_t run = 0, issued = 0;
     unsigned commits = 0, arrivals = 0;
-    // Sums of those that are pending.
+    // Sums of the pending products.
     std::map<float *, std::vector<float>> sums;
     // Registers as products last left or read them, and the number of arrivals by then.
     struct Registers {
@@ -55,7 +56,7 @@ struct Asynchrony {
 };
 static thread_local Asynchrony asynchrony;
 
-// Where shared memory begins in its address space: aligned as a kernel asks for and no better.
+// First address of shared memory in its address space, aligned no better than a kernel may rely on.
 constexpr unsigned SHARED_BASE = 1040;
 
 inline void fault(const char *message) {

@@ -22,8 +22,8 @@ unsafe impl Send for Blas {}
 // SAFETY: as above.
 unsafe impl Sync for Blas {}
 
-/// What the library is told of a product: `output[rows, outputs] = input[rows, inputs] · weights[outputs, inputs]ᵀ`, as it
-/// sees rows: columns of matrices that lie column by column.
+/// Descriptors of a product for the library: `output[rows, outputs] = input[rows, inputs] · weights[outputs, inputs]ᵀ`.
+/// The library takes matrices column by column, so rows here are its columns.
 struct Description {
     product: sys::cublasLtMatmulDesc_t,
     weights: sys::cublasLtMatrixLayout_t,
@@ -146,7 +146,7 @@ impl Description {
             Type::CUDA_R_16F
         };
         let (rows, outputs, inputs) = (product.rows as u64, product.outputs as u64, product.inputs as u64);
-        // What is null is not there yet: dropping passes over it.
+        // Null marks a descriptor that is not made yet; dropping skips it.
         let mut made = Self {
             product: std::ptr::null_mut(),
             weights: std::ptr::null_mut(),

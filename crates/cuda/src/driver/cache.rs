@@ -36,8 +36,8 @@ impl KernelCache {
         )
     }
 
-    /// The file made from `ingredients`. Where there is none, `build` writes it to the path it is given, and it takes
-    /// its place in one step: other processes see it whole or not at all.
+    /// The file made from `ingredients`. If it is missing, `build` writes it to a temporary path. A rename puts it in
+    /// place, so other processes see it whole or not at all.
     pub(crate) fn find_or_build(
         &self,
         ingredients: &[&str],

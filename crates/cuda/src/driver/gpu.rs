@@ -22,7 +22,7 @@ struct Inner {
     /// For copies that the caller waits for.
     own_stream: Mutex<Option<u64>>,
     guarded: Mutex<GuardedBuffers>,
-    /// What prefill takes, by the kernel that may be taken.
+    /// Choice of prefill instructions for each kernel.
     prefill_choices: Mutex<HashMap<ModuleSource, PrefillChoice>>,
 }
 
@@ -69,12 +69,13 @@ impl Gpu {
         }
     }
 
-    /// What the device is.
+    /// Properties of the device.
     pub fn info(&self) -> &DeviceInfo {
         self.driver().info()
     }
 
-    /// Who multiplies 16-bit weights with many rows: a library found at run time, or this crate's kernels and why.
+    /// Describes the implementation of products of 16-bit weights with many rows: a library found at run time, or this
+    /// crate's kernels and the reason.
     pub fn products(&self) -> String {
         match self.driver().blas() {
             Ok(name) => name.to_owned(),

@@ -46,7 +46,7 @@ impl GuardedBuffer {
         self.memory.bytes()
     }
 
-    /// What it holds, writable when copies from it have run.
+    /// Bytes of the buffer, writable once queued copies from it have run.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         self.readers.wait();
         self.memory.bytes_mut()
@@ -61,7 +61,7 @@ impl Drop for GuardedBuffer {
 }
 
 impl GuardedBuffers {
-    /// Who reads the buffer that a slice lies in, if it lies in one.
+    /// Readers of the buffer that a slice lies in, if it lies in one.
     pub(super) fn readers_of(&self, slice: &[u8]) -> Option<Arc<Readers>> {
         let first = slice.as_ptr() as u64;
         let (start, (bytes, readers)) = self.0.range(..=first).next_back()?;

@@ -79,7 +79,7 @@ impl<'a> Region<'a> {
         self.bytes
     }
 
-    /// Where it lies, as kernels see it.
+    /// Device address of the region.
     pub fn address(&self) -> u64 {
         self.address
     }
@@ -104,7 +104,7 @@ impl<'a> Region<'a> {
 
 /// Main memory that copies to and from the device read and write by themselves, while the CPU does other things.
 ///
-/// Whoever writes to it, or reads what was copied into it, waits first for the copies that were queued.
+/// A caller that writes to it, or reads bytes copied into it, first waits for the queued copies.
 pub struct PinnedBuffer {
     gpu: Gpu,
     pointer: *mut u8,
@@ -124,13 +124,13 @@ impl PinnedBuffer {
         Ok(Self { gpu, pointer, bytes })
     }
 
-    /// What it holds.
+    /// Bytes of the buffer.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the memory is initialised and lives as long as the buffer.
         unsafe { std::slice::from_raw_parts(self.pointer, self.bytes) }
     }
 
-    /// What it holds, writable.
+    /// Bytes of the buffer, writable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as `bytes`, and the buffer is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.pointer, self.bytes) }

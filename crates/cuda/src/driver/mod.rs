@@ -1,4 +1,4 @@
-//! What host logic needs of a GPU, and the two that provide it: an NVIDIA driver and an emulation on the CPU.
+//! Interface of a GPU for host code, and its two implementations: an NVIDIA driver and an emulation on the CPU.
 
 #[cfg(feature = "cublaslt")]
 mod blas;
@@ -26,7 +26,7 @@ pub use stream::{Argument, Event, Grid, Kernel, Stream};
 
 use crate::CudaError;
 
-/// What a device is.
+/// Properties of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// Its name.
@@ -64,7 +64,7 @@ pub(crate) struct Product16 {
     pub(crate) inputs: usize,
 }
 
-/// Where the bytes of a copy come from and go to.
+/// Direction of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     Upload,

@@ -66,7 +66,7 @@ pub(super) fn compile(
     })
 }
 
-/// What NVRTC makes of a text.
+/// Compiles a source with NVRTC to machine code.
 fn cubin(name: &str, text: &str, options: &[String; 2]) -> Result<Vec<u8>, CudaError> {
     let code = CString::new(text).expect("sources hold no zero byte");
     let c_name = CString::new(name).expect("names hold no zero byte");
@@ -460,7 +460,7 @@ impl Driver for NvidiaDriver {
 mod tests {
     use super::*;
 
-    /// What NVRTC is asked for at run time: every file, on a machine without CUDA's headers.
+    /// Compiles every file as at run time, on a machine without CUDA's headers.
     #[test]
     fn nvrtc_compiles_every_file_to_machine_code() {
         // SAFETY: the call only tries to load the library.

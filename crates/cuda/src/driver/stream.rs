@@ -5,7 +5,7 @@ use super::guarded::Readers;
 use super::{Direction, Gpu, PinnedBuffer, Product16, Region};
 use crate::CudaError;
 
-/// A queue of work: what is queued runs in order, beside what other streams do.
+/// A queue of work. Work of one stream runs in order, beside the work of other streams.
 pub struct Stream {
     gpu: Gpu,
     handle: u64,
@@ -32,7 +32,7 @@ impl Stream {
     /// Returns when everything queued has run.
     ///
     /// # Errors
-    /// What a kernel or copy of the queue ran into.
+    /// The failure of a queued kernel or copy.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         // SAFETY: the stream lives as long as `self`.
         unsafe { self.gpu.driver().synchronize(self.handle) }
@@ -47,7 +47,7 @@ impl Stream {
         unsafe { self.gpu.driver().record(event.handle, self.handle) }
     }
 
-    /// What is queued after this runs after the event's latest mark has passed.
+    /// Makes later work of this stream wait until the event's latest mark has passed.
     ///
     /// # Errors
     /// A lost device.
@@ -245,7 +245,7 @@ impl Event {
     /// Returns when the latest mark has passed.
     ///
     /// # Errors
-    /// What the work before it ran into.
+    /// The failure of the work queued before it.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         // SAFETY: the event lives as long as `self`.
         unsafe { self.gpu.driver().synchronize_event(self.handle) }
@@ -308,11 +308,11 @@ pub struct Grid {
 impl Grid {
     /// `blocks` in x, of `threads`.
     pub fn line(blocks: usize, threads: u32) -> Self {
-        Self::of([blocks, 1, 1], threads)
+        Self::new([blocks, 1, 1], threads)
     }
 
     /// Blocks in three dimensions, of `threads`; numbers too large for a kernel are refused at launch.
-    pub fn of(blocks: [usize; 3], threads: u32) -> Self {
+    pub fn new(blocks: [usize; 3], threads: u32) -> Self {
         Self {
             blocks: blocks.map(|count| u32::try_from(count).unwrap_or(u32::MAX)),
             threads: [threads, 1, 1],

@@ -19,8 +19,8 @@ use crate::{CudaError, Region, Stream};
 /// call in another order of sums, so a block that ended elsewhere would change bits.
 const CUT_GRID: CutGrid = CutGrid::Rows(ROW_BLOCK);
 
-/// A batch on a device: hidden states stay there. What a layer attends with comes to main memory and goes back by way of
-/// [`Forward`]; a caller that attends on the device takes it from where it lies instead:
+/// A batch on a device: hidden states stay there. [`Forward`] copies queries, keys and values to main memory and the
+/// output back. A caller that attends on the device leaves them there:
 ///
 /// 1. [`project_rows`](Self::project_rows) projects rows of a layer into the [`rows`](Self::rows) on the device,
 /// 2. [`bring_queries`](Self::bring_queries) copies their queries to main memory, where policies choose by them
@@ -128,7 +128,7 @@ impl DeviceForward {
         }
     }
 
-    /// Copies what was written to [`HostRows::attended`] for some rows of the batch to the device.
+    /// Copies [`HostRows::attended`] for some rows of the batch to the device.
     ///
     /// # Errors
     /// A lost device.

@@ -68,7 +68,7 @@ impl DeviceMixer {
     }
 }
 
-/// Memory of the recurrent layers of a batch: what they keep, and scratch for a block of rows. All f32.
+/// Memory of the recurrent layers of a batch: their states, and scratch for a block of rows. All f32.
 pub(super) struct Recurrence {
     // by layer of the model; `None` for those that hold keys and values
     layers: Vec<Option<LayerState>>,
@@ -99,11 +99,11 @@ pub(super) struct MixerRows<'a> {
     pub(super) input: Region<'a>,
     // [rows, hidden_size]
     pub(super) output: Region<'a>,
-    /// Of products.
+    /// Scratch memory of products.
     pub(super) scratch: Region<'a>,
 }
 
-/// What one layer keeps of the segment that is being read, or was read last.
+/// State of one layer after the latest rows of a segment.
 struct LayerState {
     // [kernel - 1, channels]
     convolution: DeviceBuffer,
@@ -162,7 +162,7 @@ impl Recurrence {
         let Some(Some(kept)) = self.layers.get_mut(layer) else {
             return Ok(());
         };
-        // While it is being changed nobody knows what it holds.
+        // A failed copy leaves bytes of no version, so none is named until all copies are queued.
         if kept.version.take() == Some(state.version()) {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! What a decoder leaves on the device for attention, and attention for the decoder.
+//! Rows of a layer on the device: the decoder's queries, keys and values, and attention's output.
 
 use std::any::Any;
 use std::ops::Range;
@@ -15,7 +15,7 @@ pub struct DeviceRows {
     pub(crate) queries: DeviceBuffer,
     pub(crate) keys: DeviceBuffer,
     pub(crate) values: DeviceBuffer,
-    /// What attention returned, as the queries lie: from there the decoder goes on.
+    /// Output of attention, laid out as the queries; the decoder goes on from it.
     pub(crate) attended: DeviceBuffer,
     // f32 [tokens, heads]
     log_sum_exp: DeviceBuffer,
@@ -30,7 +30,7 @@ impl DeviceRows {
     ///
     /// # Errors
     /// [`CudaError::OtherDevice`] for rows of another kind of device.
-    pub fn of(rows: &dyn riffle_device::DeviceRows) -> Result<&Self, CudaError> {
+    pub fn downcast(rows: &dyn riffle_device::DeviceRows) -> Result<&Self, CudaError> {
         (rows as &dyn Any).downcast_ref().ok_or(CudaError::OtherDevice)
     }
 
@@ -50,7 +50,7 @@ impl DeviceRows {
         })
     }
 
-    /// Those of `tokens` tokens of a layer that were made in main memory: queries, keys and values.
+    /// Uploads queries, keys and values of `tokens` tokens of a layer from main memory.
     ///
     /// # Errors
     /// [`CudaError::OutOfMemory`], a lost device.
@@ -115,7 +115,7 @@ impl DeviceRows {
         }
     }
 
-    /// What a call of attention reads and writes of some tokens of the batch.
+    /// Rows that an attention call on some tokens of the batch reads and writes.
     pub fn call(&self, tokens: Range<usize>) -> CallRows<'_> {
         let (heads, width) = (self.heads, self.heads * self.head_dim);
         CallRows {

@@ -85,7 +85,7 @@ pub(super) struct DeviceMlp {
 }
 
 impl DeviceModel {
-    /// Brings a decoder's weights to a device, layer by layer; what has arrived is freed in main memory.
+    /// Uploads a decoder's weights to a device, layer by layer. Each layer is freed in main memory once it has arrived.
     ///
     /// # Errors
     /// [`CudaError::OutOfMemory`], a lost device.
@@ -157,7 +157,7 @@ impl DeviceModel {
     }
 }
 
-/// What brings weights to a device, and counts them.
+/// Uploads weights to a device, and counts their bytes.
 pub(super) struct Upload<'a> {
     gpu: &'a Gpu,
     bytes: &'a mut u64,

@@ -40,7 +40,7 @@ pub struct NewTokens<'a> {
     pub rotated: [bool; 2],
 }
 
-/// Where the new tokens of each KV head go.
+/// Pages that take the new tokens of each KV head.
 #[derive(Debug, Clone, Copy)]
 pub struct AppendTargets<'a> {
     /// u64 `[kv_heads, 1 + 2 · pages]`: the place of the head's first new token; from the page on that it falls into the
@@ -112,7 +112,7 @@ pub fn append(
         (keys.stride as u64).into(),
         small("new tokens", keys.rows)?.into(),
     ];
-    stream.launch(&kernel, Grid::of([targets.stripes, keys.heads, 2], 128), &arguments)
+    stream.launch(&kernel, Grid::new([targets.stripes, keys.heads, 2], 128), &arguments)
 }
 
 fn module(head_dim: usize) -> ModuleSource {

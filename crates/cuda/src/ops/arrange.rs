@@ -88,7 +88,7 @@ pub(crate) fn arrange_planes(
         small("page tokens", page_tokens)?.into(),
     ];
     let blocks = (most * head_dim).div_ceil(8 * MAP_THREADS as usize);
-    stream.launch(&kernel, Grid::of([blocks, moves.len(), 1], MAP_THREADS), &arguments)
+    stream.launch(&kernel, Grid::new([blocks, moves.len(), 1], MAP_THREADS), &arguments)
 }
 
 #[cfg(all(test, feature = "emulated"))]

@@ -41,7 +41,7 @@ pub struct Queries<'a> {
     pub row_stride: usize,
 }
 
-/// Where outputs go, as queries lie.
+/// Target of the outputs, laid out as the queries.
 #[derive(Debug, Clone, Copy)]
 pub struct Outputs<'a> {
     /// f32, from the first head of the first row on.
@@ -52,7 +52,7 @@ pub struct Outputs<'a> {
     pub log_sum_exp: Option<Region<'a>>,
 }
 
-/// What all tiles of a call share.
+/// Options that all tiles of a call share.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionOptions<'a> {
     /// Factor on q·k.
@@ -63,16 +63,16 @@ pub struct AttentionOptions<'a> {
     pub sinks: Option<Region<'a>>,
 }
 
-/// One call of attention: queries, and what they read of which pages.
+/// One call of attention: queries, pages, and the keys that each tile reads.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionCall<'a> {
     /// The queries.
     pub queries: Queries<'a>,
     /// The pages they read.
     pub pages: Pages<'a>,
-    /// What they read of them.
+    /// Keys of these pages that the queries read.
     pub reads: &'a Reads,
-    /// What all tiles share.
+    /// Options that all tiles share.
     pub options: AttentionOptions<'a>,
 }
 
@@ -133,7 +133,7 @@ impl Pages<'_> {
         Ok(())
     }
 
-    /// What kernels are told of the planes of one kind: page table, pages of a head, tokens of a page, format.
+    /// Kernel arguments for the planes of one kind: page table, pages of a head, tokens of a page, format.
     pub(super) fn arguments(&self, kind: PlaneKind) -> Result<[Argument; 4], CudaError> {
         let (planes, format) = match kind {
             PlaneKind::Keys => (self.keys, self.key_format),
@@ -188,7 +188,7 @@ pub fn decode_parts(
     let warps = if pages.head_dim <= 128 { 4 } else { 2 };
     let shared_bytes = warps * 4 * 16 * (pages.head_dim + 8) * 2;
     let all = reads.section(Section::Parts);
-    let grid = Grid::of([parts.len(), chunks(reads), 1], 32 * warps as u32).with_shared(shared_bytes);
+    let grid = Grid::new([parts.len(), chunks(reads), 1], 32 * warps as u32).with_shared(shared_bytes);
     let before = [
         sums.into(),
         of_outputs.into(),
@@ -236,7 +236,7 @@ pub fn decode_merge(
     ];
     stream.launch(
         &kernel,
-        Grid::of([reads.tiles().len(), reads.packed_rows(), 1], 128),
+        Grid::new([reads.tiles().len(), reads.packed_rows(), 1], 128),
         &arguments,
     )
 }
@@ -271,7 +271,7 @@ fn workspace_parts<'a>(workspace: Region<'a>, reads: &Reads) -> Result<(Region<'
 }
 
 impl AttentionCall<'_> {
-    /// What kernels of attention are told of reads and pages: the arrays of `kernels/reads.cuh`, then page tables and formats.
+    /// Kernel arguments for reads and pages: the arrays of `kernels/reads.cuh`, then page tables and formats.
     pub(super) fn read_arguments(&self) -> Result<[Argument; 11], CudaError> {
         let [tiles, runs, diagonals, ends, extras] = self.reads.arguments();
         let [keys, pages_per_head, page_tokens, key_format] = self.pages.arguments(PlaneKind::Keys)?;

@@ -23,7 +23,7 @@ pub struct DeltaShape {
     pub heads_tiled: bool,
 }
 
-/// What the rule reads of some consecutive tokens.
+/// Inputs of the delta rule for some consecutive tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct DeltaTokens<'a> {
     /// Tokens.
@@ -141,7 +141,7 @@ pub fn convolve(
 pub struct DeltaGates<'a> {
     /// How much of a value is written.
     pub strength: Region<'a>,
-    /// What remains of the memory.
+    /// Logarithm of the share of the memory that remains.
     pub decay: Region<'a>,
     /// Tokens.
     pub rows: usize,
@@ -197,8 +197,8 @@ pub fn delta_scratch_bytes(shape: &DeltaShape, rows: usize) -> usize {
     4 * (rows * shape.key_heads * 2 * shape.key_dim + relations)
 }
 
-/// Reads tokens by the gated delta rule: `read` becomes f32 `[rows, value_heads, value_dim]`, `memory`, f32
-/// `[value_heads, key_dim, value_dim]`, what it is after them. Queries and keys are normalised on the way.
+/// Reads tokens by the gated delta rule. `read` becomes f32 `[rows, value_heads, value_dim]`; `memory`, f32
+/// `[value_heads, key_dim, value_dim]`, becomes the state after the tokens. Queries and keys are normalised on the way.
 ///
 /// # Errors
 /// Sizes no kernel is written for, regions that are too short.
@@ -301,7 +301,7 @@ impl DeltaRule<'_> {
             self.heads_tiled(),
             self.rows()?,
         ];
-        let grid = Grid::of([self.shape.value_dim.div_ceil(16), self.shape.value_heads, 1], 128);
+        let grid = Grid::new([self.shape.value_dim.div_ceil(16), self.shape.value_heads, 1], 128);
         self.launch(stream, "delta_tokens", grid, &arguments)
     }
 
@@ -324,10 +324,10 @@ impl DeltaRule<'_> {
             tiled,
             rows,
         ];
-        let grid = Grid::of([chunks, shape.value_heads, 1], 256);
+        let grid = Grid::new([chunks, shape.value_heads, 1], 256);
         self.launch(stream, "delta_relations", grid, &arguments)?;
         let shared_bytes = (shape.key_dim + 2 * CHUNK) * 32 * 4;
-        let grid = Grid::of([shape.value_dim.div_ceil(32), shape.value_heads, 1], 256).with_shared(shared_bytes);
+        let grid = Grid::new([shape.value_dim.div_ceil(32), shape.value_heads, 1], 256).with_shared(shared_bytes);
         let arguments = [
             self.read.into(),
             self.memory.into(),

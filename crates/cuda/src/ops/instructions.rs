@@ -62,7 +62,7 @@ fn refused(value: &str, requirement: &'static str) -> CudaError {
     }
 }
 
-/// What prefill is carried out by on a device, and why: `wgmma (as mma on a first case)`.
+/// Instructions of prefill on a device, and the reason: `wgmma (as mma on a first case)`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PrefillChoice {
     /// The instructions.
@@ -78,12 +78,12 @@ impl fmt::Display for PrefillChoice {
 }
 
 impl PrefillChoice {
-    /// What a device takes for pages of this width and these formats: `wgmma` where a first small case gives what `mma` gives, tried
-    /// once. `RIFFLE_PREFILL` (`mma`, `wgmma`) names either, untried.
+    /// Chooses the instructions for pages of this width and these formats. A device takes `wgmma` if a first small case
+    /// gives the same as `mma`; the case runs once. `RIFFLE_PREFILL` (`mma`, `wgmma`) names either, untried.
     ///
     /// # Errors
-    /// A variable that names neither or what is not there; a device lost on the way.
-    pub fn of(gpu: &Gpu, head_dim: usize, key_format: Format, value_format: Format) -> Result<Self, CudaError> {
+    /// A variable with an unknown value, or with instructions that the device lacks; a device lost on the way.
+    pub fn choose(gpu: &Gpu, head_dim: usize, key_format: Format, value_format: Format) -> Result<Self, CudaError> {
         let formats = [key_format, value_format].map(|format| match format {
             Format::Bf16 => Format::Bf16,
             _ => Format::F16,
@@ -137,7 +137,7 @@ struct FirstCase {
     formats: [Format; 2],
     /// Addresses of the keys and of the values of each page.
     tables: [DeviceBuffer; 2],
-    /// Where these lie.
+    /// Memory that the tables point to.
     _planes: [DeviceBuffer; 2],
     queries: DeviceBuffer,
     reads: Reads,
@@ -187,7 +187,7 @@ impl FirstCase {
         })
     }
 
-    /// What these instructions compute.
+    /// Output of the first case by these instructions.
     fn run(&self, instructions: PrefillInstructions) -> Result<Vec<f32>, CudaError> {
         let (gpu, row_stride) = (self.stream.gpu(), Self::GROUP * self.head_dim);
         let call = AttentionCall {
@@ -227,7 +227,7 @@ impl FirstCase {
 /// The first number that is further from the expected one than `tolerance` times the largest.
 fn compare(found: &[f32], expected: &[f32], tolerance: f32) -> Result<(), CudaError> {
     let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-    // What is no number is near nothing.
+    // NaN is near nothing, so it counts as a difference.
     let is_near = |found: f32, expected: f32| (found - expected).abs() <= tolerance * largest;
     match found
         .iter()

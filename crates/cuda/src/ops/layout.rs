@@ -57,7 +57,7 @@ pub fn plane_to_cpu(
     Ok(())
 }
 
-/// Where a quant's bits lie in its bytes.
+/// Position of a quant's bits within its byte.
 #[derive(Clone, Copy)]
 enum Bits {
     /// A byte; the CPU's has an offset of 128.

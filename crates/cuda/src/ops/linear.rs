@@ -18,8 +18,8 @@ const FLOAT_TILE_BYTES: usize = 2 * 2 * 40 * (TILE_ROWS + TILE_OUTPUTS);
 /// A matrix of weights on the device, `[outputs, inputs]`, in the format of its file.
 ///
 /// Products with block formats round activations to 8 bits, a scale for each 32, as `riffle-linear` does on the CPU;
-/// those with f16 and bf16 round them to that type when there are more than eight rows, and are exact to f32 otherwise. Of
-/// these, products of many rows go to a library where the device has one ([`Gpu::products`]).
+/// those with f16 and bf16 round them to that type when there are more than eight rows, and are exact to f32 otherwise.
+/// Products of f16 and bf16 with many rows go to a library where the device has one ([`Gpu::products`]).
 #[derive(Debug)]
 pub struct DeviceMatrix {
     format: WeightFormat,
@@ -196,11 +196,11 @@ impl DeviceMatrix {
     }
 
     fn few(&self, rows: usize, together: usize) -> Grid {
-        Grid::of([self.outputs.div_ceil(4), rows.div_ceil(together), 1], 128)
+        Grid::new([self.outputs.div_ceil(4), rows.div_ceil(together), 1], 128)
     }
 
     fn many(&self, rows: usize, shared_bytes: usize) -> Grid {
         let blocks = [self.outputs.div_ceil(TILE_OUTPUTS), rows.div_ceil(TILE_ROWS), 1];
-        Grid::of(blocks, 256).with_shared(shared_bytes)
+        Grid::new(blocks, 256).with_shared(shared_bytes)
     }
 }

@@ -1,4 +1,4 @@
-//! Where the attention went.
+//! Column mass: the attention that each key received.
 
 use std::ops::Range;
 
@@ -10,10 +10,10 @@ use super::reads::KEY_BLOCK;
 use super::{check_bytes, small, strided};
 use crate::{CudaError, Grid, ModuleSource, Region, Stream};
 
-/// Where the mass of neighbouring keys goes.
+/// Target of the mass of neighbouring keys.
 #[derive(Debug, Clone)]
 pub struct KeyMass<'a> {
-    /// f32, those of a KV head side by side, from the first key on.
+    /// f32, the keys of a KV head side by side, from the first key on.
     pub data: Region<'a>,
     /// Elements from head to head.
     pub stride: usize,
@@ -57,7 +57,7 @@ pub fn column_mass(
         .gpu()
         .kernel(&ModuleSource::new("column_mass.cu", &defines), "column_mass")?;
     let shared_bytes = (KEY_BLOCK + 4 * 16) * (pages.head_dim + 8) * 2;
-    let grid = Grid::of([keys.len().div_ceil(KEY_BLOCK), pages.kv_heads, 1], 128).with_shared(shared_bytes);
+    let grid = Grid::new([keys.len().div_ceil(KEY_BLOCK), pages.kv_heads, 1], 128).with_shared(shared_bytes);
     let [tiles, arrays @ ..] = reads.arguments();
     let before = [
         (*data).into(),

@@ -13,11 +13,11 @@ use crate::{CudaError, Grid, Kernel, ModuleSource, Region, Stream};
 pub struct MeanReads<'a> {
     /// The tiles.
     pub reads: &'a Reads,
-    /// Of every KV head.
+    /// Means of all KV heads.
     pub means: BlockSummaries<'a>,
     /// KV heads.
     pub kv_heads: usize,
-    /// What keys and values are rounded to: bf16 for bf16, else f16, as those of pages are.
+    /// Format to which keys and values are rounded: bf16 for bf16, else f16, as in pages.
     pub formats: [Format; 2],
     /// u64 `[tiles, words]`: a bit for each block that the tile's selection names and reads no token of by a span. Blocks behind the
     /// tile's rows may be named; others must be whole.
@@ -34,7 +34,7 @@ pub fn means_workspace_bytes(rows: usize, heads: usize, head_dim: usize, splits:
     (each * 2 * 4, each * head_dim * 4)
 }
 
-/// Adds the means that tiles read to `outputs`, which hold what they have read of keys, normalised and without sinks, with its
+/// Adds the means that tiles read to `outputs`. These hold attention over keys, normalised and without sinks, with its
 /// log-sum-exp. A row sees a mean when its block ends before the row and the row reads no token of it.
 ///
 /// # Errors
@@ -144,7 +144,7 @@ impl MeanReads<'_> {
         let chunks = self.reads.packed_rows().div_ceil(16 * warps);
         let shared_bytes = (2 * keys + 16 * warps) * (head_dim + 8) * 2;
         let blocks = [self.reads.tiles().len(), chunks, self.splits];
-        let grid = Grid::of(blocks, 32 * warps as u32).with_shared(shared_bytes);
+        let grid = Grid::new(blocks, 32 * warps as u32).with_shared(shared_bytes);
         stream.launch(&self.kernel(stream, "attend_means")?, grid, &arguments)
     }
 
@@ -170,7 +170,7 @@ impl MeanReads<'_> {
             small("heads", self.heads())?.into(),
             weight.into(),
         ];
-        let grid = Grid::of([self.reads.tiles().len(), self.reads.packed_rows(), 1], 128);
+        let grid = Grid::new([self.reads.tiles().len(), self.reads.packed_rows(), 1], 128);
         stream.launch(&self.kernel(stream, "merge_means")?, grid, &arguments)
     }
 }

@@ -6,7 +6,7 @@ use super::reads::Section;
 use super::{AttentionCall, Outputs, Reads, check_aligned, check_bytes};
 use crate::{CudaError, Grid, Region, Stream};
 
-/// What a prefill over some of the keys leaves for one over the next, f32 in units of the kernel.
+/// Intermediate state that a prefill over some keys leaves for the next keys, f32 in units of the kernel.
 #[derive(Debug, Clone, Copy)]
 pub struct PrefillState<'a> {
     /// `[rows, heads, 5]`.
@@ -26,11 +26,11 @@ impl PrefillState<'_> {
     }
 }
 
-/// Attends many queries to what the call's reads name, by the instructions of [`PrefillChoice::of`]. A call over some of the keys takes the
+/// Attends many queries to what the call's reads name, by the instructions of [`PrefillChoice::choose`]. A call over some of the keys takes the
 /// sums of the calls before it from `state` and leaves its own there; all calls of a `state` use the same instructions.
 ///
 /// # Errors
-/// Shapes that disagree, regions that are too short; what [`PrefillChoice::of`] refuses.
+/// Shapes that disagree, regions that are too short; what [`PrefillChoice::choose`] refuses.
 pub fn prefill(
     stream: &Stream,
     outputs: &Outputs<'_>,
@@ -38,7 +38,7 @@ pub fn prefill(
     state: Option<&PrefillState<'_>>,
 ) -> Result<(), CudaError> {
     let pages = &call.pages;
-    let choice = PrefillChoice::of(stream.gpu(), pages.head_dim, pages.key_format, pages.value_format)?;
+    let choice = PrefillChoice::choose(stream.gpu(), pages.head_dim, pages.key_format, pages.value_format)?;
     prefill_by(stream, choice.instructions, outputs, call, state)
 }
 

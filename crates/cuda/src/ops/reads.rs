@@ -14,7 +14,7 @@ pub const KEY_BLOCK: usize = 64;
 const PART_BLOCKS: usize = 8;
 const PER_ROW: u32 = 1;
 
-/// What one tile of queries reads of one KV head.
+/// Keys of one KV head that one tile of queries reads.
 #[derive(Debug, Clone, Copy)]
 pub struct TileReads<'a> {
     /// Its KV head.
@@ -25,7 +25,7 @@ pub struct TileReads<'a> {
     pub row: usize,
     /// Its queries.
     pub rows: usize,
-    /// What they read; summaries are not read here.
+    /// Keys that the queries read; summaries are not read here.
     pub selection: &'a Selection,
 }
 
@@ -58,14 +58,14 @@ struct Tile {
 
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
-struct Part {
+struct DecodePart {
     tile: u32,
     runs: [u32; 2],
     slot: u32,
 }
 
-/// What many tiles read, on the device: set once for each layer and chunk (or token), read by the attention kernels.
-/// Its memory is kept from one setting to the next.
+/// Reads of many tiles, on the device. They are set once for each layer and chunk (or token), and the attention kernels
+/// read them. Their memory is kept from one setting to the next.
 #[derive(Debug)]
 pub struct Reads {
     gpu: Gpu,
@@ -96,7 +96,7 @@ pub(super) enum Section {
 }
 const SECTIONS: usize = 8;
 
-/// What launches know of a tile.
+/// Sizes of a tile that its launch needs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TileShape {
     pub(super) row: usize,
@@ -225,7 +225,7 @@ impl Reads {
         self.shapes.iter().map(|tile| tile.rows * tile.blocks * KEY_BLOCK).sum()
     }
 
-    /// What kernels are told of tiles: the arrays of `kernels/reads.cuh`.
+    /// Kernel arguments for the tiles: the arrays of `kernels/reads.cuh`.
     pub(super) fn arguments(&self) -> [Argument; 5] {
         use Section::{Diagonals, ExtraEnds, Extras, Runs, Tiles};
         [Tiles, Runs, Diagonals, ExtraEnds, Extras].map(|section| self.section(section).into())
@@ -272,7 +272,7 @@ struct Flat {
     diagonals: Vec<u32>,
     extra_ends: Vec<u32>,
     extras: Vec<u32>,
-    parts: Vec<Part>,
+    parts: Vec<DecodePart>,
     part_spans: Vec<Span>,
     shapes: Vec<TileShape>,
 }
@@ -378,7 +378,7 @@ impl Flat {
                 let here = begin + cut.len();
                 if room == 0 {
                     room = PART_BLOCKS;
-                    self.parts.push(Part {
+                    self.parts.push(DecodePart {
                         tile,
                         runs: [here as u32, here as u32],
                         slot: self.parts.len() as u32,
@@ -415,7 +415,7 @@ impl Flat {
             .collect()
     }
 
-    /// Where the parts of each tile begin, and the end.
+    /// First part of each tile, and the end of the last.
     fn slots(&self) -> Vec<u32> {
         let first = |tile: usize| self.parts.partition_point(|part| (part.tile as usize) < tile) as u32;
         (0..=self.tiles.len()).map(first).collect()

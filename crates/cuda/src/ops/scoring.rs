@@ -1,4 +1,4 @@
-//! Page summaries and the scores that policies choose by, equal to those of `riffle-policy` to the bit.
+//! Page summaries and the scores that policies choose by, equal to the scores of `riffle-policy` to the bit.
 
 use super::attention::{Pages, Queries, format_number};
 use super::layout::PlaneKind;
@@ -89,7 +89,7 @@ pub fn key_bounds(
     longest: usize,
 ) -> Result<(), CudaError> {
     let [grid_blocks, kv_heads] = check_ranges(bounds, pages, ranges, longest)?;
-    let grid = Grid::of([grid_blocks, kv_heads, 1], channel_threads(pages.head_dim));
+    let grid = Grid::new([grid_blocks, kv_heads, 1], channel_threads(pages.head_dim));
     let [planes, pages_per_head, page_tokens, format] = pages.arguments(PlaneKind::Keys)?;
     let arguments = [
         bounds.data.into(),
@@ -117,7 +117,7 @@ pub fn block_means(
     longest: usize,
 ) -> Result<(), CudaError> {
     let [grid_blocks, kv_heads] = check_ranges(means, pages, ranges, longest)?;
-    let grid = Grid::of([grid_blocks, kv_heads, 2], channel_threads(pages.head_dim));
+    let grid = Grid::new([grid_blocks, kv_heads, 2], channel_threads(pages.head_dim));
     let [keys, pages_per_head, page_tokens, key_format] = pages.arguments(PlaneKind::Keys)?;
     let [values, .., value_format] = pages.arguments(PlaneKind::Values)?;
     let arguments = [
@@ -135,7 +135,7 @@ pub fn block_means(
     launch(stream, pages.head_dim, "block_means", grid, &arguments)
 }
 
-/// Checks what is taken into summaries; gives the blocks of a grid and the KV heads.
+/// Checks the ranges that are added to summaries; gives the blocks of a grid and the KV heads.
 fn check_ranges(
     summaries: &BlockSummaries<'_>,
     pages: &Pages<'_>,
@@ -192,7 +192,7 @@ pub fn bound_scores(
         stream,
         head_dim,
         "bound_scores",
-        Grid::of([blocks.div_ceil(128), kv_heads, 1], 128),
+        Grid::new([blocks.div_ceil(128), kv_heads, 1], 128),
         &arguments,
     )
 }
@@ -252,7 +252,7 @@ pub fn xattention_scores(
         ((block / stride) as u32).into(),
         (first_row as u32).into(),
     ];
-    let grid = Grid::of([blocks.div_ceil(128), row_end - first_row, 1], 128);
+    let grid = Grid::new([blocks.div_ceil(128), row_end - first_row, 1], 128);
     launch(stream, estimate.pages.head_dim, "antidiagonal_scores", grid, &arguments)
 }
 
@@ -381,7 +381,7 @@ impl Estimate<'_> {
             (self.tokens as u32).into(),
             (self.scale / stride as f32).into(),
         ];
-        let grid = Grid::of([groups.div_ceil(64), vectors.div_ceil(64), 1], 256);
+        let grid = Grid::new([groups.div_ceil(64), vectors.div_ceil(64), 1], 256);
         launch(stream, head_dim, "long_logits", grid, &arguments)?;
         let arguments = [
             scratch.into(),

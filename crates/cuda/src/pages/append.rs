@@ -8,7 +8,7 @@ use riffle_kv::{CacheShape, HeadGrowth};
 
 use super::heads_of;
 use super::list::DeviceList;
-use super::memory::{PageLayout, Place};
+use super::memory::{PageLayout, PagePlace};
 use super::residence::Residence;
 use crate::ops::{self, AppendTargets, NewTokens};
 use crate::{CudaError, DeviceBuffer, DeviceRows, Gpu, PinnedBuffer, Stream};
@@ -22,7 +22,7 @@ pub(super) struct AppendMemory {
     host: PinnedBuffer,
 }
 
-/// Where new tokens of all KV heads go.
+/// Pages that take the new tokens of all KV heads.
 struct Targets {
     /// For each KV head the tokens it holds, then of each page where keys, then where values go; 0 for a page that does not lie on
     /// the device.
@@ -68,8 +68,8 @@ impl AppendMemory {
         Ok(heads.iter().enumerate().map(of_head).collect())
     }
 
-    /// The pages on the device that `added` tokens go to: those that lie there with all tokens before them, and those that they
-    /// begin and that find a place.
+    /// The pages on the device that `added` tokens go to: pages that hold all tokens before them, and new pages that
+    /// find a place.
     fn targets_of(
         &self,
         residence: &mut Residence,
@@ -95,7 +95,7 @@ impl AppendMemory {
                     None => residence.place(new.sequence, new.layer, kv_head, first + number, *version)?,
                 };
                 let Some(slot) = slot else { continue };
-                let address = residence.at(Place::Slot(slot)).address();
+                let address = residence.at(PagePlace::Slot(slot)).address();
                 (target[1 + number], target[1 + pages + number]) = (address, address + values_at);
                 residence.extend(*version, end.min(page_tokens));
             }
@@ -116,7 +116,7 @@ impl AppendMemory {
         tokens: Range<usize>,
         targets: &Targets,
     ) -> Result<(), CudaError> {
-        let [keys, values] = DeviceRows::of(new.rows)?.keys_and_values(tokens);
+        let [keys, values] = DeviceRows::downcast(new.rows)?.keys_and_values(tokens);
         let new = NewTokens {
             keys,
             values,

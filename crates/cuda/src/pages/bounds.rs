@@ -26,7 +26,8 @@ impl KeyBounds {
         })
     }
 
-    /// Of every KV head the bound of each block of its first `tokens` tokens, summed over `queries` and the `group` heads.
+    /// Scores each block of every KV head by the bound of its first `tokens` tokens, summed over `queries` and the
+    /// `group` heads.
     pub(super) fn score(
         &mut self,
         stream: &Stream,

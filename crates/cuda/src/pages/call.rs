@@ -1,9 +1,9 @@
 //! One attention call over the pages of a layer, whether they lie on the device or come while others are read.
 //!
-//! Pages come in ascending order. Those that have a place on the device are brought there to stay; the others take the place
-//! of a visitor. When there is none left, what has come is attended to, and the visitors' places are taken by the next.
-//! The result does not depend on where that happens: prefill goes on from its state, and a decode's parts are fixed by
-//! what the whole call reads.
+//! Pages come in ascending order. Some have a slot on the device and are brought there to stay; the others take the
+//! place of a visitor. When no visitor's place is left, the call attends to the pages that came, and the next pages
+//! take their places. The result does not depend on the point where that happens: prefill goes on from its state, and
+//! the whole call fixes a decode's parts.
 
 use riffle_attention::{AttendOptions, PageView, Partial, Span};
 use riffle_device::PagedTile;
@@ -12,7 +12,7 @@ use riffle_kv::CacheShape;
 use super::heads_of;
 use super::list::DeviceList;
 use super::means::{BlockMeans, MeansCall};
-use super::memory::Place;
+use super::memory::PagePlace;
 use super::room::tile_reads;
 use super::traffic::{Shown, Traffic};
 use super::transfer::Waiting;
@@ -22,14 +22,14 @@ use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Region, Stream};
 /// Packed rows (queries times heads of a group) up to which a call is split over its keys.
 const FEW_PACKED_ROWS: usize = 16;
 
-/// Where the rows of a call lie, those of all query heads side by side.
+/// Rows of a call on the device, with all query heads side by side.
 #[derive(Debug, Clone, Copy)]
 pub struct CallRows<'a> {
     /// The queries.
     pub queries: Queries<'a>,
-    /// Where what they read goes, f32, as the queries lie.
+    /// Target of the attention output, f32, laid out as the queries.
     pub attended: Region<'a>,
-    /// Where ln Σ exp(logit) of each row and head goes, f32 `[rows, heads]`.
+    /// Target of ln Σ exp(logit) of each row and head, f32 `[rows, heads]`.
     pub log_sum_exp: Region<'a>,
 }
 
@@ -43,7 +43,7 @@ impl<'a> CallRows<'a> {
     }
 }
 
-/// What a call works with.
+/// State and memory of a call.
 pub(super) struct CallParts<'p> {
     pub(super) traffic: Traffic<'p>,
     pub(super) memory: &'p mut CallMemory,
@@ -92,7 +92,7 @@ struct Visiting {
     visitor: usize,
 }
 
-/// What kernels of one call are told, set anew for each.
+/// Reads and page tables of one call, set anew for each.
 pub(super) struct CallLists {
     pub(super) reads: Reads,
     /// Addresses of keys and of values.
@@ -282,14 +282,14 @@ impl<'p> PagedCall<'p> {
         })
     }
 
-    /// The call will also read the block means that selections name; those of the layer's tokens are known
+    /// The call will also read the block means that selections name. Means of the layer's tokens must be known
     /// ([`DeviceRoom::extend_summaries`](super::DeviceRoom::extend_summaries)).
     pub fn include_means(&mut self) {
         self.reads_means = true;
     }
 
-    /// Takes pages in, by KV head, after those of earlier calls in the order of (page, KV head). They are read before this
-    /// returns, or have been copied.
+    /// Takes pages in, by KV head, after the pages of earlier calls in the order of (page, KV head). Before this
+    /// returns, each page has been read or copied.
     ///
     /// # Errors
     /// A lost device, too little memory, a page without a version: every page is forgotten then, whether it came or not.
@@ -312,8 +312,8 @@ impl<'p> PagedCall<'p> {
         self.parts.traffic.transfer(&mut waiting)
     }
 
-    /// Where a page is read from: a place it stays in, or a visitor's. What it lacks there joins `waiting`.
-    fn place<'a>(&mut self, shown: &Shown<'a>, waiting: &mut Vec<Waiting<'a>>) -> Result<Place, CudaError> {
+    /// Finds a place for a page: a slot if the page stays, else a visitor's place. Missing planes join `waiting`.
+    fn place<'a>(&mut self, shown: &Shown<'a>, waiting: &mut Vec<Waiting<'a>>) -> Result<PagePlace, CudaError> {
         if let Some(place) = self.parts.traffic.settle(shown, waiting)? {
             return Ok(place);
         }
@@ -378,7 +378,7 @@ impl<'p> PagedCall<'p> {
         Ok(())
     }
 
-    /// Adds means of blocks to what has been read, when that is everything.
+    /// Adds means of blocks to the output, once all keys have been read.
     fn read_means(&mut self) -> Result<(), CudaError> {
         let CallParts {
             traffic,
@@ -397,7 +397,7 @@ impl<'p> PagedCall<'p> {
         if parts > 1 {
             memory.reserve_workspace(sums + outputs)?;
         }
-        // What a prefill has finished with is as long as one part's.
+        // A prefill's finished state has room for the workspace of one part.
         let workspace = match parts {
             1 => [memory.sums.all(), memory.outputs.all()],
             _ => [0..sums, sums..sums + outputs].map(|part| memory.workspace.region(part)),
@@ -427,8 +427,8 @@ impl<'p> PagedCall<'p> {
 }
 
 impl CallMemory {
-    /// Brings what a finished call left in its rows to main memory and adds it to `partials`, one for each tile; returns the
-    /// bytes that came.
+    /// Copies a finished call's output to main memory and adds it to `partials`, one for each tile; returns the bytes
+    /// copied.
     pub(super) fn bring_partials(
         &mut self,
         stream: &Stream,

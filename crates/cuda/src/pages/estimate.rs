@@ -63,7 +63,7 @@ impl EstimateMemory {
         Ok(true)
     }
 
-    /// f32 of the sums, when what was queued has run.
+    /// Downloads f32 sums, once the queued work has run.
     fn download_sums(&mut self, stream: &Stream, count: usize) -> Result<Vec<f32>, CudaError> {
         stream.from_device(&mut self.host_sums, 0, self.sums.region(0..4 * count))?;
         stream.synchronize()?;
@@ -126,8 +126,8 @@ fn bring_all(traffic: &mut Traffic<'_>, shown: &[Shown<'_>], pages: usize) -> Re
 }
 
 impl KeyScan<'_> {
-    /// XAttention's scores of a KV head: for each block of queries those of every block of keys up to it, equal to the CPU's to
-    /// the bit. `None` where memory is short.
+    /// XAttention's scores of a KV head: for each block of queries the scores of every block of keys up to it, equal to
+    /// the CPU's to the bit. `None` if memory is short.
     ///
     /// # Errors
     /// A stride that does not divide the block, a lost device.
@@ -157,7 +157,7 @@ impl KeyScan<'_> {
             let (sums, scratch) = (sums(until), scratch(until));
             let memory = &*self.memory;
             let (to, scratch) = (memory.sums.region(0..sums), memory.scratch.region(0..scratch));
-            let estimate = self.of(head, from - start..until - start);
+            let estimate = self.estimate_of(head, from - start..until - start);
             ops::xattention_scores(compute, to, scratch, &estimate, stride, block)?;
             let found = self.memory.download_sums(compute, sums / 4)?;
             let numbered = found.chunks_exact(blocks).zip(from / block..);
@@ -194,7 +194,7 @@ impl KeyScan<'_> {
                 continues,
             };
             let scratch = memory.scratch.region(0..scratch(until));
-            let estimate = self.of(head, from..until);
+            let estimate = self.estimate_of(head, from..until);
             ops::line_mass(compute, &sums, scratch, &estimate)?;
             continues = true;
             from = until;
@@ -207,8 +207,8 @@ impl KeyScan<'_> {
         Ok(Some([columns, distances]))
     }
 
-    /// Rows of the chunk beside the keys of a KV head.
-    fn of(&self, head: &ScannedHead, rows: Range<usize>) -> Estimate<'_> {
+    /// Call that estimates rows of the chunk against the keys of a KV head.
+    fn estimate_of(&self, head: &ScannedHead, rows: Range<usize>) -> Estimate<'_> {
         let shape = self.traffic.staging.shape;
         let all = &self.queries;
         let at = |row: usize| 4 * row * all.row_stride;

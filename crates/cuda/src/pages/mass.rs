@@ -10,7 +10,7 @@ use super::traffic::Traffic;
 use crate::ops::{self, AttentionCall, AttentionOptions, KeyMass, Pages};
 use crate::{CudaError, DeviceBuffer, Gpu, PinnedBuffer, Stream};
 
-/// What a pass works with.
+/// State and memory of a pass.
 pub(super) struct MassParts<'p> {
     pub(super) traffic: Traffic<'p>,
     pub(super) lists: &'p mut CallLists,
@@ -124,7 +124,7 @@ impl<'p> PagedMass<'p> {
         })
     }
 
-    /// Takes pages in, by KV head, after those of earlier calls in the order of (page, KV head).
+    /// Takes pages in, by KV head, after the pages of earlier calls in the order of (page, KV head).
     ///
     /// # Errors
     /// A lost device, too little memory, a page without a version: every page is forgotten then.

@@ -41,10 +41,10 @@ fn words_of(tiles: &[PagedTile<'_>], block: usize) -> usize {
 /// A call that reads means of blocks.
 pub(super) struct MeansCall<'a> {
     pub(super) tiles: &'a [PagedTile<'a>],
-    /// What it adds to.
+    /// Outputs to which the call adds the means.
     pub(super) outputs: Outputs<'a>,
     pub(super) queries: Queries<'a>,
-    /// Those of the tiles.
+    /// Reads of the tiles.
     pub(super) reads: &'a Reads,
     /// For so many parts.
     pub(super) workspace: [Region<'a>; 2],
@@ -52,7 +52,7 @@ pub(super) struct MeansCall<'a> {
 }
 
 impl BlockMeans {
-    /// Into how many parts a call of few rows cuts the means of a layer, each for a block of the device.
+    /// Number of parts into which a call of few rows cuts the means of a layer; one block of the device computes each.
     pub(super) fn parts(&self, of: &LayerPages<'_>, tiles: &[PagedTile<'_>]) -> usize {
         let block = self.summaries.of_layer(of).map_or(0, |means| means.block_tokens);
         words_of(tiles, block).div_ceil(PART_WORDS).clamp(1, MOST_PARTS)

@@ -1,4 +1,4 @@
-//! Where pages lie in a device's memory.
+//! Layout and memory of pages on a device.
 
 use riffle_attention::Format;
 use riffle_kv::CacheShape;
@@ -8,10 +8,10 @@ use crate::{CudaError, DeviceBuffer, Gpu, Region};
 
 /// Bytes of a slab of pages; slabs are allocated as pages arrive.
 const SLAB_BYTES: usize = 64 << 20;
-/// Where planes begin.
+/// Alignment of planes, in bytes.
 const ALIGNMENT: usize = 256;
 
-/// Where keys and values lie in a page's slot.
+/// Offsets of keys and values in a page's slot.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PageLayout {
     pub(super) key_bytes: usize,
@@ -34,12 +34,12 @@ impl PageLayout {
     }
 }
 
-/// Where a page lies on the device.
+/// Place of a page on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
-    /// Where it stays.
+pub(super) enum PagePlace {
+    /// Slot of a page that stays.
     Slot(usize),
-    /// Where it is read without staying.
+    /// Place of a page that leaves after the call.
     Visitor(usize),
 }
 
@@ -75,14 +75,14 @@ impl PageMemory {
         Ok(())
     }
 
-    pub(super) fn at(&self, place: Place) -> Region<'_> {
+    pub(super) fn at(&self, place: PagePlace) -> Region<'_> {
         let bytes = self.page_bytes;
         match place {
-            Place::Slot(slot) => {
+            PagePlace::Slot(slot) => {
                 let within = slot % self.slab_pages * bytes;
                 self.slabs[slot / self.slab_pages].region(within..within + bytes)
             }
-            Place::Visitor(visitor) => self.visitors.region(visitor * bytes..(visitor + 1) * bytes),
+            PagePlace::Visitor(visitor) => self.visitors.region(visitor * bytes..(visitor + 1) * bytes),
         }
     }
 

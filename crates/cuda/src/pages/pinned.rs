@@ -8,8 +8,9 @@ use riffle_kv::{Device, DeviceMemory};
 use crate::driver::GuardedBuffer;
 use crate::{CudaError, Gpu};
 
-/// Main memory that is pinned for a device: the tiers of a cache in front of which a [`DeviceRoom`](crate::DeviceRoom) stands. What the
-/// room [reads ahead](crate::DeviceRoom::read_ahead) is waited for before the cache writes to it or lets it go.
+/// Main memory that is pinned for a device: the tiers of a cache in front of which a [`DeviceRoom`](crate::DeviceRoom)
+/// stands. Before the cache writes to pages or frees them, it waits for copies that [read
+/// ahead](crate::DeviceRoom::read_ahead).
 #[derive(Clone)]
 pub struct PinnedMemory {
     gpu: Gpu,

@@ -6,18 +6,18 @@ use riffle_device::{LayerPages, SequenceId};
 use riffle_kv::{CacheShape, PageVersion};
 
 use super::heads_of;
-use super::memory::{PageMemory, Place};
+use super::memory::{PageMemory, PagePlace};
 use crate::{CudaError, Region};
 
-/// The pages of all sequences that lie in a fixed number of slots, by the versions that say what they hold: a page of several
-/// sequences lies there once, and what was written over or freed is never found. The first page and the newest of each (layer, KV
-/// head) of a sequence stay; where there is no room, the oldest of those between leave, first those of fewest sequences: whoever
-/// reads everything would gain nothing from another order, and what is chosen rarely is chosen again comes through the ring.
+/// The pages of all sequences that lie in a fixed number of slots, found by version. A page of several sequences lies
+/// there once, and overwritten or freed pages are never found. The first page and the newest of each (layer, KV head)
+/// of a sequence stay. If there is no room, the oldest of the others leave, first the pages of fewest sequences. A
+/// policy that reads everything gains nothing from another order; pages that are chosen rarely come through the ring.
 pub(super) struct Residence {
     kv_heads: usize,
     memory: PageMemory,
     resident: HashMap<PageVersion, Resident>,
-    /// What may leave, in the order in which it does: all but first pages.
+    /// Pages that may leave, in the order in which they do: all but first pages.
     order: BTreeSet<Rank>,
     sequences: BTreeMap<SequenceId, Tables>,
     free: Vec<usize>,
@@ -26,7 +26,7 @@ pub(super) struct Residence {
 /// By (layer, KV head), the versions of a sequence's pages as they were shown last; `None` for those that never were.
 type Tables = Vec<Vec<Option<PageVersion>>>;
 
-/// What lies on the device of a page.
+/// Resident part of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Held {
     pub(super) slot: usize,
@@ -41,7 +41,7 @@ struct Resident {
     holders: Vec<SequenceId>,
 }
 
-/// What leaves first is least.
+/// Order of leaving: the page with the least rank leaves first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     holders: usize,
@@ -101,7 +101,7 @@ impl Residence {
         self.memory.visitors()
     }
 
-    pub(super) fn at(&self, place: Place) -> Region<'_> {
+    pub(super) fn at(&self, place: PagePlace) -> Region<'_> {
         self.memory.at(place)
     }
 

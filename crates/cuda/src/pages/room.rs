@@ -43,7 +43,7 @@ pub struct DeviceRoom {
     sequences: u64,
 }
 
-/// What rooms take of a GPU's memory.
+/// Memory that a room takes of a GPU.
 pub trait RoomBytes {
     /// Bytes that a room needs at least: of pages that are read without staying and of pages on their way.
     fn least_bytes(&self) -> u64;
@@ -197,7 +197,7 @@ impl DeviceRoom {
         self.residence.bytes_of(sequence)
     }
 
-    /// What has travelled so far, for all sequences.
+    /// Counts of all transfers so far, for all sequences.
     pub fn transferred(&self) -> TransferCount {
         self.staging.transferred
     }
@@ -355,8 +355,8 @@ impl DeviceRoom {
         self.or_clear(taken)
     }
 
-    /// Of every KV head the bound of each block of its first `tokens` tokens, all of them
-    /// [known](Self::summaries_known), summed over `queries` and the heads of the group; equal to the CPU's to the bit.
+    /// Bound of each block of every KV head's first `tokens` tokens, all of them [known](Self::summaries_known), summed
+    /// over `queries` and the heads of the group; equal to the CPU's to the bit.
     ///
     /// # Errors
     /// A lost device, too little memory: everything is forgotten then.
@@ -377,10 +377,10 @@ impl DeviceRoom {
         self.staging.expected(&self.residence, &of)
     }
 
-    /// Begins to copy pages of a KV head each that the next call, of any sequence, is expected to read, and returns at once. Copies run
-    /// behind what is queued; memory of [`PinnedMemory`](super::PinnedMemory) waits for them before it changes, pages in other memory
-    /// are left where they are. Only whole pages come ahead: others are about to grow. Those that came ahead before and were not read
-    /// are forgotten, and so are these if they turn out not to be wanted.
+    /// Begins to copy pages of a KV head each that the next call, of any sequence, is expected to read, and returns at
+    /// once. Copies run behind what is queued; memory of [`PinnedMemory`](super::PinnedMemory) waits for them before it
+    /// changes, pages in other memory are left where they are. Only whole pages come ahead: others are about to grow.
+    /// Pages that came ahead earlier and were not read are forgotten, and so are these unless the next call reads them.
     ///
     /// # Errors
     /// A lost device, a page without a version: the room has forgotten every page then.
@@ -406,7 +406,7 @@ impl DeviceRoom {
     }
 }
 
-/// What a call on a layer needs of those who keep pages and bring them, who take note of the pages that the layer has.
+/// Joins the stores and the stream that a call on a layer needs, and tells the residence the layer's page versions.
 fn traffic<'p>(
     residence: &'p mut Residence,
     staging: &'p mut Staging,

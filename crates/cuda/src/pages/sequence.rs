@@ -5,7 +5,7 @@ use riffle_kv::PageVersion;
 
 use crate::CudaError;
 
-/// What page `page` of a KV head holds.
+/// Version of page `page` of a KV head.
 pub(super) fn page_version(of: &LayerPages<'_>, kv_head: usize, page: usize) -> Result<PageVersion, CudaError> {
     let versions = of.versions.get(kv_head).map_or(&[][..], Vec::as_slice);
     versions.get(page).copied().ok_or(CudaError::Mismatch {

@@ -31,7 +31,7 @@ pub(super) struct Staged {
 pub(super) struct Staging {
     pub(super) shape: CacheShape,
     pub(super) layout: PageLayout,
-    /// Where copies are queued.
+    /// Stream of the copies.
     pub(super) copy: Stream,
     /// Planes of keys and of values on their way to their places.
     pub(super) moves: [DeviceList; 2],
@@ -126,7 +126,7 @@ impl Staging {
         let spare = in_turn
             .clone()
             .find(|half| self.halves[*half].ahead.iter().all(is_behind));
-        // What comes last in the order of reading is missed last.
+        // The pages read last are missed last.
         let half = spare.or(in_turn.next_back()).unwrap_or(0);
         self.turn = (half + 1) % self.halves.len();
         half
@@ -166,7 +166,7 @@ impl Staging {
         self.halves[half].ahead = numbered.collect();
     }
 
-    /// Where a page lies that came ahead; it is there no more afterwards.
+    /// Takes the place of a page that came ahead. A later call does not find it again.
     pub(super) fn take_ahead(&mut self, version: PageVersion) -> Option<Staged> {
         self.halves.iter_mut().enumerate().find_map(|(half, state)| {
             let found = state.ahead.iter().position(|ahead| ahead.version == version)?;

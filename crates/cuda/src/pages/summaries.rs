@@ -9,7 +9,7 @@ use riffle_kv::CacheShape;
 use super::call::{CallLists, page_tables};
 use super::heads_of;
 use super::list::DeviceList;
-use super::memory::Place;
+use super::memory::PagePlace;
 use super::traffic::Traffic;
 use crate::ops::{self, BlockSummaries};
 use crate::{CudaError, DeviceBuffer, Gpu, Stream};
@@ -17,8 +17,8 @@ use crate::{CudaError, DeviceBuffer, Gpu, Stream};
 /// Blocks that there is memory for at least, once there is any.
 const LEAST_BLOCKS: usize = 16;
 
-/// Summaries of one kind, of every layer of sequences, within a budget. Where another layer needs room, those of the
-/// sequence that was asked for longest ago leave: they are made again from its pages.
+/// Summaries of one kind, of every layer of sequences, within a budget. If another layer needs room, the summaries of
+/// the least recently used sequence leave. They can be computed again from its pages.
 pub(super) struct Summaries {
     gpu: Gpu,
     kind: SummaryKind,
@@ -209,7 +209,7 @@ impl Summaries {
         let mut table = vec![[0; 2]; shown.len() * pages];
         let (mut waiting, mut visitors) = (Vec::new(), 0);
         for shown in traffic.in_order(shown)? {
-            let place: Place = match traffic.settle(&shown, &mut waiting)? {
+            let place: PagePlace = match traffic.settle(&shown, &mut waiting)? {
                 Some(place) => place,
                 None => {
                     if visitors == traffic.residence.visitors() {

@@ -4,14 +4,14 @@ use riffle_attention::PageView;
 use riffle_device::LayerPages;
 use riffle_kv::PageVersion;
 
-use super::memory::Place;
+use super::memory::PagePlace;
 use super::residence::Residence;
 use super::sequence::page_version;
 use super::staging::{PageKey, Staging};
 use super::transfer::Waiting;
 use crate::{CudaError, Stream};
 
-/// What a call on a layer of a sequence needs of those who keep pages and bring them.
+/// State that a call on a layer of a sequence needs: the resident pages, the staging ring and the stream.
 pub(super) struct Traffic<'p> {
     pub(super) residence: &'p mut Residence,
     pub(super) staging: &'p mut Staging,
@@ -65,7 +65,7 @@ impl Traffic<'_> {
         &mut self,
         shown: &Shown<'a>,
         waiting: &mut Vec<Waiting<'a>>,
-    ) -> Result<Option<Place>, CudaError> {
+    ) -> Result<Option<PagePlace>, CudaError> {
         let LayerPages { sequence, layer, .. } = self.of;
         let Shown {
             page,
@@ -83,8 +83,8 @@ impl Traffic<'_> {
         if has < view.tokens {
             self.residence.extend(*version, view.tokens);
         }
-        self.bring(shown, Place::Slot(slot), has, waiting)?;
-        Ok(Some(Place::Slot(slot)))
+        self.bring(shown, PagePlace::Slot(slot), has, waiting)?;
+        Ok(Some(PagePlace::Slot(slot)))
     }
 
     /// Brings a page to a visitor's place.
@@ -93,15 +93,15 @@ impl Traffic<'_> {
         shown: &Shown<'a>,
         visitor: usize,
         waiting: &mut Vec<Waiting<'a>>,
-    ) -> Result<Place, CudaError> {
-        self.bring(shown, Place::Visitor(visitor), 0, waiting)?;
-        Ok(Place::Visitor(visitor))
+    ) -> Result<PagePlace, CudaError> {
+        self.bring(shown, PagePlace::Visitor(visitor), 0, waiting)?;
+        Ok(PagePlace::Visitor(visitor))
     }
 
     fn bring<'a>(
         &mut self,
         shown: &Shown<'a>,
-        place: Place,
+        place: PagePlace,
         has: usize,
         waiting: &mut Vec<Waiting<'a>>,
     ) -> Result<(), CudaError> {
@@ -119,8 +119,8 @@ impl Traffic<'_> {
             .transfer(self.residence, self.compute, self.reading, waiting)
     }
 
-    /// Where the keys and the values of a place lie.
-    pub(super) fn addresses(&self, place: Place) -> [u64; 2] {
+    /// Addresses of a place's keys and values.
+    pub(super) fn addresses(&self, place: PagePlace) -> [u64; 2] {
         let keys = self.residence.at(place).address();
         [keys, keys + self.staging.layout.values_at as u64]
     }

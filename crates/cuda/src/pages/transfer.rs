@@ -4,7 +4,7 @@ use riffle_attention::{Format, LANES, PageView, Plane};
 use riffle_kv::PageVersion;
 
 use super::heads_of;
-use super::memory::Place;
+use super::memory::PagePlace;
 use super::residence::Residence;
 use super::staging::{PageKey, Staged, Staging};
 use crate::ops::{PlaneKind, PlaneLayout, PlaneMove, arrange_planes};
@@ -12,7 +12,7 @@ use crate::{CudaError, Region, Stream};
 
 /// Tokens that have to be brought to a page.
 pub(super) struct Waiting<'a> {
-    place: Place,
+    place: PagePlace,
     source: Source<'a>,
 }
 
@@ -29,7 +29,7 @@ enum Source<'a> {
 
 /// A page as main memory keeps it, on the device: it goes to its place.
 struct Arrival {
-    place: Place,
+    place: PagePlace,
     staged: Staged,
     first_token: usize,
     key_bytes: usize,
@@ -42,7 +42,7 @@ impl Staging {
     pub(super) fn bring<'a>(
         &mut self,
         version: PageVersion,
-        place: Place,
+        place: PagePlace,
         has: usize,
         view: &PageView<'a>,
         waiting: &mut Vec<Waiting<'a>>,
@@ -95,7 +95,7 @@ impl Staging {
         if waiting.is_empty() {
             return Ok(());
         }
-        // What came ahead leaves its half before that may be filled again.
+        // Pages that came ahead must leave their half before that half is filled again.
         self.arrange_ahead(residence, compute, waiting)?;
         self.copy_and_arrange(residence, compute, reading, waiting)?;
         waiting.clear();
@@ -146,7 +146,7 @@ impl Staging {
             } => Some((waiting.place, *first_token, *keys, *values)),
             Source::Ahead(_) => None,
         });
-        let from_main: Vec<(Place, usize, &[u8], &[u8])> = from_main.collect();
+        let from_main: Vec<(PagePlace, usize, &[u8], &[u8])> = from_main.collect();
         if from_main.is_empty() {
             return Ok(());
         }
@@ -171,7 +171,7 @@ impl Staging {
         self.arranged(compute, half)
     }
 
-    /// Where planes go among the staged ones, with the planes.
+    /// Regions of a staged page for its planes, each with its plane.
     pub(super) fn staged_planes<'a>(
         &self,
         staged: Staged,

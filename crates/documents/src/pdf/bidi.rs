@@ -57,11 +57,11 @@ pub(super) fn logical(pieces: Vec<String>, is_rtl_page: bool) -> Vec<String> {
         left += usize::from(is_ltr(c) && !is_number(c));
     }
     let is_rtl_line = right > left || (is_rtl_page && right * 3 > left);
-    let kinds: Vec<Kind> = pieces.iter().map(|piece| kind(piece)).collect();
+    let kinds: Vec<TextClass> = pieces.iter().map(|piece| kind(piece)).collect();
     let (inner, outer) = if is_rtl_line {
-        (Kind::Left, Kind::Right)
+        (TextClass::Left, TextClass::Right)
     } else {
-        (Kind::Right, Kind::Left)
+        (TextClass::Right, TextClass::Left)
     };
     let runs = runs(&kinds, inner, outer);
     let mut read: Vec<Vec<String>> = Vec::new();
@@ -77,8 +77,9 @@ pub(super) fn logical(pieces: Vec<String>, is_rtl_page: bool) -> Vec<String> {
     read.concat()
 }
 
+/// Directional class of a piece of text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum TextClass {
     Left,
     Right,
     Number,
@@ -86,45 +87,49 @@ enum Kind {
     Neutral,
 }
 
-fn kind(piece: &str) -> Kind {
+fn kind(piece: &str) -> TextClass {
     for c in piece.chars() {
         if is_number(c) {
-            return Kind::Number;
+            return TextClass::Number;
         }
         if is_rtl(c) {
-            return Kind::Right;
+            return TextClass::Right;
         }
         if is_ltr(c) {
-            return Kind::Left;
+            return TextClass::Left;
         }
     }
-    if piece == " " { Kind::Space } else { Kind::Neutral }
+    if piece == " " {
+        TextClass::Space
+    } else {
+        TextClass::Neutral
+    }
 }
 
 /// Neighbouring pieces of one direction as runs: `true` for a run against the line, and its number of pieces.
-fn runs(kinds: &[Kind], inner: Kind, outer: Kind) -> Vec<(bool, usize)> {
+fn runs(kinds: &[TextClass], inner: TextClass, outer: TextClass) -> Vec<(bool, usize)> {
     let mut flags = vec![false; kinds.len()];
-    let is_inner = |kind: Kind| kind == inner || (kind == Kind::Number && inner == Kind::Left);
+    let is_inner = |kind: TextClass| kind == inner || (kind == TextClass::Number && inner == TextClass::Left);
     let mut last: Option<usize> = None;
     for (at, kind) in kinds.iter().enumerate() {
         if is_inner(*kind) {
             flags[at] = true;
             // Pieces between two pieces of a run belong to the run. A space alone parts two numbers.
             if let Some(last) = last {
-                let are_numbers = kinds[last] == Kind::Number && *kind == Kind::Number;
-                if !(are_numbers && kinds[last..at].contains(&Kind::Space)) {
+                let are_numbers = kinds[last] == TextClass::Number && *kind == TextClass::Number;
+                if !(are_numbers && kinds[last..at].contains(&TextClass::Space)) {
                     flags[last..at].fill(true);
                 }
             }
             last = Some(at);
         } else if *kind == outer {
             last = None;
-        } else if *kind == Kind::Number && inner == Kind::Right && last.is_some() {
+        } else if *kind == TextClass::Number && inner == TextClass::Right && last.is_some() {
             // A number within words that run to the left.
             let goes_on = kinds[at..]
                 .iter()
-                .find(|kind| !matches!(kind, Kind::Number | Kind::Neutral | Kind::Space));
-            if goes_on != Some(&Kind::Right) {
+                .find(|kind| !matches!(kind, TextClass::Number | TextClass::Neutral | TextClass::Space));
+            if goes_on != Some(&TextClass::Right) {
                 last = None;
             }
         }
@@ -145,7 +150,7 @@ fn turned(run: Vec<String>) -> Vec<String> {
     let mut out: Vec<String> = Vec::with_capacity(run.len());
     let mut number: Vec<String> = Vec::new();
     for piece in run.into_iter().rev() {
-        let is_in_number = kind(&piece) == Kind::Number
+        let is_in_number = kind(&piece) == TextClass::Number
             || (!number.is_empty() && matches!(piece.as_str(), "." | "," | ":" | "/" | "٫" | "٬"));
         if is_in_number {
             number.push(piece);
@@ -162,7 +167,7 @@ fn turned(run: Vec<String>) -> Vec<String> {
 fn flush(number: &mut Vec<String>, out: &mut Vec<String>) {
     let digits = number
         .iter()
-        .rposition(|piece| kind(piece) == Kind::Number)
+        .rposition(|piece| kind(piece) == TextClass::Number)
         .map_or(0, |at| at + 1);
     let behind = number.split_off(digits);
     out.extend(number.drain(..).rev());

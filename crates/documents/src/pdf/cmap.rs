@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use hayro_cmap::{BfString, CMap as Collection, CMapName, load_embedded};
 
-use super::object::{Object, Parser, Part};
+use super::object::{ContentToken, Object, Parser};
 
 /// Ranges of one CMap; an honest one has at most one for each code of two bytes.
 const RANGES: usize = 1 << 17;
@@ -41,9 +41,9 @@ impl CMap {
         let mut operands: Vec<Object> = Vec::new();
         while let Some(part) = parser.part() {
             match part {
-                Part::Operand(object) if operands.len() < RANGES => operands.push(object),
-                Part::Operand(_) => {}
-                Part::Operator(word) => {
+                ContentToken::Operand(object) if operands.len() < RANGES => operands.push(object),
+                ContentToken::Operand(_) => {}
+                ContentToken::Operator(word) => {
                     map.take(word, &operands);
                     operands.clear();
                 }

@@ -50,8 +50,8 @@ enum Beside {
 }
 
 impl Order {
-    /// The lines of rows; on a page that is read from right to left the column on the right is the first.
-    pub(super) fn of(rows: Vec<Row>, is_rtl: bool) -> Vec<Line> {
+    /// Arranges rows into lines in reading order. On a right-to-left page the column on the right comes first.
+    pub(super) fn arrange(rows: Vec<Row>, is_rtl: bool) -> Vec<Line> {
         let mut order = Self {
             is_rtl,
             regions: 0,

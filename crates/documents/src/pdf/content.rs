@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::cmap::Predefined;
 use super::file::{File, Refusal};
 use super::font::{Font, Letter};
-use super::object::{Dict, Object, Parser, Part, Stream};
+use super::object::{ContentToken, Dict, Object, Parser, Stream};
 use super::strings::text_string;
 
 /// Forms within one another.
@@ -67,7 +67,7 @@ pub(super) struct Glyph {
 pub(super) struct Drawn {
     pub(super) glyphs: Vec<Glyph>,
     pub(super) has_picture: bool,
-    /// Letters whose fonts do not tell what they are.
+    /// Letters that their fonts do not identify.
     pub(super) unknown: usize,
     /// True if something of the page could not be read.
     pub(super) is_damaged: bool,
@@ -152,21 +152,21 @@ impl<'a> Interpreter<'a> {
         while let Some(part) = parser.part() {
             self.spend(1)?;
             match part {
-                Part::Operand(object) if operands.len() < OPERANDS => operands.push(object),
-                Part::Operand(_) => {}
-                Part::Operator(b"BI") => {
+                ContentToken::Operand(object) if operands.len() < OPERANDS => operands.push(object),
+                ContentToken::Operand(_) => {}
+                ContentToken::Operator(b"BI") => {
                     self.drawn.has_picture = true;
                     skip_picture(&mut parser);
                     operands.clear();
                 }
-                Part::Operator(b"Do") => {
+                ContentToken::Operator(b"Do") => {
                     let name = operands.last().and_then(Object::name);
                     if let Some(name) = name {
                         self.draw(&frame, name, open)?;
                     }
                     operands.clear();
                 }
-                Part::Operator(word) => {
+                ContentToken::Operator(word) => {
                     self.operate(&mut frame, word, &operands)?;
                     operands.clear();
                 }
@@ -503,7 +503,7 @@ impl<'r> Frame<'r> {
 /// Skips a picture that stands among the operators.
 fn skip_picture(parser: &mut Parser<'_>) {
     while let Some(part) = parser.part() {
-        if matches!(part, Part::Operator(b"ID")) {
+        if matches!(part, ContentToken::Operator(b"ID")) {
             break;
         }
     }

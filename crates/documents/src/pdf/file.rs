@@ -169,7 +169,7 @@ impl File {
         self.get(dict, key)?.name().map(str::to_owned)
     }
 
-    /// Numbers of an array; those that are none count as nought.
+    /// Numbers of an array; other objects count as 0.
     pub(super) fn get_numbers(&self, dict: &Dict, key: &str) -> Option<Vec<f64>> {
         let array = self.get_array(dict, key)?;
         Some(

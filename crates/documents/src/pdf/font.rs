@@ -29,13 +29,13 @@ pub(super) struct Letter {
 /// A font of a page.
 #[derive(Debug)]
 pub(super) struct Font {
-    kind: Kind,
+    kind: FontKind,
     /// True if lines run from top to bottom.
     pub(super) is_vertical: bool,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum FontKind {
     /// A letter for each byte.
     Simple(Box<[Letter; 256]>),
     Composite(Box<Composite>),
@@ -86,7 +86,7 @@ impl Font {
             Self::composite(file, dict, predefined)
         } else {
             Self {
-                kind: Kind::Simple(Box::new(simple(file, dict))),
+                kind: FontKind::Simple(Box::new(simple(file, dict))),
                 is_vertical: false,
             }
         }
@@ -116,7 +116,7 @@ impl Font {
             known: RefCell::default(),
         };
         Self {
-            kind: Kind::Composite(Box::new(composite)),
+            kind: FontKind::Composite(Box::new(composite)),
             is_vertical,
         }
     }
@@ -124,12 +124,12 @@ impl Font {
     /// Calls `each` with every letter of a string.
     pub(super) fn letters(&self, file: &File, bytes: &[u8], each: &mut dyn FnMut(Letter)) {
         match &self.kind {
-            Kind::Simple(letters) => {
+            FontKind::Simple(letters) => {
                 for byte in bytes {
                     each(letters[usize::from(*byte)].clone());
                 }
             }
-            Kind::Composite(font) => {
+            FontKind::Composite(font) => {
                 let mut rest = bytes;
                 while !rest.is_empty() {
                     let (length, code) = font.code(rest);
@@ -169,7 +169,7 @@ impl Composite {
             advance: if is_vertical {
                 1.0
             } else {
-                self.widths.of(glyph) / 1000.0
+                self.widths.width(glyph) / 1000.0
             },
             is_space_code: length == 1 && code == 32,
         };
@@ -253,7 +253,7 @@ impl Widths {
         widths
     }
 
-    fn of(&self, glyph: u32) -> f32 {
+    fn width(&self, glyph: u32) -> f32 {
         let before = self.ranges.partition_point(|range| range.0 <= glyph);
         let last = before.checked_sub(1).map(|at| self.ranges[at]);
         last.filter(|range| glyph <= range.1)

@@ -85,9 +85,9 @@ impl Object {
     }
 }
 
-/// A part of a content stream.
+/// A token of a content stream.
 #[derive(Debug)]
-pub(super) enum Part<'a> {
+pub(super) enum ContentToken<'a> {
     Operand(Object),
     Operator(&'a [u8]),
 }
@@ -104,7 +104,7 @@ pub(super) struct Parser<'a> {
 }
 
 impl<'a> Parser<'a> {
-    /// Of a file's objects, from byte `at` on.
+    /// Parser of a file's objects, from byte `at` on.
     pub(super) fn of_file(bytes: &'a [u8], at: usize) -> Self {
         Self {
             bytes,
@@ -114,7 +114,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Of a content stream or a CMap.
+    /// Parser of a content stream or a CMap.
     pub(super) fn of_content(bytes: &'a [u8]) -> Self {
         Self {
             has_references: false,
@@ -123,13 +123,13 @@ impl<'a> Parser<'a> {
     }
 
     /// The next operand or operator; `None` at the end.
-    pub(super) fn part(&mut self) -> Option<Part<'a>> {
+    pub(super) fn part(&mut self) -> Option<ContentToken<'a>> {
         loop {
             self.skip_space();
             let first = *self.bytes.get(self.at)?;
             let before = self.at;
             if let Some(object) = self.object() {
-                return Some(Part::Operand(object));
+                return Some(ContentToken::Operand(object));
             }
             if self.parts == 0 {
                 // Beyond the limits: what was read of it is not read again.
@@ -139,7 +139,7 @@ impl<'a> Parser<'a> {
             self.at = before;
             let word = self.word();
             if !word.is_empty() {
-                return Some(Part::Operator(word));
+                return Some(ContentToken::Operator(word));
             }
             // A stray delimiter. Braces are operators of CMaps and functions, which nobody here runs.
             debug_assert!(is_delimiter(first));

@@ -11,7 +11,7 @@ use super::strings::text_string;
 /// Pages of one file.
 const PAGES: usize = 200_000;
 
-/// A page, with what it has from the nodes above it.
+/// A page, with the attributes that it inherits from the nodes above it.
 #[derive(Debug)]
 pub(super) struct Page {
     /// The number of its object.
@@ -187,8 +187,8 @@ impl Labels {
         Self { ranges }
     }
 
-    /// The label of a page from 0, where it is another than the page's number.
-    pub(super) fn of(&self, page: usize) -> Option<String> {
+    /// Label of a page, counted from 0; `None` if the label is the page's number.
+    pub(super) fn label(&self, page: usize) -> Option<String> {
         let before = self.ranges.partition_point(|range| range.0 <= page);
         let (first, style, prefix, number) = self.ranges.get(before.checked_sub(1)?)?;
         let number = number + (page - first);

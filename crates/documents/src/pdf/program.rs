@@ -1,4 +1,4 @@
-//! Embedded font programs: what they know of the letters that the PDF does not tell.
+//! Embedded font programs: the letters that they give for glyphs which the PDF does not map.
 
 use std::collections::HashMap;
 

@@ -158,7 +158,7 @@ fn is_rtl(glyphs: &[Glyph]) -> bool {
     right * 2 > all
 }
 
-/// The lines of a page: those of its usual direction first.
+/// The lines of a page; lines in its usual direction come first.
 fn lines_of(glyphs: &[Glyph], is_rtl: bool) -> Vec<TextLine> {
     let mut turns: Vec<(i16, Vec<u32>)> = Vec::new();
     for (at, glyph) in glyphs.iter().enumerate() {
@@ -171,7 +171,7 @@ fn lines_of(glyphs: &[Glyph], is_rtl: bool) -> Vec<TextLine> {
     let mut out: Vec<TextLine> = Vec::new();
     for (_, chosen) in turns {
         let region = out.last().map_or(0, |line| line.region + 1);
-        for line in Order::of(lines::rows(glyphs, &chosen), is_rtl) {
+        for line in Order::arrange(lines::rows(glyphs, &chosen), is_rtl) {
             let mut texts: Vec<String> = line
                 .row
                 .segments
@@ -211,7 +211,7 @@ fn is_list_mark(text: &str) -> bool {
 }
 
 /// The text of all pages, with places.
-fn composed(mut pages: Vec<PageText>, labels: &Labels) -> (String, Vec<crate::Place>, Running) {
+fn composed(mut pages: Vec<PageText>, labels: &Labels) -> (String, Vec<crate::DocumentPlace>, Running) {
     let mut running = Running::default();
     for (at, page) in pages.iter().enumerate() {
         running.look(at, &page.lines, page.height);
@@ -228,7 +228,7 @@ fn composed(mut pages: Vec<PageText>, labels: &Labels) -> (String, Vec<crate::Pl
     for (at, page) in pages.into_iter().enumerate() {
         builder.end_line(2);
         builder.mark(PlaceKind::Page(at + 1));
-        if let Some(label) = labels.of(at) {
+        if let Some(label) = labels.label(at) {
             builder.mark(PlaceKind::Label(title(&label)));
         }
         add_page(&mut builder, page, &hyphens);

@@ -42,7 +42,7 @@ fn read_within(name: &str, bytes: &[u8], limits: &Limits) -> Result<Document, Do
     Ok(collection.documents.remove(0))
 }
 
-/// Where a piece of a document's text came from.
+/// Describes the source of a piece of a document's text.
 fn place(document: &Document, piece: &str) -> String {
     let at = document
         .text

@@ -19,7 +19,7 @@ fn prompts() -> Vec<Vec<u32>> {
         .collect()
 }
 
-/// What a session that is alone writes.
+/// Tokens that a session writes when no other request runs.
 fn alone(prompt: &[u32], max_tokens: usize) -> Vec<u32> {
     let options = EngineOptions::default().with_context_tokens(Some(1024));
     let engine = Engine::load(MODEL, options).unwrap();
@@ -45,7 +45,7 @@ async fn tokens_are_those_of_a_session_alone_whatever_else_runs() {
         let ends = matches!(reason, FinishReason::Length) == (tokens.len() == 24);
         assert!(ends, "{reason:?} after {} tokens", tokens.len());
     }
-    // What was read is found again, up to the last whole page at least.
+    // The cache must find the prompt again, at least to its last whole page.
     let (tokens, _, cached) = answer(&worker, request(&prompts[0], 24)).await;
     assert_eq!(tokens, together[0].0);
     assert!(cached >= 192, "{cached} tokens were found");

@@ -1,4 +1,4 @@
-//! What the worker does not do is refused by name.
+//! Checks that the worker refuses by name every request it cannot serve.
 
 use dynamo_backend_common::engine::RoutingHints;
 use dynamo_backend_common::testing::mock_context;
@@ -124,7 +124,7 @@ async fn what_it_does_not_do_is_refused_by_name() {
         let message = error.message();
         assert!(message.starts_with(name), "{name}: {message}");
         assert!(!message.contains('\n'), "{message:?}");
-        // What clients see.
+        // Clients see the public message alone.
         assert_eq!(error.public_message(), Some(message));
         assert_eq!(
             error.error_type(),

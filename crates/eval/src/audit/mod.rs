@@ -1,4 +1,4 @@
-//! What of the true attention a policy keeps, and what that attention looks like.
+//! Compares a policy's attention with exact attention: the mass that it keeps, and the shape of exact attention.
 //!
 //! While a text is read, 64 queries of each chunk are compared with exact attention: the share of their mass that the
 //! policy read (not renormalised), by layer, head and place in the text; how much of it lies on the first tokens, on the
@@ -17,10 +17,10 @@ use crate::tasks::Watch;
 use crate::{EvalError, RunSettings};
 use sums::{Shape, Sums};
 
-/// What to look at.
+/// Options of an audit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct AuditOptions {
-    /// What records call the text.
+    /// Name of the text in records.
     pub text: String,
     /// First tokens that count as sinks.
     pub sink_tokens: usize,
@@ -98,7 +98,7 @@ pub struct AuditedHead {
     /// Mean Jaccard index of the heavy hitters of neighbouring chunks, among keys older than both; `None` for texts with
     /// too few chunks.
     pub heavy_jaccard: Option<f64>,
-    /// Where its attention beyond local tokens lies: shares, of all its attention, of equal stretches of the text.
+    /// Shares of this head's attention beyond local tokens, one for each of several equal stretches of the text.
     pub far_shares: Vec<f64>,
 }
 
@@ -192,7 +192,7 @@ fn audited(
     drop(session);
     let mut sums = sums.lock().unwrap_or_else(PoisonError::into_inner);
     Ok(AuditTable {
-        settings: RunSettings::of(engine),
+        settings: RunSettings::from_engine(engine),
         text: options.text.clone(),
         tokens: tokens.len(),
         sink_tokens: options.sink_tokens,

@@ -14,7 +14,7 @@ const STRETCHES: usize = 64;
 /// Runs of neighbouring queries that an audit samples of each chunk.
 const RUNS_OF_A_CHUNK: usize = 8;
 
-/// What is audited.
+/// Sizes of an audited model and text.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
     pub(super) layers: usize,
@@ -57,7 +57,7 @@ struct Head {
     chunk_queries: usize,
     heavy_before: Option<HashSet<usize>>,
     jaccards: Vec<f64>,
-    /// Of queries behind the first chunk.
+    /// Results of queries behind the first chunk.
     late: Late,
     /// Queries of each row of the map.
     row_queries: Vec<u32>,
@@ -346,7 +346,7 @@ mod tests {
         // The four largest of six keys; of equals the first.
         assert_eq!(head.heavy_mass, 0.25 + 0.25 + 0.125 + 0.125);
         assert_eq!(head.heavy_jaccard, None);
-        // Of two queries, in cells of four tokens; 62 and 63 are local.
+        // The shares average two queries in cells of four tokens; tokens 62 and 63 are local.
         let far = &head.far_shares;
         assert_eq!([far[0], far[5], far[7]], [0.6875, 0.0625, 0.0625]);
         assert_eq!(far.iter().sum::<f64>(), 0.8125);

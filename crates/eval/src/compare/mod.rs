@@ -21,7 +21,7 @@ use crate::tasks::{Corpus, Cost, NeedleTest, QuestionPlace, Reader, RulerTest, W
 pub(crate) use fit::Fitted;
 pub use task::CompareTask;
 
-/// What to compare.
+/// Options of a comparison.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompareOptions {
     /// Policies beside dense attention.
@@ -42,7 +42,7 @@ pub struct CompareOptions {
     pub shares: bool,
 }
 
-/// What a cell found: the scores of its prompts and what they cost.
+/// Result of a cell: the scores of its prompts and their cost.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Scored {
     /// The policy as it was run.
@@ -90,12 +90,12 @@ pub fn compare(
         let choice = fitted.choice(entry.choice, entry.context_tokens, watch)?;
         let asked = engine.with_options(choice.options(engine.options()))?;
         let mut scored = Scored {
-            settings: RunSettings::of(&asked),
+            settings: RunSettings::from_engine(&asked),
             scores: Vec::new(),
             cost: Cost::default(),
         };
         for (number, seed) in (options.seed..).take(options.samples as usize).enumerate() {
-            let reader = readers.of(engine, &choice, options.shares)?;
+            let reader = readers.reader_for(engine, &choice, options.shares)?;
             let watch = &mut |share: f64| watch((number as f64 + share) / options.samples as f64);
             entry.score(corpus, reader, (options.depths, seed), &mut scored, watch)?;
         }
@@ -131,7 +131,7 @@ fn cells<'a>(options: &CompareOptions, choices: &[&'a PolicyChoice]) -> Vec<Cell
             }
         }
         if options.shares {
-            // Who reads alike takes a task in turn, while its document is known.
+            // Policies that read densely run task by task, while the reader still holds the document.
             cells[first..].sort_by_key(|cell| {
                 let reads_densely = reads_densely(cell.task.choice);
                 let task = options.tasks.iter().position(|task| *task == cell.task.task);
@@ -178,8 +178,13 @@ struct Readers {
 }
 
 impl Readers {
-    /// The reader for a policy: one that has read nothing, or with `shares` one that may know how the prompt begins.
-    fn of(&mut self, engine: &Arc<Engine>, choice: &PolicyChoice, shares: bool) -> Result<&mut Reader, EvalError> {
+    /// Reader for a policy. With `shares` it may hold the beginning of the prompt; otherwise it is empty.
+    fn reader_for(
+        &mut self,
+        engine: &Arc<Engine>,
+        choice: &PolicyChoice,
+        shares: bool,
+    ) -> Result<&mut Reader, EvalError> {
         let reader = |choice: &PolicyChoice| {
             let engine = engine.with_options(choice.options(engine.options()))?;
             Reader::new(&engine, !shares, None)

@@ -1,4 +1,4 @@
-//! What the KV cache takes and how fast its tiers are, beside what the machine does in the same run.
+//! Measures the bytes of the KV cache and the speed of its tiers, beside the machine's own in the same run.
 
 mod streams;
 
@@ -20,10 +20,10 @@ use crate::journal::Journal;
 use crate::noise::noise;
 use crate::room::check_memory;
 
-/// What to measure with.
+/// Options of the KV cache measurement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvRateOptions {
-    /// Where the disk tier's files are made.
+    /// Folder for the files of the disk tier.
     pub folder: PathBuf,
     /// Tokens of a sequence.
     pub tokens: usize,
@@ -73,7 +73,7 @@ pub struct StreamRate {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DecodeRate {
-    /// Where the older pages lie.
+    /// Place of the older pages.
     pub older_pages: String,
     /// Milliseconds of a step through all layers.
     pub median_ms: f64,
@@ -120,7 +120,7 @@ pub enum KvRow {
     Decode(DecodeRate),
 }
 
-/// What is measured at a time.
+/// One measurement of the cache.
 #[derive(Clone, Copy)]
 enum CachePart {
     Bytes(&'static str, Format),
@@ -128,7 +128,7 @@ enum CachePart {
     Decode(CachePlace),
 }
 
-/// Where the older pages of a decode step lie; the first is what the others are compared with.
+/// Place of a decode step's older pages. The others are compared with the first.
 #[derive(Clone, Copy)]
 enum CachePlace {
     Device,
@@ -225,7 +225,7 @@ impl CachePart {
             .collect()
     }
 
-    /// What journals call it.
+    /// Name of this measurement in journals.
     fn name(self) -> String {
         match self {
             Self::Bytes(tier, format) => format!("bytes of {} in {tier}", format.name()),

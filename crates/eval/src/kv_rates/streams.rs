@@ -93,7 +93,7 @@ fn rounds(cache: &mut KvCache, plain: &Plain, cold: bool) -> Result<(f64, f64), 
             streamed.map_err(EngineError::from)?;
         }
         let streamed_s = start.elapsed().as_secs_f64();
-        // What was loaded ahead for a next round is no part of this one.
+        // Pages loaded ahead for a next round must not speed up this one.
         cache.truncate(cache.tokens(0));
         if cold {
             plain.forget_cached()?;
@@ -161,7 +161,7 @@ struct PlainFile {
     file: File,
     folder: PathBuf,
     bytes: usize,
-    /// Of memory that is read into, by all threads.
+    /// Bytes of memory that all threads read into.
     memory_bytes: usize,
 }
 

@@ -9,8 +9,8 @@ pub(super) struct Axis {
 }
 
 impl Axis {
-    /// An axis that holds all values: from zero, or logarithmic where they are positive and far apart.
-    pub(super) fn of(values: impl Iterator<Item = f64> + Clone, far_apart: f64) -> Self {
+    /// Makes an axis for all values: from zero, or logarithmic if they are positive and far apart.
+    pub(super) fn with_zero(values: impl Iterator<Item = f64> + Clone, far_apart: f64) -> Self {
         let values = values.filter(|value| value.is_finite());
         let high = values.clone().fold(f64::NEG_INFINITY, f64::max);
         let low = values.fold(f64::INFINITY, f64::min);
@@ -38,7 +38,7 @@ impl Axis {
 
     /// An axis from the lowest value to the highest, logarithmic where they are positive and far apart.
     pub(super) fn between(values: impl Iterator<Item = f64> + Clone, far_apart: f64) -> Self {
-        let axis = Self::of(values.clone(), far_apart);
+        let axis = Self::with_zero(values.clone(), far_apart);
         if axis.logarithmic {
             axis
         } else {
@@ -100,7 +100,7 @@ impl Axis {
         )
     }
 
-    /// Where a value lies, from 0 to 1.
+    /// Maps a value to its share of the axis, from 0 to 1.
     pub(super) fn place(&self, value: f64) -> f64 {
         let (low, high, value) = if self.logarithmic {
             (self.low.ln(), self.high.ln(), value.ln())
@@ -134,10 +134,10 @@ mod tests {
 
     #[test]
     fn ticks_enclose_the_values_and_are_round() {
-        let (axis, ticks) = Axis::of([3.0, 47.0].into_iter(), 100.0).with_ticks();
+        let (axis, ticks) = Axis::with_zero([3.0, 47.0].into_iter(), 100.0).with_ticks();
         assert_eq!(ticks, [0.0, 10.0, 20.0, 30.0, 40.0, 50.0]);
         assert_eq!(axis.place(25.0), 0.5);
-        let (axis, ticks) = Axis::of([900.0, 70_000.0].into_iter(), 30.0).with_ticks();
+        let (axis, ticks) = Axis::with_zero([900.0, 70_000.0].into_iter(), 30.0).with_ticks();
         assert_eq!(ticks, [500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5]);
         assert!(axis.is_logarithmic() && axis.place(500.0) == 0.0 && axis.place(1e5) == 1.0);
     }
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn odd_values_still_give_an_axis() {
         for values in [vec![], vec![0.0], vec![f64::NAN], vec![5.0], vec![-2.0, 1.0]] {
-            let (axis, ticks) = Axis::of(values.iter().copied(), 30.0).with_ticks();
+            let (axis, ticks) = Axis::with_zero(values.iter().copied(), 30.0).with_ticks();
             assert!(
                 ticks.len() >= 2 && ticks.iter().all(|tick| tick.is_finite()),
                 "{values:?} {ticks:?}"

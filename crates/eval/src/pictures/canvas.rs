@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::Picture;
 use crate::escape::escaped;
 
-/// Where a text stands from its point.
+/// The part of a text that lies on its point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Anchor {
     Start,

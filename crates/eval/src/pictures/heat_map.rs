@@ -9,13 +9,13 @@ const LEAST_CELL_HEIGHT: f64 = 30.0;
 /// A table of shaded cells with a number in each.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HeatMap {
-    /// What is shown.
+    /// Subject of the picture.
     pub title: String,
     /// Under what conditions.
     pub subtitle: String,
-    /// What the columns are, with a unit.
+    /// Meaning of the columns, with a unit.
     pub column_label: String,
-    /// What the rows are, with a unit.
+    /// Meaning of the rows, with a unit.
     pub row_label: String,
     /// Names of the columns, from the left.
     pub columns: Vec<String>,
@@ -23,7 +23,7 @@ pub struct HeatMap {
     pub rows: Vec<String>,
     /// `[rows, columns]`; `None` where nothing was measured.
     pub cells: Vec<Option<HeatCell>>,
-    /// What the shades stand for, with a unit.
+    /// Meaning of the shades, with a unit.
     pub scale_label: String,
     /// Names of values at even steps along the scale, from its lowest to its highest.
     pub scale_names: Vec<String>,
@@ -32,7 +32,7 @@ pub struct HeatMap {
 /// One cell.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HeatCell {
-    /// Where its value lies on the scale, from 0 to 1.
+    /// Position of the value on the scale, from 0 to 1.
     pub share: f64,
     /// The value as it is written.
     pub text: String,

@@ -17,13 +17,13 @@ const LENGTHS_FAR_APART: f64 = 6.0;
 /// Lines over lengths in tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LineChart {
-    /// What is shown.
+    /// Subject of the picture.
     pub title: String,
     /// Under what conditions.
     pub subtitle: String,
-    /// What lies along the x axis, in tokens.
+    /// Quantity on the x axis, in tokens.
     pub x_label: String,
-    /// What lies along the y axis, with a unit.
+    /// Quantity on the y axis, with a unit.
     pub y_label: String,
     /// How the axes run.
     pub scale: Scale,
@@ -51,7 +51,7 @@ pub struct Series {
     pub points: Vec<(f64, f64)>,
 }
 
-/// Where lengths and values lie on the sheet.
+/// Axes and edges of the chart on the sheet.
 struct Plot {
     x_axis: Axis,
     y_axis: Axis,
@@ -65,7 +65,7 @@ struct Plot {
 impl LineChart {
     /// Draws the lines; values that are not finite are left out.
     pub fn draw(&self) -> Picture {
-        let plot = Plot::of(self);
+        let plot = Plot::new(self);
         let names: Vec<String> = self.series.iter().map(|series| series.name.clone()).collect();
         let legend = legend_rows(&names, WIDTH - LEFT - RIGHT);
         let mut canvas = Canvas::new(WIDTH, plot.bottom + 62.0 + 20.0 * legend.len() as f64);
@@ -125,16 +125,16 @@ impl Series {
 }
 
 impl Plot {
-    fn of(chart: &LineChart) -> Self {
+    fn new(chart: &LineChart) -> Self {
         let points = || chart.series.iter().flat_map(Series::shown);
         let (xs, ys) = (points().map(|(x, _)| *x), points().map(|(_, y)| *y));
         let x_axis = match chart.scale {
-            Scale::Shares => Axis::of(xs.clone(), f64::INFINITY),
+            Scale::Shares => Axis::with_zero(xs.clone(), f64::INFINITY),
             Scale::Rates | Scale::Values => Axis::between(xs.clone(), LENGTHS_FAR_APART),
         };
         let y_axis = match chart.scale {
-            Scale::Rates => Axis::of(ys, FAR_APART),
-            Scale::Shares => Axis::of(ys, f64::INFINITY),
+            Scale::Rates => Axis::with_zero(ys, FAR_APART),
+            Scale::Shares => Axis::with_zero(ys, f64::INFINITY),
             Scale::Values => Axis::between(ys, f64::INFINITY),
         };
         let (y_axis, y_ticks) = y_axis.with_ticks();

@@ -45,7 +45,7 @@ impl Picture {
         (self.width, self.height)
     }
 
-    /// What the picture shows, in words.
+    /// Description of the picture in words.
     pub fn alt(&self) -> &str {
         &self.alt
     }

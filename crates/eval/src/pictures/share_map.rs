@@ -15,11 +15,11 @@ const GRID_WIDTH: f64 = 512.0;
 /// Shares of attention over keys (columns), by query or by head (rows).
 #[derive(Debug, Clone, PartialEq)]
 pub struct ShareMap {
-    /// What is shown.
+    /// Subject of the picture.
     pub title: String,
     /// Under what conditions.
     pub subtitle: String,
-    /// What the rows are.
+    /// Meaning of the rows.
     pub row_label: String,
     /// Names of rows, from the top: one for each, or none where rows are stretches of queries.
     pub row_names: Vec<String>,
@@ -37,21 +37,21 @@ pub struct ShareMap {
     pub remarks: Option<(String, Vec<String>)>,
 }
 
-/// Where the cells stand on the sheet.
+/// Edges and cell sizes of the grid on the sheet.
 struct Grid {
     left: f64,
     top: f64,
     bottom: f64,
     cell_width: f64,
     cell_height: f64,
-    /// Of the sheet.
+    /// Width of the sheet.
     width: f64,
 }
 
 impl ShareMap {
     /// Draws the grid.
     pub fn draw(&self) -> Picture {
-        let grid = Grid::of(self);
+        let grid = Grid::new(self);
         let over = if self.chosen.is_empty() { 0.0 } else { 20.0 };
         let mut canvas = Canvas::new(grid.width, grid.bottom + 116.0 + over);
         canvas.head(&self.title, &self.subtitle);
@@ -142,7 +142,7 @@ impl ShareMap {
         paths
     }
 
-    /// What was read: its cells, and the lines around them.
+    /// SVG paths of the cells that the policy read: the filled cells, and the lines around them.
     fn chosen_paths(&self, grid: &Grid) -> [String; 2] {
         let at = |row: usize, column: usize| {
             column < self.columns && self.chosen.get(row * self.columns + column).copied().unwrap_or(false)
@@ -190,7 +190,7 @@ impl ShareMap {
 }
 
 impl Grid {
-    fn of(map: &ShareMap) -> Self {
+    fn new(map: &ShareMap) -> Self {
         let cell_width = GRID_WIDTH / map.columns.max(1) as f64;
         let cell_height = if map.row_names.is_empty() {
             cell_width
@@ -225,7 +225,7 @@ impl Grid {
         self.top + self.cell_height * row as f64
     }
 
-    /// Where a text beside a row stands.
+    /// Baseline of a text beside a row.
     fn base_of(&self, row: usize) -> f64 {
         self.top + self.cell_height * (row as f64 + 0.5) + 4.0
     }

@@ -17,15 +17,15 @@ const RIGHT: f64 = 24.0;
 /// Bars of bytes, part upon part.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stack {
-    /// What is shown.
+    /// Subject of the picture.
     pub title: String,
     /// Under what conditions.
     pub subtitle: String,
-    /// What the bars are.
+    /// Meaning of the bars.
     pub x_label: String,
     /// Names of the parts, from the foot of a bar upwards.
     pub parts: Vec<String>,
-    /// What the mark across a bar stands for, where bars have one.
+    /// Meaning of the mark across a bar; `None` if bars have no mark.
     pub mark: Option<String>,
     /// The bars, from the left.
     pub bars: Vec<Bar>,
@@ -48,7 +48,7 @@ impl Bar {
     }
 }
 
-/// Where the bars stand on the sheet, and how high bytes are.
+/// Edges and bar widths on the sheet, and the axis of bytes.
 struct Plot {
     width: f64,
     top: f64,
@@ -66,7 +66,7 @@ struct Plot {
 impl Stack {
     /// Draws the bars; parts that no bar has are left out.
     pub fn draw(&self) -> Picture {
-        let plot = Plot::of(self);
+        let plot = Plot::new(self);
         let held = |part: &usize| {
             let mut bars = self.bars.iter();
             bars.any(|bar| bar.bytes.get(*part).is_some_and(|bytes| *bytes > 0))
@@ -152,7 +152,7 @@ impl Stack {
 }
 
 impl Plot {
-    fn of(stack: &Stack) -> Self {
+    fn new(stack: &Stack) -> Self {
         let names = stack.bars.iter().map(|bar| text_width(&bar.name));
         let slot = (names.fold(0.0, f64::max) + 14.0).max(76.0);
         let width = (LEFT + slot * stack.bars.len() as f64 + RIGHT).max(520.0);
@@ -163,7 +163,7 @@ impl Plot {
             .map(|bar| bar.total().max(bar.mark_bytes.unwrap_or(0)));
         let most = heights.max().unwrap_or(0);
         let (unit, unit_name) = unit_of(most);
-        let (axis, ticks) = Axis::of([0.0, most as f64 / unit].into_iter(), f64::INFINITY).with_ticks();
+        let (axis, ticks) = Axis::with_zero([0.0, most as f64 / unit].into_iter(), f64::INFINITY).with_ticks();
         let top = head_height(&stack.title, &stack.subtitle, width) + 8.0;
         Self {
             width,

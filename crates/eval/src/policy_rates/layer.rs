@@ -13,12 +13,12 @@ use crate::EvalError;
 /// The parameter of policies that read their first layers densely.
 const DENSE_LAYERS: &str = "dense_layers";
 
-/// What a policy costs in a layer that it does not read densely.
+/// Cost of a policy in a layer that it does not read densely.
 pub(super) struct Timed {
     pub(super) select_ms: f64,
     pub(super) attend_ms: f64,
     pub(super) density: f64,
-    /// Of the model's layers those in which it reads everything.
+    /// Layers of the model that the policy reads densely.
     pub(super) dense_layers: usize,
 }
 
@@ -81,7 +81,7 @@ pub(super) fn time(
     })
 }
 
-/// Of the model's layers those that the policy reads densely whatever it chooses in others: its first ones, by a parameter.
+/// Counts the model's first layers that the policy reads densely by its parameter.
 fn dense_layers_of(spec: &PolicySpec, layers: usize) -> usize {
     let with = |count: usize| spec.with(DENSE_LAYERS, &count.to_string()).ok();
     match with(0) {

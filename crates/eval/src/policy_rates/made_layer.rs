@@ -15,7 +15,8 @@ fn unit(length: usize, seed: u64) -> Vec<f32> {
     values
 }
 
-/// What stands out, where anything does: added to every query, and to one key in 64.
+/// Direction that peaked keys and queries share. It is added to every query and to one key in 64, and is zero for
+/// random keys.
 fn direction(options: &PolicyRateOptions) -> Vec<f32> {
     let size = match options.keys {
         KeyKind::Random => 0.0,

@@ -1,4 +1,5 @@
-//! What selecting and attending cost under a policy beside dense attention of the same queries, in one layer.
+//! Measures the cost of selecting and attending under a policy beside dense attention of the same queries, in one
+//! layer.
 
 mod layer;
 mod made_layer;
@@ -17,7 +18,7 @@ use crate::room::check_memory;
 use layer::time;
 use made_layer::{FILL_TOKENS, filled, shape};
 
-/// What the keys look like that queries meet.
+/// Distribution of the keys relative to the queries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum KeyKind {
@@ -42,7 +43,7 @@ pub struct PolicyRateOptions {
     pub head_dim: usize,
     /// Formats of keys and values under the policies; dense attention has f16.
     pub formats: (Format, Format),
-    /// What the keys look like.
+    /// Distribution of the keys.
     pub keys: KeyKind,
     /// Queries of a prompt's chunk, where the policy prefers no other number.
     pub chunk_tokens: usize,
@@ -64,13 +65,13 @@ pub struct PolicyRates {
     pub head_dim: usize,
     /// Format of keys and of values under the policies.
     pub formats: [String; 2],
-    /// What the keys looked like.
+    /// Distribution of the keys.
     pub keys: KeyKind,
     /// A row for each policy.
     pub rates: Vec<PolicyRate>,
 }
 
-/// What the last chunk of a prompt, or a decode step, costs.
+/// Cost of a prompt's last chunk or of a decode step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PolicyRate {
@@ -88,7 +89,7 @@ pub struct PolicyRate {
     pub density: f64,
     /// Layers of the model.
     pub layers: usize,
-    /// Those of them that the policy reads densely.
+    /// Layers that the policy reads densely.
     pub dense_layers: usize,
 }
 

@@ -11,7 +11,7 @@ const MOST_PLACES: usize = 4096;
 /// Tokens, bytes and the like, so that sums of them stay numbers.
 const MOST: u64 = 1 << 48;
 
-/// What is wrong, in words.
+/// Result of a check; its error describes the fault in words.
 type Checked = Result<(), String>;
 
 impl Record {

@@ -31,7 +31,7 @@ fn of_repository(folder: &Path, built: SystemTime) -> Option<String> {
     })
 }
 
-/// What git writes, trimmed; `None` where it is not there or fails.
+/// Trimmed output of git; `None` if git is missing or fails.
 fn git(folder: &Path, arguments: &[&str]) -> Option<String> {
     let output = Command::new("git")
         .arg("-C")

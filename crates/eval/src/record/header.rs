@@ -1,4 +1,4 @@
-//! Who measured what, when and on what.
+//! Header of a record: command, time, model and machine.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -10,14 +10,15 @@ use twox_hash::XxHash3_128;
 use super::commit;
 use crate::EvalError;
 
-/// What records look like now. 1: no `schema` field. 2: `schema`, `commit`, `text`, and the scores of single questions in comparisons.
+/// Version of the format of records. 1: no `schema` field. 2: `schema`, `commit`, `text`, and the scores of single
+/// questions in comparisons.
 pub const SCHEMA: u32 = 2;
 
 /// The head of every record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Header {
-    /// What the record looks like: [`SCHEMA`] when it was written.
+    /// Format of the record: [`SCHEMA`] when it was written.
     #[serde(default = "first_schema")]
     pub schema: u32,
     /// The record's file name without `.json`.
@@ -84,8 +85,8 @@ pub struct TextSummary {
 }
 
 impl TextSummary {
-    /// Of a text with a name.
-    pub fn of(name: &str, text: &str) -> Self {
+    /// Summarises a text under a name.
+    pub fn new(name: &str, text: &str) -> Self {
         Self {
             name: name.to_owned(),
             bytes: text.len() as u64,
@@ -98,7 +99,7 @@ fn first_schema() -> u32 {
     1
 }
 
-/// What it was measured on.
+/// The machine that ran the measurement.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct MachineInfo {
@@ -128,7 +129,7 @@ pub struct RunSettings {
     pub key_format: String,
     /// Format of cached values.
     pub value_format: String,
-    /// What attention of prompts does with what it multiplies, where it is not exact.
+    /// Arithmetic of prompt attention, if it is not exact.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention: Option<String>,
     /// Tokens in a page.
@@ -139,12 +140,12 @@ pub struct RunSettings {
     pub chunk_tokens: usize,
     /// Tokens the context may hold.
     pub context_tokens: usize,
-    /// Where KV pages may lie: `ram`, or the tiers with their budgets.
+    /// Tiers of the KV pages: `ram`, or the tiers with their budgets.
     pub tiers: String,
     /// Which tokens of a prompt the upper layers read, as `--select-tokens` has it (`0.1,layers=10`); `None` where they read all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_selection: Option<String>,
-    /// What compressed a document when it had been read, as `kvzip:0.3`; `None` where nothing did.
+    /// Compression of each document once it was read, as `kvzip:0.3`; `None` if documents stayed whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compress: Option<String>,
 }
@@ -170,7 +171,7 @@ impl Header {
             date: now_utc(),
             command,
             seed,
-            model: engine.map(ModelSummary::of).transpose()?,
+            model: engine.map(ModelSummary::from_engine).transpose()?,
             machine: MachineInfo::here(),
             seconds,
         })
@@ -184,11 +185,11 @@ impl Header {
 }
 
 impl ModelSummary {
-    /// Of a loaded model.
+    /// Summarises the model of an engine.
     ///
     /// # Errors
     /// Files that cannot be read any more.
-    pub fn of(engine: &Engine) -> Result<Self, EvalError> {
+    pub fn from_engine(engine: &Engine) -> Result<Self, EvalError> {
         let config = engine.model().config();
         let path = engine.path();
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
@@ -228,8 +229,8 @@ impl MachineInfo {
 }
 
 impl RunSettings {
-    /// Of a loaded model.
-    pub fn of(engine: &Engine) -> Self {
+    /// Settings of an engine's runs.
+    pub fn from_engine(engine: &Engine) -> Self {
         let (options, plan) = (engine.options(), engine.plan());
         let budget = |bytes: Option<u64>| bytes.map_or("all".to_owned(), riffle_engine::human_bytes);
         let tiers = &options.cache.kv_tiers;

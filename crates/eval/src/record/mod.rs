@@ -32,15 +32,15 @@ const LARGEST_RECORD_BYTES: u64 = 256 << 20;
 /// A measurement as it is kept: `DIR/NAME.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// Who measured what, when and on what.
+    /// Command, time, model and machine of the measurement.
     #[serde(flatten)]
     pub header: Header,
-    /// What was found, by kind.
+    /// Results, by kind of measurement.
     #[serde(flatten)]
     pub results: Results,
 }
 
-/// What was found. In JSON `kind` names the variant and `results` holds it.
+/// Results of a measurement. In JSON `kind` names the variant and `results` holds its fields.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", content = "results", rename_all = "snake_case")]
 #[non_exhaustive]
@@ -118,7 +118,7 @@ impl Record {
         }
     }
 
-    /// What was found, as tables for people.
+    /// Formats the results as tables for people.
     pub fn text(&self) -> String {
         self.tables().iter().map(Table::to_text).collect::<Vec<_>>().join("\n")
     }
@@ -198,7 +198,7 @@ impl Record {
     }
 }
 
-/// What the `.json` files of a folder hold.
+/// Records read from the `.json` files of a folder.
 #[derive(Debug, Default)]
 pub struct RecordFolder {
     /// The records, ordered by file name.

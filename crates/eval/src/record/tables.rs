@@ -1,4 +1,4 @@
-//! What each measurement finds, row by row, and the sums over rows that tables and pictures show.
+//! Rows of each measurement, and the sums over rows that tables and pictures show.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -66,17 +66,17 @@ pub struct NeedleSample {
     pub context_tokens: usize,
     /// Number of the depth, from 0.
     pub depth_index: usize,
-    /// Where the fact stands (of several: the first): 0 is the start of the document, 1 its end.
+    /// Depth of the fact, or of the first of several: 0 is the start of the document, 1 its end.
     pub depth: f64,
     /// Tokens between the fact's first token and the answer.
     pub distance_tokens: usize,
     /// Seed of the document.
     pub seed: u64,
-    /// What was asked for.
+    /// Keys that the question asked for.
     pub names: Vec<String>,
     /// The values in the document.
     pub expected: Vec<String>,
-    /// What the model wrote.
+    /// The model's answer.
     pub answered: String,
     /// Expected values that the answer holds, exactly.
     pub correct: usize,
@@ -126,7 +126,7 @@ pub struct RulerSample {
     pub seed: u64,
     /// The strings that count.
     pub expected: Vec<String>,
-    /// What the model wrote.
+    /// The model's answer.
     pub answered: String,
     /// RULER's string match: the share of the expected strings in the answer; for `qa` 1 when any is.
     pub score: f64,

@@ -1,4 +1,4 @@
-//! What was measured of a device, as tables.
+//! Tables of device measurements.
 
 use crate::numbers::{percent, tokens};
 use crate::{AheadRate, DevicePolicyRate, DeviceRate, DeviceReport, InstructionRate, OffloadRate, Table};
@@ -36,7 +36,7 @@ fn device_cases(report: &DeviceReport) -> Table {
         "{}: matmul {:.0} TFLOP/s, copy {:.0} GB/s, upload {:.1} GB/s",
         report.device, report.matmul_teraflops, report.copy_gigabytes_per_s, report.upload_gigabytes_per_s
     );
-    Table::of(caption, &columns, &report.rates, |rate| {
+    Table::from_rows(caption, &columns, &report.rates, |rate| {
         vec![
             rate.name.clone(),
             format!("{:.3}", rate.median_ms),
@@ -54,7 +54,7 @@ fn device_cases(report: &DeviceReport) -> Table {
 fn instructions(rates: &[(&DeviceRate, &InstructionRate)]) -> Table {
     let columns = ["case", "by", "chosen", "median, ms", "of matmul", "error"];
     let caption = "Prefill by each of the device's matrix instructions";
-    Table::of(caption, &columns, rates, |(rate, by)| {
+    Table::from_rows(caption, &columns, rates, |(rate, by)| {
         vec![
             rate.name.clone(),
             by.name.clone(),
@@ -77,7 +77,7 @@ fn offload(rates: &[OffloadRate]) -> Table {
         "overlapped",
         "the same bits",
     ];
-    Table::of("Dense calls with pages from main memory", &columns, rates, |rate| {
+    Table::from_rows("Dense calls with pages from main memory", &columns, rates, |rate| {
         vec![
             rate.rows.to_string(),
             tokens(rate.tokens as f64),
@@ -103,7 +103,7 @@ fn ahead(rates: &[AheadRate]) -> Table {
         "the same bits",
     ];
     let caption = "Two layers in turn with pages from main memory, the first of each read ahead";
-    Table::of(caption, &columns, rates, |rate| {
+    Table::from_rows(caption, &columns, rates, |rate| {
         vec![
             rate.rows.to_string(),
             tokens(rate.tokens as f64),
@@ -131,7 +131,7 @@ fn device_policies(rates: &[DevicePolicyRate]) -> Table {
         "pairs read",
         "the same bits",
     ];
-    Table::of("Policies, selection included", &columns, rates, |rate| {
+    Table::from_rows("Policies, selection included", &columns, rates, |rate| {
         vec![
             rate.policy.clone(),
             rate.rows.to_string(),

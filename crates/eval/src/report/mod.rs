@@ -17,7 +17,7 @@ use crate::record::{Record, Results, RunSettings};
 use crate::{EvalError, Table};
 
 impl Results {
-    /// What `riffle eval report` calls this kind.
+    /// Title of this kind in `riffle eval report`.
     pub fn title(&self) -> &'static str {
         match self {
             Self::Needle(_) => "Needles in a haystack",
@@ -36,21 +36,21 @@ impl Results {
         }
     }
 
-    /// What was found, as tables.
+    /// Tables of these results.
     pub fn tables(&self) -> Vec<Table> {
-        tables::of(self)
+        tables::from_results(self)
     }
 }
 
 impl Record {
-    /// What was found, as tables.
+    /// Tables of the record's results.
     pub fn tables(&self) -> Vec<Table> {
         self.results.tables()
     }
 
-    /// What was found, as pictures, each with a name of its own within the record.
+    /// Pictures of the record's results. Each name is unique within the record.
     pub fn pictures(&self) -> Vec<(String, Picture)> {
-        pictures::of(self)
+        pictures::draw(self)
     }
 
     /// [Writes](Picture::write) every picture as `folder/NAME-PICTURE.svg`.

@@ -52,7 +52,7 @@ fn in_order(records: &[Record]) -> Vec<&Record> {
     records
 }
 
-/// A line for each record: what it is, of what, when, and its main figure.
+/// A line for each record: its measurement, model, text, time and main figure.
 fn overview(html: &mut String, records: &[&Record]) {
     *html += "<nav class=\"wide\"><table>\n<thead><tr><th>measurement</th><th>record</th><th>model</th><th>text</th><th>finished</th><th>riffle</th><th>main figure</th></tr></thead>\n<tbody>\n";
     for (number, record) in records.iter().enumerate() {

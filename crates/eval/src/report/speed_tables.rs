@@ -1,4 +1,4 @@
-//! What speed and memory measurements found, as tables.
+//! Tables of speed and memory measurements.
 
 use super::label;
 use crate::numbers::{milliseconds, percent, short, tokens};
@@ -23,7 +23,7 @@ pub(super) fn speeds(table: &ContextTable) -> Table {
         "answer, tokens/s",
         "pairs read",
     ];
-    Table::of(caption, &columns, &table.rows, |row| {
+    Table::from_rows(caption, &columns, &table.rows, |row| {
         vec![
             label(&row.settings),
             tokens(row.context_tokens as f64),
@@ -53,7 +53,7 @@ pub(super) fn drafts(table: &DraftRates) -> Table {
         "pairs a token",
         "loaded a token",
     ];
-    Table::of(caption, &columns, &table.rows, |row| {
+    Table::from_rows(caption, &columns, &table.rows, |row| {
         let agreed = match row.drafted {
             0 => "–".to_owned(),
             drafted => format!("{} of {drafted}", row.accepted),
@@ -85,7 +85,7 @@ pub(super) fn memory(table: &ContextTable) -> Table {
         "page tables",
         "peak RSS",
     ];
-    Table::of("Peak memory by part", &columns, &table.rows, |row| {
+    Table::from_rows("Peak memory by part", &columns, &table.rows, |row| {
         vec![
             label(&row.settings),
             tokens(row.context_tokens as f64),
@@ -172,7 +172,7 @@ pub(super) fn model(rates: &ModelRates) -> Table {
         "share",
         "KV",
     ];
-    Table::of(
+    Table::from_rows(
         format!(
             "Rates of {}: prompts of {} tokens, answers of {}, best of {}",
             label(&rates.settings),
@@ -213,7 +213,7 @@ pub(super) fn policies(rates: &PolicyRates) -> Table {
         "pairs read",
         "selecting, of time saved",
     ];
-    Table::of(
+    Table::from_rows(
         format!(
             "One layer at the end of {} tokens, {} query and {} KV heads of {}, {keys}:{values}, {kind} keys, {} threads, beside dense attention from f16",
             tokens(rates.tokens as f64),
@@ -251,7 +251,7 @@ pub(super) fn attention(report: &AttentionReport) -> Table {
         "pairs read",
         "error",
     ];
-    Table::of(
+    Table::from_rows(
         format!(
             "{}, {} threads: multiply-add peak {:.0} GFLOP/s, memory read at {:.1} GB/s",
             report.instructions, report.threads, report.peak_gflops, report.read_gigabytes_per_s
@@ -275,7 +275,7 @@ pub(super) fn attention(report: &AttentionReport) -> Table {
 
 pub(super) fn kv(rates: &KvRates) -> [Table; 3] {
     let columns = ["tier", "format", "page", "bytes", "by format and shape", "bookkeeping"];
-    let bytes = Table::of("Bytes of keys and values a token", &columns, &rates.bytes, |row| {
+    let bytes = Table::from_rows("Bytes of keys and values a token", &columns, &rates.bytes, |row| {
         vec![
             row.tier.clone(),
             row.format.clone(),
@@ -286,7 +286,7 @@ pub(super) fn kv(rates: &KvRates) -> [Table; 3] {
         ]
     });
     let columns = ["path", "GB/s", "plain, GB/s", "share"];
-    let streams = Table::of(
+    let streams = Table::from_rows(
         format!("Pages streamed, {} threads", rates.threads),
         &columns,
         &rates.streams,
@@ -300,7 +300,7 @@ pub(super) fn kv(rates: &KvRates) -> [Table; 3] {
         },
     );
     let columns = ["older pages in", "median, ms", "times resident"];
-    let decode = Table::of(
+    let decode = Table::from_rows(
         format!("A decode step at {} tokens", tokens(rates.tokens as f64)),
         &columns,
         &rates.decode,

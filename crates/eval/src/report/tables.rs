@@ -8,7 +8,7 @@ use crate::record::{ComparisonTable, NeedleTable, PerplexityTable, Results, Rule
 use crate::statistics::Interval;
 use crate::{AuditTable, Table};
 
-pub(super) fn of(results: &Results) -> Vec<Table> {
+pub(super) fn from_results(results: &Results) -> Vec<Table> {
     match results {
         Results::Needle(needle) => vec![self::needle(needle)],
         Results::Ruler(ruler) => vec![self::ruler(ruler)],
@@ -85,7 +85,7 @@ fn perplexity(table: &PerplexityTable) -> Table {
         "largest KL",
         "other first choice",
     ];
-    Table::of(
+    Table::from_rows(
         format!(
             "Prediction of {} ({} tokens, windows of {} every {})",
             table.text,
@@ -124,7 +124,7 @@ fn comparison(table: &ComparisonTable) -> Table {
         "a token",
         "KV read a token",
     ];
-    Table::of("Policies by task", &columns, &table.rows, |row| {
+    Table::from_rows("Policies by task", &columns, &table.rows, |row| {
         vec![
             row.policy.clone(),
             row.phase.clone(),
@@ -184,7 +184,7 @@ fn audited_heads(table: &AuditTable) -> Table {
         "heavy",
         "Jaccard",
     ];
-    Table::of(
+    Table::from_rows(
         format!(
             "By layer and head: share of the true attention kept; share on the first {} tokens, the latest {} and the {} heaviest keys; how alike these are from chunk to chunk (Jaccard)",
             table.sink_tokens, table.local_tokens, table.heavy_tokens

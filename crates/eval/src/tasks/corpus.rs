@@ -1,4 +1,4 @@
-//! What prompts are made of: a text, its words, a wording, and the model's tokenizer and template.
+//! Ingredients of prompts: a text, its words, a wording, and the model's tokenizer and template.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -137,7 +137,7 @@ impl Corpus {
         Ok(self.tokenizer()?.encode(text, false)?)
     }
 
-    /// What stands before and behind a text that is asked about. `watch` may stop the model's chat template.
+    /// Tokens before and behind a text that a question is about. `watch` may stop the model's chat template.
     pub(crate) fn frame(&self, before: &str, ask: &Ask, watch: &mut Watch<'_>) -> Result<Frame, EvalError> {
         let Some(template) = self.engine.chat_template().filter(|_| self.wording.chat) else {
             let mut head = self.tokenizer()?.encode("", true)?;

@@ -2,7 +2,7 @@
 
 use crate::EvalError;
 
-/// What fills a context, and where a fact may stand in it.
+/// Text or lines that fill a context, and the places where facts may stand.
 pub(crate) struct Filler {
     pub(crate) tokens: Vec<u32>,
     /// Token counts before which a fact may stand, ascending; `None` for anywhere.
@@ -68,7 +68,7 @@ impl Filler {
     }
 }
 
-/// What is left of `context_tokens` for the filler.
+/// Tokens that `context_tokens` leaves for the filler.
 ///
 /// # Errors
 /// [`EvalError::Option`] when nothing is.

@@ -53,7 +53,7 @@ struct Passage {
 struct Haystack {
     document: Vec<u32>,
     needles: Vec<Needle>,
-    /// What no question cuts: the facts of a text, the files of a package.
+    /// Stretches that no question may cut: the facts of a text, the files of a package.
     uncut: Vec<Range<usize>>,
 }
 
@@ -129,7 +129,7 @@ impl NeedleTest {
         };
         let more = others.choose_multiple(random, more).copied();
         match self.place {
-            // What is asked first is not what counts.
+            // The first turn only distracts; the second question counts.
             AskPlace::SecondTurn => more.chain([needle]).collect(),
             _ => std::iter::once(needle).chain(more).collect(),
         }
@@ -188,7 +188,7 @@ impl NeedleTest {
             _ => asked,
         };
         let expected: Vec<String> = asked.iter().flat_map(|needle| needle.values.clone()).collect();
-        // Where each key was asked for by itself, its answer alone counts.
+        // If each key had a question of its own, only that question's answer counts.
         let correct = if self.kind == NeedleKind::CrossFile {
             answers.iter().filter(|answer| is_name(answer, &expected[0])).count()
         } else if answers.len() == asked.len() {
@@ -370,7 +370,7 @@ impl NeedleTest {
             let passage = Self::passage(corpus, needle);
             let question = corpus.encode(&passage.question)?;
             let whole = corpus.encode(&(passage.question + &passage.answer))?;
-            // Where the last token of the question and the first of the answer are one, it belongs to the answer.
+            // A token that ends the question and begins the answer counts as the answer's.
             let shared = question.iter().zip(&whole).take_while(|(a, b)| a == b).count();
             let behind = corpus.encode(&passage.behind)?;
             asked.push((

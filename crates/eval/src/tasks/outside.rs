@@ -53,7 +53,7 @@ pub trait Task: Send + Sync {
     }
 }
 
-/// What is read, what is asked about it, and what must be answered.
+/// A document, a question about it, and the expected answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TaskPrompt {
@@ -61,7 +61,7 @@ pub struct TaskPrompt {
     pub document: Vec<u32>,
     /// Tokens of the question, and of the beginning of the answer.
     pub question: Vec<u32>,
-    /// What the answer must hold.
+    /// Texts that the answer must hold.
     pub expected: Vec<String>,
     /// Tokens of the answer at most.
     pub max_tokens: usize,
@@ -98,9 +98,9 @@ impl TaskPrompt {
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct HiddenFact {
-    /// Where it stands: 0 is the start of the document, 1 its end.
+    /// Depth of the line: 0 is the start of the document, 1 its end.
     pub depth: f64,
-    /// What it says.
+    /// Text of the line.
     pub text: String,
 }
 

@@ -10,14 +10,14 @@ use riffle_policy::PolicyRules;
 use super::corpus::Corpus;
 use crate::EvalError;
 
-/// What is read, what is asked about it, and what must be answered.
+/// A document, the questions about it, and the expected answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Prompt {
     /// Everything before the first question.
     pub(crate) document: Vec<u32>,
     /// Questions, each asked after the answer to the one before.
     pub(crate) questions: Vec<Vec<u32>>,
-    /// What the answers must hold.
+    /// Texts that the answers must hold.
     pub(crate) expected: Vec<String>,
     /// Tokens of each answer at most.
     pub(crate) max_tokens: usize,
@@ -41,7 +41,7 @@ pub(crate) struct Reply {
     pub(crate) cost: Cost,
 }
 
-/// What reading and writing took.
+/// Time and pairs of reading and writing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Cost {
     /// Prompts read from their beginning.
@@ -102,7 +102,7 @@ pub(crate) struct Reader {
     shares: bool,
     /// True if policies learn from queries or let go of tokens, so that forgetting a question does not undo it.
     learns: bool,
-    /// What compresses a document before it is asked about late.
+    /// Compression of the document before late questions come; `None` keeps it whole.
     compress: Option<CompressOptions>,
     /// Policies that late questions are answered under. `None`: the policies that the document was read under.
     answers_under: Option<PolicyRules>,
@@ -164,7 +164,7 @@ impl Reader {
             }
             QuestionPlace::Late => {
                 let document = &prompt.document;
-                // What a session that learns holds behind the document cannot be forgotten, so it holds nothing there.
+                // A session that learns cannot forget tokens behind the document, so it keeps none there.
                 let keeps_nothing_behind = self.learns || self.compress.is_some();
                 let forks = keeps_nothing_behind || self.answers_under.is_some();
                 let behind = session.tokens().len() > document.len();

@@ -14,7 +14,7 @@ use crate::journal::Journal;
 use crate::record::{AskPlace, MOST_DEPTHS, NeedleKind, NeedleSample, NeedleTable, RulerTable, RunSettings};
 use crate::room::check_context;
 
-/// What to ask in a needle test.
+/// Options of a needle test.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NeedleOptions {
     /// Tokens of the documents, facts included.
@@ -29,11 +29,11 @@ pub struct NeedleOptions {
     pub documents: u64,
     /// Seed of the first document.
     pub seed: u64,
-    /// What compresses a document when it has been read, before late questions come.
+    /// Compression of each document after reading and before late questions; `None` keeps it whole.
     pub compress: Option<CompressOptions>,
 }
 
-/// What to ask of RULER.
+/// Options of a RULER test.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RulerOptions {
     /// Tasks.
@@ -106,7 +106,7 @@ pub fn needle(
         Ok(test.run(corpus, &mut reader, watch)?.0)
     })?;
     Ok(NeedleTable {
-        settings: RunSettings::of(engine).compressed_by(options.compress.as_ref()),
+        settings: RunSettings::from_engine(engine).compressed_by(options.compress.as_ref()),
         wording: corpus.wording().to_owned(),
         samples: samples.concat(),
     })
@@ -156,7 +156,7 @@ pub fn ruler(
         Ok(test.run(corpus, &mut reader, watch)?.0)
     })?;
     Ok(RulerTable {
-        settings: RunSettings::of(engine),
+        settings: RunSettings::from_engine(engine),
         wording: corpus.wording().to_owned(),
         samples,
     })

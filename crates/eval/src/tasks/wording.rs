@@ -16,7 +16,7 @@ const LARGEST_WORDING_BYTES: u64 = 1 << 20;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Wording {
-    /// What records call it.
+    /// Name of the wording in records.
     pub name: String,
     /// True if prompts go through the model's chat template, if it has one.
     pub chat: bool,
@@ -76,13 +76,13 @@ pub struct VariablesWording {
     pub link: String,
     /// Names of five capital letters, as in RULER, in place of two words.
     pub upper_case: bool,
-    /// What the answer must hold.
+    /// The parts of a chain that the answer must hold.
     pub asks_for: ChainAnswer,
     /// The question.
     pub ask: Ask,
 }
 
-/// What the answer about a chain must hold.
+/// The parts of a chain that an answer must hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ChainAnswer {

@@ -15,7 +15,7 @@ use safetensors::SafeTensors;
 struct Expected(Vec<u8>);
 
 impl Expected {
-    fn of(case: &str) -> Self {
+    fn read(case: &str) -> Self {
         Self(fs::read(fixtures().join("vectors").join(case).join("expected.safetensors")).unwrap())
     }
 
@@ -84,7 +84,7 @@ fn random_models_give_the_logits_of_transformers_for_every_chunk_size() {
             continue;
         }
         cases += 1;
-        let expected = Expected::of(&case);
+        let expected = Expected::read(&case);
         let model = fixtures().join("vectors").join(&case);
         let tokens = expected.tokens();
         assert_eq!(tokens.len(), 512);
@@ -101,7 +101,7 @@ fn random_models_give_the_logits_of_transformers_for_every_chunk_size() {
 
 /// The model gives the logits of `transformers`; other chunk sizes may differ by `rounding` of the largest logit.
 fn check_shipped(model: &str, case: &str, rounding: f32) {
-    let expected = Expected::of(case);
+    let expected = Expected::read(case);
     let model = fixtures().join(model);
     let tokens = expected.tokens();
     let whole = logits(&model, &tokens, 512);
@@ -144,7 +144,7 @@ fn the_logits_file_holds_what_the_session_computes() {
     let path = folder.path().join("logits.safetensors");
     let model = fixtures().join("model");
     let engine = engine(&model, 512);
-    let tokens = Expected::of("shipped").tokens()[..100].to_vec();
+    let tokens = Expected::read("shipped").tokens()[..100].to_vec();
     let report = write_logits(&engine, &tokens, &path).unwrap();
     assert_eq!((report.tokens, report.vocab_size), (100, 2048));
     let file = fs::read(&path).unwrap();

@@ -1,4 +1,4 @@
-//! What the laboratory measures.
+//! Tests of the laboratory's measurements.
 
 mod logits;
 mod needle;

@@ -337,8 +337,8 @@ fn what_is_read_once_for_several_cells_is_answered_as_if_each_had_read_it() {
         scores(&whole).contains(&1.0) && scores(&whole).contains(&0.0),
         "{whole:?}"
     );
-    // Of 24 rows these are read from their beginning: at each length dense attention and the two prefill policies in mid-document,
-    // and the document of the policy that learns.
+    // At each length 4 of 12 rows read from the beginning: dense attention, the two prefill policies in mid-document,
+    // and the policy that learns.
     assert_eq!(shared.iter().filter(|row| row.prefill_ms.is_some()).count(), 8);
 }
 

@@ -38,7 +38,7 @@ impl Address {
         })
     }
 
-    /// Where `location` leads from here.
+    /// Resolves a redirect's `location` against this address.
     pub(crate) fn join(&self, location: &str) -> Option<Self> {
         if location.contains("://") && !location.starts_with(['/', '?', '.']) {
             return Self::parse(location);

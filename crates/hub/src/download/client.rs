@@ -29,7 +29,7 @@ pub(crate) struct Client {
 /// An answer whose body is still to come.
 pub(crate) struct Answer {
     pub(crate) head: Head,
-    /// Where it came from, after redirects.
+    /// Address of the answer, after redirects.
     pub(crate) address: Address,
     exchange: Exchange,
     silence: Duration,
@@ -44,7 +44,7 @@ pub(crate) enum Trouble {
     Passing {
         host: String,
         problem: String,
-        /// What the server asks to wait.
+        /// Time that the server asks the client to wait.
         wait: Option<Duration>,
     },
 }
@@ -98,7 +98,7 @@ impl Answer {
         Ok(body)
     }
 
-    /// What is wrong with this answer, for good.
+    /// Refuses this answer for good.
     pub(crate) fn refused(&self, problem: String) -> Trouble {
         Trouble::Lasting(HubError::Answer {
             url: self.address.shown(),
@@ -106,7 +106,7 @@ impl Answer {
         })
     }
 
-    /// What happened to this answer, this time.
+    /// Reports a failure of this answer that another try may avoid.
     pub(crate) fn trouble(&self, problem: String) -> Trouble {
         passing(&self.address, problem)
     }
@@ -184,13 +184,13 @@ impl Client {
         })
     }
 
-    /// Where the hub tells about this repository; `rest` is joined as it is.
+    /// Address of the hub's facts about this repository; `rest` is joined unchanged.
     pub(crate) fn api(&self, rest: &str) -> Address {
         let path = format!("/api/models/{}/{rest}", self.repository);
         self.below_endpoint(&path)
     }
 
-    /// Where a file's bytes are asked for.
+    /// Address of a file's bytes.
     pub(crate) fn file(&self, commit: &str, path: &str) -> Address {
         self.below_endpoint(&format!("/{}/resolve/{commit}/{}", self.repository, encoded(path)))
     }
@@ -391,7 +391,8 @@ fn next_address(answer: &Answer) -> Result<Address, Trouble> {
     }
 }
 
-/// What a server asks to wait: `Retry-After`, in seconds or as a date, or the rest of the hub's own period.
+/// Time that a server asks the client to wait: `Retry-After`, in seconds or as a date, or the rest of the hub's own
+/// period.
 fn asked_wait(head: &Head) -> Option<Duration> {
     if let Some(asked) = head.header("retry-after") {
         let asked = asked.trim();
@@ -422,7 +423,7 @@ fn is_lasting(error: &ureq::Error) -> bool {
         )
 }
 
-/// What happened, without the names of kinds that `ureq` puts before it.
+/// Message of the error without the kind that `ureq` puts before it.
 fn said(error: &ureq::Error) -> String {
     let text = match error {
         ureq::Error::Io(error) => error.to_string(),

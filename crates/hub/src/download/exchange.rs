@@ -15,7 +15,7 @@ use ureq::http::HeaderMap;
 use super::address::Address;
 use crate::Token;
 
-/// What is asked for.
+/// A request for a file or for the hub's API.
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
     pub(crate) address: Address,
@@ -25,7 +25,7 @@ pub(crate) struct Request {
     pub(crate) from: u64,
 }
 
-/// What has come of an answer.
+/// The next part of an answer.
 pub(crate) enum BodyPiece {
     Head(Head),
     Bytes(Vec<u8>),

@@ -1,4 +1,4 @@
-//! What a repository holds.
+//! Files of a repository, as the hub lists them.
 
 use std::collections::HashMap;
 
@@ -26,7 +26,7 @@ pub(crate) struct Listing {
 pub(crate) struct RemoteFile {
     pub(crate) path: String,
     pub(crate) bytes: u64,
-    /// What its bytes must sum to.
+    /// Expected checksum of the bytes.
     pub(crate) sum: Sum,
 }
 

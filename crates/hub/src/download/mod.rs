@@ -26,7 +26,7 @@ use transfer::Transfer;
 /// A model that was pulled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pulled {
-    /// What to open: a GGUF file or a folder.
+    /// Path to open: a GGUF file or a folder.
     pub path: PathBuf,
     /// Its quantisation as its name tells it; `None` for a folder of safetensors.
     pub quantisation: Option<String>,

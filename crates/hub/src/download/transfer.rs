@@ -128,7 +128,7 @@ impl<'a> Transfer<'a> {
                     stated: sum.to_string(),
                 });
             }
-            // What an earlier process left may be damaged: once more from the beginning.
+            // Bytes of an earlier process may be damaged, so the download begins again.
             partial.restart(file, sum)?;
             was_there = false;
         }

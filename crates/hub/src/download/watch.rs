@@ -1,4 +1,4 @@
-//! What a caller hears while it waits, and whether it wants to go on.
+//! Reports progress to a caller, and lets the caller stop the pull.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -31,14 +31,14 @@ impl<'a> Watch<'a> {
         if self.told.is_some_and(|told| told.elapsed() < TICK) {
             Ok(())
         } else {
-            self.tell()
+            self.report()
         }
     }
 
     /// Tells that something else begins.
     pub(crate) fn begin(&mut self, activity: Activity) -> Result<(), HubError> {
         self.progress.activity = activity;
-        self.tell()
+        self.report()
     }
 
     /// Waits before another try.
@@ -58,7 +58,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    fn tell(&mut self) -> Result<(), HubError> {
+    fn report(&mut self) -> Result<(), HubError> {
         self.told = Some(Instant::now());
         match (self.on_progress)(&self.progress) {
             ControlFlow::Continue(()) => Ok(()),

@@ -1,4 +1,4 @@
-//! What a cache holds, and what is left when a model is removed.
+//! Tests of a cache's contents, before and after a model is removed.
 
 use std::fs;
 use std::path::Path;

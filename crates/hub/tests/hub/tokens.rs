@@ -6,7 +6,7 @@ use riffle_hub::{Token, pull};
 
 use crate::refusals::{hub, refused_with};
 use crate::{name, settings};
-use riffle_testing::hub::{Asked, COMMIT, Fault, Hub};
+use riffle_testing::hub::{COMMIT, Fault, Hub, HubRequest};
 
 const TOKEN: &str = "hf_abcdefghijkl0123";
 
@@ -31,7 +31,7 @@ fn a_token_that_the_hub_sends_back_is_never_shown() {
 }
 
 /// The hub's answer with the token in some place.
-fn with_token(place: &str, asked: &Asked, number: usize) -> Option<Fault> {
+fn with_token(place: &str, asked: &HubRequest, number: usize) -> Option<Fault> {
     let is_list = asked.path.contains("/tree/");
     let list = |path: &str| {
         let entry = format!(r#"[{{"type":"file","path":"{path}","size":5,"oid":"{COMMIT}"}}]"#);

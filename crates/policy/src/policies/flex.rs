@@ -18,10 +18,10 @@ use crate::{
 
 /// Gives each head and chunk a pattern of its own, sized by the mass it keeps.
 ///
-/// The estimate computes the full attention of the chunk's last queries. Where means of key blocks predict it (distance
-/// below `tau`), every query block reads key blocks chosen by their means. Elsewhere the chunk reads the columns and the
-/// diagonals that each hold `gamma` of the mass. Columns are exact, and diagonals are widened to the tile, so no chosen
-/// pair is lost. Distributions are averaged over the heads of the group.
+/// The estimate computes the full attention of the chunk's last queries. If means of key blocks predict it (distance
+/// below `tau`), every query block reads key blocks chosen by their means. Otherwise the chunk reads the columns and
+/// the diagonals that each hold `gamma` of the mass. Columns are exact, and diagonals are widened to the tile, so no
+/// chosen pair is lost. Distributions are averaged over the heads of the group.
 struct Flex {
     gamma: f32,
     tau: f32,

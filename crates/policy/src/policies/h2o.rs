@@ -37,7 +37,7 @@ struct VoteSnapshot {
     votes: Vec<(usize, Votes)>,
 }
 
-/// What queries gave a token.
+/// Attention mass that queries gave a token.
 #[derive(Clone, Copy, Default)]
 struct Votes {
     mass: f32,
@@ -112,7 +112,7 @@ impl SparsePolicy for H2o {
             self.votes = remaining.into_iter().map(|index| self.votes[index]).collect();
         }
         if self.in_prompt {
-            // After the eviction: a prompt may be far longer than what is retained of it.
+            // The snapshot follows the eviction, because a prompt may be far longer than its retained tokens.
             self.take_snapshot(context.chunk_start);
             self.in_prompt = false;
         }

@@ -198,8 +198,8 @@ impl H2oChunk {
         self.history.back().map_or(&[], |(_, candidates)| candidates)
     }
 
-    /// The `local` tokens before `start` and the `heavy` best candidates before those, ascending. Where there are no more
-    /// tokens than that, all of them.
+    /// The `local` tokens before `start` and the `heavy` best candidates before those, ascending. All tokens if there
+    /// are no more than that.
     fn memory_for(&self, start: usize) -> Vec<Candidate> {
         let local = start.saturating_sub(self.local);
         // Tokens without votes (the end of an earlier prompt, and its answer) rank behind all others.

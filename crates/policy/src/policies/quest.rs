@@ -126,7 +126,7 @@ impl SparsePolicy for Quest {
             (budget, _) => budget.div_ceil(self.block),
         };
         let always = (0..blocks).filter(|block| forced(*block)).count();
-        let scores = match self.prepared.of(tile, context) {
+        let scores = match self.prepared.get(tile, context) {
             Some(scores) => Cow::Borrowed(scores),
             None => Cow::Owned(self.scores(tile, context, blocks)),
         };

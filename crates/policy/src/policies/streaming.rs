@@ -4,7 +4,7 @@ use crate::cost::{ChunkSize, ChunkWork};
 use crate::parameter::{MAX_TOKENS, Parameters};
 use crate::{BudgetParameter, ParameterInfo, PolicyInfo, SelectContext, SparsePolicy, Traits};
 
-/// Reads the first tokens and the latest ones. What stands between them cannot be recalled.
+/// Reads the first tokens and the latest ones. Tokens between them cannot be recalled.
 struct Streaming {
     sinks: usize,
     window: usize,

@@ -1,4 +1,4 @@
-//! What holds for every policy that looks at keys.
+//! Tests of every policy that looks at keys.
 
 use crate::testing::{Scene, make, scenes};
 use riffle_attention::{Format, PageView, Plane, PlaneMut, Selection, Span, write_keys};

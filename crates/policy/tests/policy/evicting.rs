@@ -219,7 +219,7 @@ fn votes_of_queries_that_were_rolled_back_do_not_count() {
         go_on(&scene, 0, 80, 80 + answer, 40, &mut policy);
         policy
     };
-    // An answer that is dropped as a whole leaves what was there before it.
+    // Truncating the whole answer must restore the state before it.
     let mut rolled = read(30);
     rolled.truncate(80);
     assert_eq!(rolled.save_state(), read(0).save_state());

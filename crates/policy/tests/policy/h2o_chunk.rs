@@ -24,8 +24,8 @@ const SMALL: Sizes = Sizes {
     sinks: 2,
 };
 
-/// What happened to one chunk.
-struct Step {
+/// Result of one chunk.
+struct ChunkResult {
     rows: Span,
     memory: Vec<usize>,
     /// Normalised outputs, `[rows, group, head_dim]`.
@@ -50,7 +50,7 @@ fn options(scene: &Scene) -> AttendOptions<'static> {
 }
 
 /// Runs the scene's tokens as a prompt: the first phase of all chunks, then the second chunk by chunk.
-fn run(scene: &Scene, sizes: Sizes, policy: &mut Policy) -> Vec<Step> {
+fn run(scene: &Scene, sizes: Sizes, policy: &mut Policy) -> Vec<ChunkResult> {
     let pages = scene.pages();
     let chunks: Vec<Span> = (0..scene.rows)
         .step_by(sizes.chunk)
@@ -89,7 +89,7 @@ fn run(scene: &Scene, sizes: Sizes, policy: &mut Policy) -> Vec<Step> {
         partial
             .finish_into(&mut output, tile.group * tile.head_dim, None)
             .unwrap();
-        steps.push(Step {
+        steps.push(ChunkResult {
             rows: *rows,
             memory: selection.spans().iter().flat_map(Span::range).collect(),
             output,
@@ -138,7 +138,7 @@ fn context<'a>(scene: &Scene, pages: &'a [PageView<'a>], rows: Span) -> SelectCo
     }
 }
 
-/// What the policy would save: positions, then mass and voters of each.
+/// State that the policy would save: positions, then mass and voters of each.
 fn saved_votes(policy: &Policy) -> Vec<(usize, f32, f32)> {
     let state = policy.save_state();
     let number = |at: usize| u64::from_le_bytes(state[at..at + 8].try_into().unwrap()) as usize;

@@ -87,7 +87,7 @@ fn mean<'a>(rows: impl Iterator<Item = &'a [f32]>, width: usize) -> Vec<f64> {
     sums.into_iter().map(|sum| sum / count).collect()
 }
 
-/// What the mean queries of blocks predict of the mean keys of blocks.
+/// Prediction of a chunk's attention from the mean queries and the mean keys of blocks.
 struct Prediction<'a> {
     scene: &'a Scene,
     mean_keys: Vec<Vec<f64>>,

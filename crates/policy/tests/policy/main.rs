@@ -1,4 +1,4 @@
-//! What each policy selects, against definitions by brute force.
+//! Tests of each policy's selections against definitions by brute force.
 
 mod blocks;
 mod estimates;

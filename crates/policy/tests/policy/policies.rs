@@ -7,7 +7,7 @@ use riffle_policy::{
     catalogue, dense_below,
 };
 
-/// What each query reads, `[rows][start + rows]`, in layer 1 of a prompt of `total` tokens.
+/// Keys that each query reads, `[rows][start + rows]`, in layer 1 of a prompt of `total` tokens.
 fn mask(spec: &str, phase: Phase, start: usize, rows: usize, total: usize) -> Vec<Vec<bool>> {
     let selection = select(spec, phase, start, rows, total);
     (start..start + rows)

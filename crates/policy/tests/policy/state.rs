@@ -1,4 +1,4 @@
-//! What a policy has stored goes into a session and comes back.
+//! Tests that a policy's stored state goes into a session and comes back.
 
 use crate::testing::{Scene, make};
 use riffle_policy::{Phase, Policy, PolicyError, catalogue};

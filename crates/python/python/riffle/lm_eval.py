@@ -40,7 +40,7 @@ class RiffleLM(TemplateLM):
         numbers = {name: int(value) for name, value in options.items() if name in _WHOLE_NUMBERS}
         self.engine = model if isinstance(model, Engine) else Engine(model, **{**options, **numbers})
         self._max_gen_toks = int(max_gen_toks)
-        # What one request has read serves the next where they begin alike.
+        # A request reuses the pages of an earlier one that begins alike.
         self._session = self.engine.session()
 
     @property

@@ -3,9 +3,9 @@
 use std::future::poll_fn;
 use std::task::Poll;
 
-use crate::driver::{Answer, Finished, Token, Told};
+use crate::driver::{Answer, DriverEvent, Finished, Token};
 use crate::failure::Failure;
-use crate::speech::{Piece, Speech};
+use crate::speech::{AnswerPiece, Speech};
 
 /// Answers under way, by their index.
 #[derive(Debug)]
@@ -20,8 +20,8 @@ impl Answers {
         self.0.len()
     }
 
-    /// The next event of any of them; `None` when all have ended. Dropping this takes back what is still under way.
-    pub(crate) async fn next(&mut self) -> Option<(usize, Told)> {
+    /// Waits for the next event of any answer; `None` when all have ended. Dropping `self` cancels the running answers.
+    pub(crate) async fn next(&mut self) -> Option<(usize, DriverEvent)> {
         poll_fn(|context| {
             let mut has_more = false;
             for (index, place) in self.0.iter_mut().enumerate() {
@@ -30,7 +30,7 @@ impl Answers {
                 };
                 match answer.poll(context) {
                     Poll::Ready(Some(told)) => {
-                        if matches!(told, Told::Finished(_) | Told::Failed(_)) {
+                        if matches!(told, DriverEvent::Finished(_) | DriverEvent::Failed(_)) {
                             *place = None;
                         }
                         return Poll::Ready(Some((index, told)));
@@ -38,7 +38,7 @@ impl Answers {
                     // The engine's thread has gone without a word.
                     Poll::Ready(None) => {
                         *place = None;
-                        return Poll::Ready(Some((index, Told::Failed(Failure::stopping()))));
+                        return Poll::Ready(Some((index, DriverEvent::Failed(Failure::stopping()))));
                     }
                     Poll::Pending => has_more = true,
                 }
@@ -74,12 +74,12 @@ impl Whole {
         }
     }
 
-    fn take(&mut self, pieces: Vec<Piece>) {
+    fn take(&mut self, pieces: Vec<AnswerPiece>) {
         for piece in pieces {
             match piece {
-                Piece::Text(text) => self.text.push_str(&text),
-                Piece::Thought(text) => self.thought.push_str(&text),
-                Piece::Call(call) => self.calls.push(call),
+                AnswerPiece::Text(text) => self.text.push_str(&text),
+                AnswerPiece::Thought(text) => self.thought.push_str(&text),
+                AnswerPiece::Call(call) => self.calls.push(call),
             }
         }
     }
@@ -110,19 +110,19 @@ pub(crate) async fn collect(
     while let Some((index, told)) = answers.next().await {
         let (whole, speech) = (&mut wholes[index], &mut speeches[index]);
         match told {
-            Told::Accepted | Told::Reading(_) | Told::Session(_) => {}
-            Told::PromptProbabilities(probabilities) => whole.prompt_probabilities.extend(probabilities),
-            Told::Token(token) => {
+            DriverEvent::Accepted | DriverEvent::Reading(_) | DriverEvent::Session(_) => {}
+            DriverEvent::PromptProbabilities(probabilities) => whole.prompt_probabilities.extend(probabilities),
+            DriverEvent::Token(token) => {
                 let pieces = speech.push(&spoken(engine, speech, &token));
                 whole.take(pieces);
                 whole.tokens.push(token);
             }
-            Told::Finished(finished) => {
+            DriverEvent::Finished(finished) => {
                 whole.take(speech.finish());
                 whole.thought_tokens = speech.thought_tokens();
                 whole.finished = Some(finished);
             }
-            Told::Failed(failure) => return Err(failure),
+            DriverEvent::Failed(failure) => return Err(failure),
         }
     }
     Ok(wholes)

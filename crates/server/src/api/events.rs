@@ -17,7 +17,7 @@ pub(super) fn named(name: &str, value: &Value) -> Result<Event, Infallible> {
     Ok(Event::default().event(name).data(value.to_string()))
 }
 
-/// What ends a stream of OpenAI's shape.
+/// The event that ends a stream of OpenAI's shape.
 pub(super) fn done() -> Result<Event, Infallible> {
     Ok(Event::default().data("[DONE]"))
 }

@@ -41,7 +41,7 @@ async fn send(answering: impl Answering, is_streamed: bool) -> Result<Response, 
     }
 }
 
-/// What a request asks for: `take` reads the fields that its API knows, all others are refused.
+/// Reads the body of a request. `take` reads the fields that its API knows; all others are refused.
 async fn read<T>(
     app: &Arc<App>,
     request: Request,
@@ -93,7 +93,7 @@ fn check_type(request: &Request) -> Result<(), Failure> {
     }
 }
 
-/// What a handler came to, as a response.
+/// Converts the outcome of a handler to a response in the API's shape.
 fn respond(shape: Shape, outcome: Result<Response, Failure>) -> Response {
     outcome.unwrap_or_else(|failure| failure.into_response_of(shape))
 }

@@ -53,7 +53,7 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
     ([(header::CONTENT_TYPE, kind)], app.metrics.text()).into_response()
 }
 
-/// What the web page shows of the server.
+/// Facts about the server for the web page.
 pub(crate) async fn status(State(app): State<Arc<App>>) -> Json<Value> {
     let (engine, options) = (&app.engine, app.engine.options());
     let mut status = app.metrics.summary();
@@ -113,7 +113,7 @@ async fn tokens_of(app: &Arc<App>, request: Request) -> Result<Response, Failure
             format!("the text has {count} tokens and the server's context holds {context}: leave it out"),
         ));
     }
-    let tokenizer = app.engine.tokenizer().map_err(|error| Failure::of(&error))?;
+    let tokenizer = app.engine.tokenizer().map_err(|error| Failure::from_engine(&error))?;
     let piece = |token: &u32| {
         let bytes = tokenizer.token_bytes(*token).unwrap_or_default();
         let piece = match String::from_utf8(bytes) {
@@ -142,7 +142,7 @@ async fn text_of(app: &Arc<App>, request: Request) -> Result<Response, Failure> 
     let engine = Arc::clone(&app.engine);
     let text = aside(move || {
         let decode = || Ok(engine.tokenizer()?.decode_with_special(&tokens)?);
-        decode().map_err(|error: riffle_engine::EngineError| Failure::of(&error))
+        decode().map_err(|error: riffle_engine::EngineError| Failure::from_engine(&error))
     })
     .await?;
     Ok(Json(json!({"content": text, "prompt": text})).into_response())

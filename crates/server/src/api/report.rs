@@ -1,4 +1,4 @@
-//! What an answer says of itself beside its text.
+//! The counts and notes that an answer carries beside its text.
 
 use riffle_engine::{AuditReport, DraftCount, StopReason};
 use serde_json::{Value, json};
@@ -19,8 +19,8 @@ pub(super) struct Usage {
 }
 
 impl Usage {
-    /// That of several answers: the prompt of each of `choices` answers counts once.
-    pub(super) fn of<'a>(finished: impl Iterator<Item = &'a Finished>, choices: usize) -> Self {
+    /// Sums the usage of several answers. The prompt of each group of `choices` answers counts once.
+    pub(super) fn total<'a>(finished: impl Iterator<Item = &'a Finished>, choices: usize) -> Self {
         let mut usage = Self::default();
         for (number, finished) in finished.enumerate() {
             let report = &finished.report;
@@ -62,7 +62,7 @@ pub(super) fn finish_reason(stop: &StopReason, calls: usize) -> &'static str {
     }
 }
 
-/// What was read for an answer and where its time went.
+/// Counts of an answer's pairs and tokens, and the times of its parts.
 pub(super) fn riffle(app: &App, wishes: &Wishes, finished: &Finished) -> Value {
     let options = app.engine.options();
     let (pairs, times) = (finished.pairs, finished.report.times);
@@ -122,7 +122,7 @@ fn timings(finished: &Finished) -> Value {
     })
 }
 
-/// Adds to a body of OpenAI's shape what was read for an answer and how long it took.
+/// Adds the report and the times of an answer to a body of OpenAI's shape.
 pub(super) fn put_end(body: &mut Value, app: &App, wishes: &Wishes, finished: &Finished) {
     body["timings"] = timings(finished);
     body["riffle"] = riffle(app, wishes, finished);

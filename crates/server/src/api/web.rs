@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 
 use crate::failure::Failure;
 
-/// What a page may load and whom it may talk to: this server alone.
+/// Content security policy of the page. The page loads from this server and talks to it alone.
 const POLICY: &str = "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; worker-src 'self'; \
      object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 

@@ -128,7 +128,7 @@ impl Wishes {
         if app.options.logs_answers && !warnings.is_empty() {
             log::note(&format!("taken without effect: {}", warnings.join("; ")));
         }
-        // What the scheduler refuses is told before an answer begins.
+        // A refusal of the scheduler must come before an answer begins.
         for answer in &mut answers {
             answer.accepted().await?;
         }

@@ -18,7 +18,7 @@ const LONGEST_STOP: usize = 1024;
 /// Most tokens that biases may be given for.
 const MOST_BIASES: usize = 4096;
 
-/// What only this server can be asked for, in the field `riffle`.
+/// Options of this server alone, from the field `riffle`.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Extras {
     pub(crate) prefill: Option<PolicyRules>,
@@ -214,7 +214,7 @@ fn take_parsed<T: FromStr>(
     text.parse().map(Some).map_err(refused)
 }
 
-/// What an option requires, without its name.
+/// The requirement of an option, without the option's name.
 fn requirement(error: &EngineError) -> String {
     match error {
         EngineError::Option { requirement, .. } => requirement.clone(),

@@ -31,7 +31,7 @@ pub(crate) struct Question {
 }
 
 /// Answers under way, and how their text is to be read.
-pub(crate) struct Asked {
+pub(crate) struct OngoingAnswers {
     pub(crate) wishes: Wishes,
     pub(crate) answers: Answers,
     pub(crate) speech: Speech,
@@ -95,13 +95,13 @@ impl Question {
     }
 
     /// Asks for the answers; returns once the scheduler has taken the request.
-    pub(crate) async fn ask(mut self, app: &Arc<App>) -> Result<Asked, Failure> {
+    pub(crate) async fn ask(mut self, app: &Arc<App>) -> Result<OngoingAnswers, Failure> {
         let prompt = prompt(app, self.conversation).await?;
         let prompt_tokens = prompt.tokens.len();
         // A call that may be left out is free to stand behind a thought of any length.
         self.wishes.has_thought_first = prompt.is_thinking && !self.is_free_form;
         self.wishes.keep_to(app, self.form).await?;
-        Ok(Asked {
+        Ok(OngoingAnswers {
             answers: self.wishes.ask(app, &[prompt.tokens], self.choices).await?,
             speech: Speech::new(app.markup, self.tools, prompt.is_thinking)
                 .with_single_call(self.is_single_call)

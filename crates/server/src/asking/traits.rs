@@ -42,8 +42,8 @@ struct Probe<'t> {
 }
 
 impl TemplateTraits {
-    /// Traits of a template, for requests with tools or without.
-    pub(crate) fn of(template: &ChatTemplate, has_tools: bool) -> Self {
+    /// Finds the traits of a template by rendering probes, for requests with tools or without.
+    pub(crate) fn probe(template: &ChatTemplate, has_tools: bool) -> Self {
         let tool = json!({"type": "function", "function": {
             "name": "probe", "description": "Probe.", "parameters": {"type": "object", "properties": {}},
         }});
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     fn traits(source: &str) -> TemplateTraits {
-        TemplateTraits::of(&ChatTemplate::new(source, Vec::new()).unwrap(), false)
+        TemplateTraits::probe(&ChatTemplate::new(source, Vec::new()).unwrap(), false)
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub(crate) struct Turns {
 }
 
 impl Turns {
-    /// Of a template that takes messages in any order.
+    /// Order of a template that takes messages in any order.
     pub(crate) const ANY: Self = Self {
         system: true,
         system_runs: true,
@@ -109,7 +109,7 @@ fn join(last: &mut Value, next: Value) {
 mod tests {
     use super::*;
 
-    /// Of a template that takes one system message first and strict turns.
+    /// Order of a template that takes one system message first and strict turns.
     const STRICT: Turns = Turns {
         system: true,
         system_runs: false,

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 use riffle_engine::{PrefillProgress, TimeLeft};
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::{Listener, Reading, Told};
+use super::{DriverEvent, Listener, Reading};
 
 /// Progress is told this often at most.
 const PROGRESS_PAUSE: Duration = Duration::from_millis(500);
 
-/// Whoever waits for an answer, and what has been told so far.
+/// A submitted request: its listener, its deadline and its progress.
 pub(super) struct Entry {
-    pub(super) events: UnboundedSender<Told>,
+    pub(super) events: UnboundedSender<DriverEvent>,
     pub(super) deadline: Instant,
     /// True if its sequence is wanted at the end.
     pub(super) wants_sequence: bool,
@@ -43,13 +43,13 @@ impl Entry {
         self.events.is_closed()
     }
 
-    pub(super) fn tell(&self, told: Told) {
-        // Whoever has gone is noticed before the next piece.
+    pub(super) fn send(&self, told: DriverEvent) {
+        // The driver notices a dropped receiver before the next piece.
         drop(self.events.send(told));
     }
 
-    /// Tells how far its prompt is, now and then.
-    pub(super) fn tell_progress(&mut self, progress: PrefillProgress, reused_tokens: usize) {
+    /// Reports how far its prompt has been read, at most twice a second.
+    pub(super) fn send_progress(&mut self, progress: PrefillProgress, reused_tokens: usize) {
         let now = Instant::now();
         let (begun, before) = *self.begun.get_or_insert((now, progress.tokens_done));
         let elapsed_s = (now - begun).as_secs_f64();
@@ -62,7 +62,7 @@ impl Entry {
             return;
         }
         self.told_progress = Some(now);
-        self.tell(Told::Reading(Reading {
+        self.send(DriverEvent::Reading(Reading {
             progress,
             reused_tokens,
             elapsed_s,

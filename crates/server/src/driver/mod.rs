@@ -1,7 +1,7 @@
 //! The thread that steps the scheduler, and how requests get to it and answers come back.
 //!
-//! The HTTP side never waits for the engine: it sends a request and takes events as they come. An answer whose events nobody
-//! takes any more is cancelled before the next piece of work, and what was read of its prompt stays for whoever comes back.
+//! The HTTP side never waits for the engine: it sends a request and takes events as they come. The driver cancels an
+//! answer before the next piece of work once its receiver is dropped. The prompt's pages stay for a later request.
 
 mod entry;
 mod telling;
@@ -27,9 +27,9 @@ use crate::failure::Failure;
 use crate::metrics::Metrics;
 use crate::{ServerError, ServerOptions};
 
-/// What happens to an answer.
+/// An event in the life of an answer.
 #[derive(Debug)]
-pub(crate) enum Told {
+pub(crate) enum DriverEvent {
     /// The scheduler has taken it.
     Accepted,
     /// Its prompt is read.
@@ -40,16 +40,16 @@ pub(crate) enum Told {
     Token(Token),
     /// It is complete.
     Finished(Box<Finished>),
-    /// What `/sessions` has asked for.
+    /// A sequence that `/sessions` has asked for.
     Session(SessionTold),
     /// It cannot go on.
     Failed(Failure),
 }
 
-/// A sequence that goes to whoever asked for it.
+/// A sequence that a handler of `/sessions` asked for.
 #[derive(Debug)]
 pub(crate) enum SessionTold {
-    /// That of an answer, told before its end.
+    /// The sequence of an answer, sent before its end.
     Read(Box<Sequence>),
     /// One that has been compressed.
     Compressed(Compressed, Box<LoanedSequence>),
@@ -75,7 +75,7 @@ pub(crate) struct Token {
     pub(crate) probabilities: Option<TokenProbabilities>,
 }
 
-/// What is known of an answer at its end.
+/// Report and counts of a finished answer.
 #[derive(Debug, Clone)]
 pub(crate) struct Finished {
     pub(crate) report: RequestReport,
@@ -87,18 +87,18 @@ pub(crate) struct Finished {
 /// The events of one answer. Dropping it takes the request back.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    events: UnboundedReceiver<Told>,
+    events: UnboundedReceiver<DriverEvent>,
     /// Counts the request as long as the answer is alive.
-    _place: Place,
+    _permit: RequestPermit,
 }
 
-/// One of the places for requests that the server has. It is free again when this is dropped.
+/// Permit of one request among those that the server accepts. Dropping it admits another request.
 #[derive(Debug)]
-struct Place(Arc<AtomicUsize>);
+struct RequestPermit(Arc<AtomicUsize>);
 
-/// What the thread is asked to do.
+/// A command to the driver thread.
 enum Command {
-    Ask(Box<Asked>),
+    Ask(Box<Submission>),
     Compress(Box<LoanedSequence>, Box<CompressOptions>, Listener),
     /// Work between two pieces.
     Work(Box<dyn FnOnce(&mut Scheduler) + Send>),
@@ -106,20 +106,21 @@ enum Command {
     Stop(Instant),
 }
 
-struct Asked {
+/// A request for the scheduler, and the listener of its events.
+struct Submission {
     request: Request,
     listener: Listener,
     /// True if the sequence is wanted when the answer is complete.
     wants_sequence: bool,
 }
 
-/// Whoever is told what happens, and until when they wait.
+/// Receiver of a request's events, and its deadline.
 struct Listener {
-    events: UnboundedSender<Told>,
+    events: UnboundedSender<DriverEvent>,
     deadline: Instant,
 }
 
-/// Where routers connect for KV events.
+/// Addresses to which routers connect for KV events.
 #[derive(Debug, Clone)]
 pub struct KvEventAddresses {
     /// For events.
@@ -129,7 +130,7 @@ pub struct KvEventAddresses {
 }
 
 impl KvEventAddresses {
-    fn of(publisher: &Publisher) -> Self {
+    fn from_publisher(publisher: &Publisher) -> Self {
         Self {
             events: publisher.address().to_owned(),
             replays: publisher.replay_address().map(str::to_owned),
@@ -165,7 +166,7 @@ impl Driver {
         };
         let published = options.kv_events.clone().filter(|_| sink.is_none());
         let publisher = published.map(Publisher::start).transpose()?;
-        let kv_events = publisher.as_ref().map(KvEventAddresses::of);
+        let kv_events = publisher.as_ref().map(KvEventAddresses::from_publisher);
         let telling = publisher.map(Telling::publishing).or(sink.map(Telling::handing_over));
         let scheduler = Scheduler::new(engine, scheduling.clone())?;
         let (commands, received) = mpsc::channel();
@@ -195,7 +196,7 @@ impl Driver {
     /// Asks for an answer.
     pub(crate) fn ask(&self, request: Request) -> Result<Answer, Failure> {
         self.send(|listener| {
-            Command::Ask(Box::new(Asked {
+            Command::Ask(Box::new(Submission {
                 request,
                 listener,
                 wants_sequence: false,
@@ -206,7 +207,7 @@ impl Driver {
     /// Asks for an answer, and for a fork of its sequence when it is complete.
     pub(crate) fn ask_for_sequence(&self, request: Request) -> Result<Answer, Failure> {
         self.send(|listener| {
-            Command::Ask(Box::new(Asked {
+            Command::Ask(Box::new(Submission {
                 request,
                 listener,
                 wants_sequence: true,
@@ -220,7 +221,7 @@ impl Driver {
     }
 
     fn send(&self, command: impl FnOnce(Listener) -> Command) -> Result<Answer, Failure> {
-        let place = Place::take(&self.taken, self.most_requests).ok_or_else(|| {
+        let place = RequestPermit::take(&self.taken, self.most_requests).ok_or_else(|| {
             Failure::busy(format!(
                 "{} requests are being answered or wait already: try again in a few seconds",
                 self.most_requests
@@ -234,7 +235,7 @@ impl Driver {
         self.commands.send(command(listener)).map_err(|_| Failure::stopping())?;
         Ok(Answer {
             events: received,
-            _place: place,
+            _permit: place,
         })
     }
 
@@ -256,7 +257,7 @@ impl Driver {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// Where KV events are published, if they are.
+    /// Addresses of the published KV events; `None` if none are published.
     pub(crate) fn kv_events(&self) -> Option<&KvEventAddresses> {
         self.kv_events.as_ref()
     }
@@ -267,8 +268,8 @@ impl Driver {
         thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Ends the thread: refuses what waits, lets answers go on for `grace`, and keeps what has been read where there is a prefix
-    /// cache. Returns when all is done.
+    /// Ends the thread. It refuses waiting requests, lets answers go on for `grace`, and writes held beginnings to the
+    /// prefix cache if there is one. Returns when all is done.
     pub(crate) fn stop(&self, grace: Duration) {
         drop(self.commands.send(Command::Stop(Instant::now() + grace)));
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -282,24 +283,24 @@ impl Answer {
     /// Waits until the scheduler has taken the request, or refused it.
     pub(crate) async fn accepted(&mut self) -> Result<(), Failure> {
         match self.events.recv().await {
-            Some(Told::Failed(failure)) => Err(failure),
+            Some(DriverEvent::Failed(failure)) => Err(failure),
             Some(_) => Ok(()),
             None => Err(Failure::stopping()),
         }
     }
 
     /// The next event; `None` after the last.
-    pub(crate) async fn next(&mut self) -> Option<Told> {
+    pub(crate) async fn next(&mut self) -> Option<DriverEvent> {
         self.events.recv().await
     }
 
     /// The next event, once there is one; `None` after the last.
-    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Told>> {
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<DriverEvent>> {
         self.events.poll_recv(context)
     }
 }
 
-impl Place {
+impl RequestPermit {
     fn take(taken: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
         let one_more = |taken: usize| (taken < most).then_some(taken + 1);
         taken
@@ -309,7 +310,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for RequestPermit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

@@ -19,7 +19,7 @@ pub(super) struct Telling {
     told: Instant,
 }
 
-/// Who is told.
+/// Receiver of the changes.
 enum Listener {
     Publisher {
         publisher: Publisher,
@@ -29,7 +29,7 @@ enum Listener {
 }
 
 impl Telling {
-    /// Tells whoever subscribes to a publisher.
+    /// Publishes changes to subscribers.
     pub(super) fn publishing(publisher: Publisher) -> Self {
         Self::to(Listener::Publisher {
             publisher,
@@ -49,8 +49,8 @@ impl Telling {
         }
     }
 
-    /// Tells what has changed, at once where the scheduler has nothing to do.
-    pub(super) fn tell(&mut self, scheduler: &mut Scheduler, metrics: &Metrics, is_idle: bool) {
+    /// Publishes changes of the held blocks: at once if the scheduler is idle, else after a pause.
+    pub(super) fn publish_changes(&mut self, scheduler: &mut Scheduler, metrics: &Metrics, is_idle: bool) {
         if !is_idle && self.told.elapsed() < PAUSE {
             return;
         }

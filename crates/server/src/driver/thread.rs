@@ -11,21 +11,21 @@ use riffle_engine::{Engine, EngineError, Event, RequestId, Scheduler, SchedulerO
 
 use super::entry::Entry;
 use super::telling::Telling;
-use super::{Asked, Command, Finished, SessionTold, Token, Told};
+use super::{Command, DriverEvent, Finished, SessionTold, Submission, Token};
 use crate::ServerOptions;
 use crate::failure::Failure;
 use crate::metrics::Metrics;
 
-/// How long the thread waits for a command when there is nothing to do, before it looks at what has aged.
+/// Time that the idle thread waits for a command, before it looks for expired sequences.
 const IDLE_PAUSE: Duration = Duration::from_millis(500);
 
 /// How often gauges are set while there is work.
 const GAUGE_PAUSE: Duration = Duration::from_millis(200);
 
-/// How long what was read may take to be written to the prefix cache when the server ends.
+/// Time limit for writing held beginnings to the prefix cache when the server ends.
 const KEEPING_TIME: Duration = Duration::from_secs(60);
 
-/// What the thread owns.
+/// State that the driver thread owns.
 pub(super) struct Work {
     scheduler: Scheduler,
     scheduling: SchedulerOptions,
@@ -36,7 +36,7 @@ pub(super) struct Work {
     keep_alive: Option<Duration>,
     logs_answers: bool,
     told_gauges: Instant,
-    /// Until when answers may go on, once the server is to end.
+    /// Shutdown deadline: answers may go on until then.
     stops: Option<Instant>,
 }
 
@@ -131,8 +131,8 @@ impl Work {
         }
     }
 
-    fn submit(&mut self, asked: Asked) {
-        let Asked {
+    fn submit(&mut self, asked: Submission) {
+        let Submission {
             request,
             listener,
             wants_sequence,
@@ -144,18 +144,18 @@ impl Work {
 
     fn begin(&mut self, entry: Entry, begin: impl FnOnce(&mut Scheduler) -> Result<RequestId, EngineError>) {
         if self.stops.is_some() {
-            return entry.tell(Told::Failed(Failure::stopping()));
+            return entry.send(DriverEvent::Failed(Failure::stopping()));
         }
         match begin(&mut self.scheduler) {
             Ok(id) => {
-                entry.tell(Told::Accepted);
+                entry.send(DriverEvent::Accepted);
                 self.entries.insert(id, entry);
             }
-            Err(error) => entry.tell(Told::Failed(Failure::of(&error))),
+            Err(error) => entry.send(DriverEvent::Failed(Failure::from_engine(&error))),
         }
     }
 
-    /// Takes back the requests of clients that have gone, and those that took too long.
+    /// Cancels the requests of clients that have gone, and requests beyond their deadline.
     fn drop_gone_and_late(&mut self) {
         let now = Instant::now();
         let gone = |entry: &Entry| entry.is_gone() || entry.deadline <= now;
@@ -177,7 +177,7 @@ impl Work {
     fn fail(&mut self, id: RequestId, failure: Failure) {
         self.scheduler.cancel(id);
         if let Some(entry) = self.entries.remove(&id) {
-            entry.tell(Told::Failed(failure));
+            entry.send(DriverEvent::Failed(failure));
         }
     }
 
@@ -190,7 +190,7 @@ impl Work {
             scheduler.step(&mut |event| match event {
                 Event::PrefixCacheLost(error) => lost = Some(error),
                 Event::SharedStore(notice) => crate::log::note(&notice),
-                event => tell(entries, metrics, logs, event),
+                event => forward(entries, metrics, logs, event),
             })
         }));
         if let Some(error) = lost {
@@ -214,7 +214,7 @@ impl Work {
         let all: Vec<RequestId> = self.entries.keys().copied().collect();
         for id in all {
             self.metrics.count_end("error");
-            self.fail(id, Failure::of(error));
+            self.fail(id, Failure::from_engine(error));
         }
     }
 
@@ -227,7 +227,7 @@ impl Work {
         );
         for (_, entry) in self.entries.drain() {
             self.metrics.count_end("error");
-            entry.tell(Told::Failed(failure.clone()));
+            entry.send(DriverEvent::Failed(failure.clone()));
         }
         let engine: Arc<Engine> = Arc::clone(self.scheduler.engine());
         if let Some(telling) = &mut self.telling {
@@ -251,11 +251,11 @@ impl Work {
 
     fn tell_holdings(&mut self, is_idle: bool) {
         if let Some(telling) = &mut self.telling {
-            telling.tell(&mut self.scheduler, &self.metrics, is_idle);
+            telling.publish_changes(&mut self.scheduler, &self.metrics, is_idle);
         }
     }
 
-    /// Ends what is left, and keeps what has been read on disk where that is wanted.
+    /// Ends the remaining requests, and writes held beginnings to disk if there is a prefix cache.
     fn end(mut self) {
         let all: Vec<RequestId> = self.entries.keys().copied().collect();
         for id in all {
@@ -288,24 +288,24 @@ fn log_answer(id: RequestId, finished: &Finished, age_s: f64) {
     ));
 }
 
-/// Hands an event to whoever waits for it.
-fn tell(entries: &mut HashMap<RequestId, Entry>, metrics: &Metrics, logs: bool, event: Event<'_>) {
+/// Forwards an event of the scheduler to the listener of its request.
+fn forward(entries: &mut HashMap<RequestId, Entry>, metrics: &Metrics, logs: bool, event: Event<'_>) {
     match event {
         Event::Reading(id, progress, reused_tokens) => {
             if let Some(entry) = entries.get_mut(&id) {
-                entry.tell_progress(progress, reused_tokens);
+                entry.send_progress(progress, reused_tokens);
             }
         }
         Event::PromptProbabilities(id, probabilities) => {
             if let Some(entry) = entries.get(&id) {
-                entry.tell(Told::PromptProbabilities(probabilities));
+                entry.send(DriverEvent::PromptProbabilities(probabilities));
             }
         }
         Event::Token(id, written) => {
             if let Some(entry) = entries.get_mut(&id) {
                 let (gap_s, is_first) = entry.gap_s();
                 metrics.count_token(gap_s, is_first);
-                entry.tell(Told::Token(Token {
+                entry.send(DriverEvent::Token(Token {
                     token: written.token,
                     text: written.text.to_owned(),
                     probabilities: written.probabilities,
@@ -316,10 +316,10 @@ fn tell(entries: &mut HashMap<RequestId, Entry>, metrics: &Metrics, logs: bool, 
             if let Some(entry) = entries.remove(&id) {
                 if entry.wants_sequence {
                     match sequence.fork() {
-                        Ok(fork) => entry.tell(Told::Session(SessionTold::Read(Box::new(fork)))),
+                        Ok(fork) => entry.send(DriverEvent::Session(SessionTold::Read(Box::new(fork)))),
                         Err(error) => {
                             metrics.count_end("error");
-                            return entry.tell(Told::Failed(Failure::of(&error)));
+                            return entry.send(DriverEvent::Failed(Failure::from_engine(&error)));
                         }
                     }
                 }
@@ -332,18 +332,18 @@ fn tell(entries: &mut HashMap<RequestId, Entry>, metrics: &Metrics, logs: bool, 
                 if logs {
                     log_answer(id, &finished, entry.age_s());
                 }
-                entry.tell(Told::Finished(Box::new(finished)));
+                entry.send(DriverEvent::Finished(Box::new(finished)));
             }
         }
         Event::Failed(id, error) => {
             if let Some(entry) = entries.remove(&id) {
                 metrics.count_end("error");
-                entry.tell(Told::Failed(Failure::of(&error)));
+                entry.send(DriverEvent::Failed(Failure::from_engine(&error)));
             }
         }
         Event::Compressed(id, compressed, session) => {
             if let Some(entry) = entries.remove(&id) {
-                entry.tell(Told::Session(SessionTold::Compressed(compressed, session)));
+                entry.send(DriverEvent::Session(SessionTold::Compressed(compressed, session)));
             }
         }
         Event::PrefixCacheLost(_) | Event::SharedStore(_) => {}

@@ -34,7 +34,7 @@ pub(crate) fn form_of(app: &App, tools: &[Value], is_required: bool) -> Result<F
         _ => "arguments",
     };
     let call = call_rules(tools, key);
-    let tokenizer = app.engine.tokenizer().map_err(|error| Failure::of(&error))?;
+    let tokenizer = app.engine.tokenizer().map_err(|error| Failure::from_engine(&error))?;
     let (begin, inner, end) = match style {
         CallStyle::Tagged => ("<tool_call>", r#""\n" call "\n""#, Some("</tool_call>")),
         CallStyle::Mistral => ("[TOOL_CALLS]", r#""[" call "]""#, None),

@@ -18,9 +18,9 @@ pub(super) struct PreparedForm {
 
 /// An answer under way. Which tokens may come next is worked out beside the engine's pass.
 struct FormedAnswer {
-    /// What comes of the latest token.
+    /// The matcher and the allowed tokens after the latest token.
     next: Receiver<Next>,
-    /// What is known, once it has been waited for.
+    /// The value from `next`, once it has been waited for.
     known: Option<Next>,
     worker: Worker,
 }

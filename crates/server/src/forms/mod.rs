@@ -59,7 +59,7 @@ impl Form {
     /// One of several texts.
     ///
     /// # Errors
-    /// Where there is none; `place` is the field they came from.
+    /// For an empty list; `place` is the field of the texts.
     pub fn choice(texts: &[String], place: &str) -> Result<Self, Failure> {
         if texts.is_empty() {
             return Err(Failure::field(place, "it must have at least one choice"));

@@ -26,7 +26,7 @@ struct Vocabulary {
     tree: TokTrie,
 }
 
-/// What prepares forms for the model of an engine.
+/// Creates the parsers that prepare forms for an engine's model.
 pub(super) fn factory(engine: &Arc<Engine>) -> Result<Arc<ParserFactory>, String> {
     let tokenizer = engine.tokenizer().map_err(|error| error.to_string())?;
     let ends = &engine.generation_defaults().eos;

@@ -18,7 +18,7 @@ impl Worker {
             .stack_size(STACK_BYTES)
             .spawn(move || {
                 for job in received {
-                    // What a job was to send is missed by whoever waits for it.
+                    // A job that panics drops its sender, so the receiver learns of it.
                     drop(std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)));
                 }
             })?;
@@ -26,7 +26,7 @@ impl Worker {
     }
 
     pub(super) fn run(&self, job: impl FnOnce() + Send + 'static) {
-        // A thread that has gone drops the job, which whoever waits for it notices.
+        // The worker thread drops jobs after its end, and the job's receiver notices.
         drop(self.0.send(Box::new(job)));
     }
 }

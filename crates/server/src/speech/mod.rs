@@ -1,4 +1,4 @@
-//! What a model writes, taken apart: text for the reader, thoughts, and calls of tools in the marks of its family.
+//! Splits a model's output into text for the reader, thoughts, and tool calls in the marks of its family.
 
 mod calls;
 mod parameters;
@@ -33,7 +33,7 @@ pub(crate) enum CallStyle {
 
 /// A piece of an answer.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Piece {
+pub(crate) enum AnswerPiece {
     Text(String),
     Thought(String),
     Call(Call),
@@ -71,8 +71,8 @@ enum State {
 }
 
 impl Markup {
-    /// That of the model of an engine, by its chat template.
-    pub(crate) fn of(engine: &Engine) -> Self {
+    /// Finds the markup of an engine's model in its chat template.
+    pub(crate) fn detect(engine: &Engine) -> Self {
         let template = engine.chat_template();
         let mentions = |text: &str| template.is_some_and(|template| template.mentions(text));
         let styles = [
@@ -104,7 +104,7 @@ impl Markup {
 }
 
 impl CallStyle {
-    /// What a call begins with, and what it ends with where that is not the end of the answer.
+    /// Marks that begin a call, and the mark that ends one; `None` if the answer's end does.
     fn marks(self) -> (&'static [&'static str], Option<&'static str>) {
         match self {
             Self::Tagged => (&["<tool_call>"], Some("</tool_call>")),
@@ -117,7 +117,7 @@ impl CallStyle {
 }
 
 impl Speech {
-    /// Of an answer to a prompt; `is_thinking` where the prompt ends inside a thought.
+    /// Reader of an answer to a prompt; `is_thinking` is true if the prompt ends inside a thought.
     pub(crate) fn new(markup: Markup, tools: KnownTools, is_thinking: bool) -> Self {
         Self {
             markup,
@@ -168,7 +168,7 @@ impl Speech {
     }
 
     /// Takes the next text of the answer; returns the pieces that are certain now.
-    pub(crate) fn push(&mut self, text: &str) -> Vec<Piece> {
+    pub(crate) fn push(&mut self, text: &str) -> Vec<AnswerPiece> {
         let was_thinking = self.state == State::Thought;
         self.held.push_str(text);
         let mut pieces = Vec::new();
@@ -188,33 +188,33 @@ impl Speech {
     }
 
     /// The pieces that are left at the end of the answer.
-    pub(crate) fn finish(&mut self) -> Vec<Piece> {
+    pub(crate) fn finish(&mut self) -> Vec<AnswerPiece> {
         let mut pieces = Vec::new();
         let held = std::mem::take(&mut self.held);
         match self.state {
             State::Text if self.may_be_unmarked_call(&held) => {
                 let calls = calls::parse_unmarked(&held, &self.tools);
-                self.tell(calls, &held, ("", ""), &mut pieces);
+                self.push_calls_or_text(calls, &held, ("", ""), &mut pieces);
             }
-            State::Text => self.tell_text(held, &mut pieces),
-            State::Thought => tell_thought(held, &mut pieces),
+            State::Text => self.push_text(held, &mut pieces),
+            State::Thought => push_thought(held, &mut pieces),
             State::Call => {
                 let (begins, _) = self.markup.calls.marks();
-                self.tell_calls_or_text(&held, (begins[0], ""), &mut pieces);
+                self.parse_calls(&held, (begins[0], ""), &mut pieces);
             }
         }
         pieces
     }
 
-    /// Takes apart what is held as far as it is certain; true where there may be more to take.
-    fn advance(&mut self, pieces: &mut Vec<Piece>) -> bool {
+    /// Takes apart the held text as far as its meaning is certain. True if the rest may yield more.
+    fn advance(&mut self, pieces: &mut Vec<AnswerPiece>) -> bool {
         let (begins, end) = self.markup.calls.marks();
         match self.state {
             State::Text => self.advance_text(begins, pieces),
             State::Thought => match self.held.find("</think>") {
                 Some(at) => {
                     let rest = self.held.split_off(at);
-                    tell_thought(
+                    push_thought(
                         std::mem::replace(&mut self.held, rest["</think>".len()..].to_owned()),
                         pieces,
                     );
@@ -224,7 +224,7 @@ impl Speech {
                 None => {
                     let certain = self.held.len() - open_end(&self.held, &["</think>"]);
                     let rest = self.held.split_off(certain);
-                    tell_thought(std::mem::replace(&mut self.held, rest), pieces);
+                    push_thought(std::mem::replace(&mut self.held, rest), pieces);
                     false
                 }
             },
@@ -239,13 +239,13 @@ impl Speech {
                 let rest = self.held.split_off(at);
                 let call = std::mem::replace(&mut self.held, rest[end.len()..].to_owned());
                 self.state = State::Text;
-                self.tell_calls_or_text(&call, (begins[0], end), pieces);
+                self.parse_calls(&call, (begins[0], end), pieces);
                 true
             }
         }
     }
 
-    fn advance_text(&mut self, begins: &[&str], pieces: &mut Vec<Piece>) -> bool {
+    fn advance_text(&mut self, begins: &[&str], pieces: &mut Vec<AnswerPiece>) -> bool {
         if self.may_be_unmarked_call(&self.held) {
             return false;
         }
@@ -261,12 +261,12 @@ impl Speech {
             let certain = self.held.len() - open_end(&self.held, marks);
             let rest = self.held.split_off(certain);
             let text = std::mem::replace(&mut self.held, rest);
-            self.tell_text(text, pieces);
+            self.push_text(text, pieces);
             return false;
         };
         let rest = self.held.split_off(at);
         let text = std::mem::replace(&mut self.held, rest[mark.len()..].to_owned());
-        self.tell_text(text, pieces);
+        self.push_text(text, pieces);
         self.state = State::Call;
         self.searched = 0;
         true
@@ -305,7 +305,7 @@ impl Speech {
         }
     }
 
-    fn tell_text(&mut self, text: String, pieces: &mut Vec<Piece>) {
+    fn push_text(&mut self, text: String, pieces: &mut Vec<AnswerPiece>) {
         // Spaces around thoughts and calls are nobody's text.
         let is_blank = text.trim().is_empty();
         if is_blank && !self.has_begun && (self.markup.thinks || self.takes_calls()) {
@@ -313,22 +313,22 @@ impl Speech {
         }
         if !text.is_empty() {
             self.has_begun |= !is_blank;
-            pieces.push(Piece::Text(text));
+            pieces.push(AnswerPiece::Text(text));
         }
     }
 
-    /// Tells the calls that a text spells; a text that spells none stays text, with the marks it stood between.
-    fn tell_calls_or_text(&mut self, text: &str, marks: (&str, &str), pieces: &mut Vec<Piece>) {
+    /// Adds the calls that a text spells. A text without calls stays text, with the marks around it.
+    fn parse_calls(&mut self, text: &str, marks: (&str, &str), pieces: &mut Vec<AnswerPiece>) {
         let calls = calls::parse(self.markup.calls, text, &self.tools);
-        self.tell(calls, text, marks, pieces);
+        self.push_calls_or_text(calls, text, marks, pieces);
     }
 
-    fn tell(
+    fn push_calls_or_text(
         &mut self,
         calls: Option<Vec<WrittenCall>>,
         text: &str,
         (begin, end): (&str, &str),
-        pieces: &mut Vec<Piece>,
+        pieces: &mut Vec<AnswerPiece>,
     ) {
         match calls {
             Some(mut calls) if !calls.is_empty() => {
@@ -337,16 +337,16 @@ impl Speech {
                 }
                 self.calls += calls.len();
                 self.has_begun = true;
-                pieces.extend(calls.into_iter().map(|call| Piece::Call(self.tools.call(call))));
+                pieces.extend(calls.into_iter().map(|call| AnswerPiece::Call(self.tools.call(call))));
             }
-            _ => self.tell_text(format!("{begin}{text}{end}"), pieces),
+            _ => self.push_text(format!("{begin}{text}{end}"), pieces),
         }
     }
 }
 
-fn tell_thought(thought: String, pieces: &mut Vec<Piece>) {
+fn push_thought(thought: String, pieces: &mut Vec<AnswerPiece>) {
     if !thought.is_empty() {
-        pieces.push(Piece::Thought(thought));
+        pieces.push(AnswerPiece::Thought(thought));
     }
 }
 

@@ -43,7 +43,7 @@ pub(super) fn typed(text: &str, parameters: Option<&Value>, name: &str) -> (Valu
             other: false,
             ..
         } => as_text(),
-        // Both are allowed: what is no JSON is the text.
+        // Both types are allowed, so a value that is no JSON stays text.
         Types {
             text: true,
             other: true,

@@ -21,20 +21,20 @@ fn speech(calls: CallStyle, takes_calls: bool) -> Speech {
     Speech::new(Markup { calls, thinks: true }, tools, false)
 }
 
-/// What comes of a text that arrives in pieces of `size` characters: text, thoughts, calls.
+/// Splits a text that arrives in pieces of `size` characters into text, thoughts and calls.
 fn told(mut speech: Speech, text: &str, size: usize) -> (String, String, Vec<(String, String)>) {
     let (mut said, mut thought, mut calls) = (String::new(), String::new(), Vec::new());
     let letters: Vec<char> = text.chars().collect();
-    let mut pieces: Vec<Piece> = Vec::new();
+    let mut pieces: Vec<AnswerPiece> = Vec::new();
     for part in letters.chunks(size) {
         pieces.extend(speech.push(&part.iter().collect::<String>()));
     }
     pieces.extend(speech.finish());
     for piece in pieces {
         match piece {
-            Piece::Text(text) => said.push_str(&text),
-            Piece::Thought(text) => thought.push_str(&text),
-            Piece::Call(call) => calls.push((call.name.clone(), call.input_text())),
+            AnswerPiece::Text(text) => said.push_str(&text),
+            AnswerPiece::Thought(text) => thought.push_str(&text),
+            AnswerPiece::Call(call) => calls.push((call.name.clone(), call.input_text())),
         }
     }
     (said, thought, calls)
@@ -121,8 +121,11 @@ fn what_cannot_be_a_call_any_more_is_told_at_once() {
     let mut speech = speech(CallStyle::Tagged, true);
     assert!(speech.push("```").is_empty());
     assert!(speech.push("json\n{").is_empty());
-    assert_eq!(speech.push("\"a\": 1"), [Piece::Text("```json\n{\"a\": 1".to_owned())]);
-    assert_eq!(speech.push(", 2"), [Piece::Text(", 2".to_owned())]);
+    assert_eq!(
+        speech.push("\"a\": 1"),
+        [AnswerPiece::Text("```json\n{\"a\": 1".to_owned())]
+    );
+    assert_eq!(speech.push(", 2"), [AnswerPiece::Text(", 2".to_owned())]);
 }
 
 #[test]
@@ -176,7 +179,7 @@ fn a_call_has_the_names_of_the_client() {
     let call = |name: &str, arguments: &str| {
         let text = format!("<tool_call>{{\"name\": \"{name}\", \"arguments\": {arguments}}}</tool_call>");
         match speech.clone().push(&text).as_slice() {
-            [Piece::Call(call)] => call.clone(),
+            [AnswerPiece::Call(call)] => call.clone(),
             other => panic!("{other:?}"),
         }
     };

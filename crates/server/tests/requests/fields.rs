@@ -54,7 +54,7 @@ fn short(value: &Value) -> String {
     value.to_string().chars().take(80).collect()
 }
 
-/// What all four know.
+/// Fields that all four APIs know.
 fn shared() -> Vec<(&'static str, Value)> {
     vec![
         ("model", json!(5)),

@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 pub(crate) enum Shape {
     OpenAi,
     Anthropic,
-    /// What is not HTTP, or not enough of it to know the API, gets a status alone.
+    /// A status alone: the bytes are not HTTP, or too few to know the API.
     Bare,
 }
 
-/// What becomes of the sending side of a connection once all has been sent.
+/// State of a connection's sending side once all has been sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
     Open,

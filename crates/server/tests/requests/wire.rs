@@ -140,7 +140,7 @@ fn heads() -> Vec<Case> {
     cases
 }
 
-/// What is no HTTP, or not enough of it.
+/// Bytes that are no HTTP request, or not enough of one.
 const NO_HTTP: [(&str, &str); 15] = [
     ("nonsense", "nonsense\r\n\r\n"),
     ("line breaks and nonsense", "\r\n\r\n\0\r\n\r\n"),

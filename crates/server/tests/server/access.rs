@@ -1,4 +1,4 @@
-//! Who is let in, and how much is taken on.
+//! Tests of keys, origins and limits.
 
 use std::io::Write;
 use std::time::Duration;

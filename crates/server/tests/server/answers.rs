@@ -32,7 +32,7 @@ fn requests(count: usize) -> Vec<Value> {
         .collect()
 }
 
-/// What of an answer must not depend on what else runs.
+/// The part of an answer that must not depend on other requests.
 fn essence(answer: &Value) -> String {
     let choice = &answer["choices"][0];
     json!([choice["text"], choice["finish_reason"], choice["logprobs"]]).to_string()

@@ -29,9 +29,9 @@ fn numbers(seed: u64) -> impl FnMut(usize) -> usize {
 }
 
 /// A kind of request: its path and body.
-type Kind = fn(&mut dyn FnMut(usize) -> usize) -> (&'static str, String);
+type RequestMaker = fn(&mut dyn FnMut(usize) -> usize) -> (&'static str, String);
 
-const KINDS: [Kind; 5] = [
+const KINDS: [RequestMaker; 5] = [
     |choose| {
         let mut body = json!({"prompt": "x", "max_tokens": 2});
         body.as_object_mut()

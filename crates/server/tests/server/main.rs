@@ -1,4 +1,4 @@
-//! What the server promises to programs that use it.
+//! Guarantees of the server to programs that use it.
 
 mod access;
 mod answers;

@@ -1,4 +1,4 @@
-//! Prompts: what was read is found again, and read by nobody who has gone.
+//! Tests of prompts: pages are reused, and reading stops when the client goes away.
 
 use std::io::Write;
 use std::time::{Duration, Instant};

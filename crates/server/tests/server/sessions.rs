@@ -142,7 +142,7 @@ fn a_session_is_compressed_beside_answers_and_requests_that_name_it_go_on_from_i
 
     let after = asked(&server, &question, Some("book"));
     assert_eq!(after["cached_tokens"], tokens);
-    // What has been compressed serves nobody who does not name it.
+    // A compressed session must serve only requests that name it.
     assert_eq!(asked(&server, &question, None)["text"], whole["text"]);
     server.stop();
     let server = with_sessions(folder.path());

@@ -116,7 +116,7 @@ impl Running {
         self.send("POST", path, "Content-Type: application/json\r\n", &body.to_string())
     }
 
-    /// What a request that succeeds is answered with.
+    /// The server's answer to a request that must succeed.
     pub(crate) fn ask(&self, path: &str, body: &Value) -> Value {
         let response = self.post(path, body);
         assert_eq!(response.status, 200, "{}", response.body);

@@ -46,7 +46,7 @@ impl Bucket {
         if let Some(endpoint) = address.take("endpoint", |endpoint| Some(endpoint.to_owned()))? {
             builder = builder.with_endpoint(endpoint);
         }
-        // Whoever names an address without encryption wants it so.
+        // An address that begins with http:// asks for a connection without encryption.
         let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
         if endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")) {
             builder = builder.with_allow_http(true);
@@ -215,7 +215,7 @@ fn run<T>(
     }
 }
 
-/// What there was; `None` where there was nothing.
+/// Turns a store's "not found" into `None`.
 fn found<T>(answer: Result<Result<T, Error>, StoreError>) -> Result<Option<T>, StoreError> {
     match answer? {
         Ok(found) => Ok(Some(found)),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use riffle_kv::StoreError;
 
-/// Where a server is, and who asks.
+/// Address of a server, and the user's credentials.
 #[derive(Clone)]
 pub(super) struct Server {
     pub(super) host: String,
@@ -27,7 +27,7 @@ impl fmt::Debug for Server {
     }
 }
 
-/// What a server answers to a command.
+/// A server's reply to a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Reply {
     Text(String),

@@ -12,7 +12,7 @@ use crate::{Environment, OpenError};
 use connection::{Connection, Reply, Server};
 
 const PORT: u16 = 6379;
-/// What names begin with where the address does not say.
+/// Prefix of names, unless the address gives another.
 const DEFAULT_PREFIX: &str = "riffle";
 /// Names in a question.
 const NAMES: usize = 512;
@@ -178,7 +178,7 @@ impl BlockStore for Valkey {
 
     fn get(&self, name: &str, most_bytes: usize, until: Instant) -> Result<Option<Vec<u8>>, StoreError> {
         let (key, expiry) = (self.key(name), self.expiry.as_millis().to_string());
-        // What is read is kept for as long again.
+        // GETEX restarts the time to expiry, so blocks in use stay.
         let command = vec![&b"GETEX"[..], &key[..], &b"PX"[..], expiry.as_bytes()];
         match self.ask_one(command, most_bytes, until)? {
             Reply::Bytes(bytes) => Ok(Some(bytes)),

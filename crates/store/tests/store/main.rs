@@ -17,7 +17,7 @@ fn soon(milliseconds: u64) -> Instant {
     Instant::now() + Duration::from_millis(milliseconds)
 }
 
-/// What every store has to do.
+/// Checks the behaviour that every store must have.
 fn keeps_what_it_is_given(store: &dyn BlockStore) {
     let until = || soon(5000);
     let names: Vec<String> = (0..40).map(|number| format!("{number:032x}.{number}.0")).collect();

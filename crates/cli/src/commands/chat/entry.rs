@@ -1,4 +1,4 @@
-//! What is typed: messages and commands.
+//! Messages and commands that a user types.
 
 use std::path::PathBuf;
 
@@ -43,7 +43,7 @@ pub(crate) const COMMANDS: [(&str, &str); 16] = [
     ),
 ];
 
-/// What was typed.
+/// One input of the user.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
     Nothing,
@@ -79,7 +79,7 @@ pub(crate) fn is_whole(text: &str) -> bool {
     }
 }
 
-/// What a whole text says.
+/// Parses a whole text as a message or a command.
 ///
 /// # Errors
 /// A command that there is not, or without what it needs: a line that says what to type.

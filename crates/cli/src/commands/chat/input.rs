@@ -1,4 +1,4 @@
-//! Where messages come from: a terminal, with editing and history, or lines of standard input.
+//! Sources of messages: a terminal, with editing and history, or lines of standard input.
 
 use std::borrow::Cow;
 use std::fs::OpenOptions;
@@ -18,7 +18,7 @@ use crate::commands::LARGEST_TEXT_BYTES;
 use crate::console;
 use crate::failure::Failure;
 
-/// What standard input gives next.
+/// The next input of a source.
 pub(crate) enum Typed {
     Text(String),
     /// Ctrl-C where nothing is being written.
@@ -42,7 +42,7 @@ impl Input {
     /// A terminal where there is one at both ends, with the history in the user's folder for the state of programs.
     ///
     /// # Errors
-    /// Where the terminal cannot be asked what it is.
+    /// The terminal does not report its properties.
     pub(crate) fn open(keeps_history: bool) -> Result<Self, Failure> {
         if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
             return Ok(Self::Lines);
@@ -90,7 +90,7 @@ impl Input {
     /// The next message or command, whole.
     ///
     /// # Errors
-    /// Where standard input cannot be read or is no UTF-8 text.
+    /// Standard input cannot be read or is no UTF-8 text.
     pub(crate) fn next(&mut self, prompt: &str) -> Result<Typed, Failure> {
         match self {
             Self::Terminal(terminal) => terminal.next(prompt),
@@ -104,7 +104,7 @@ impl Terminal {
         match self.editor.readline(prompt) {
             Ok(text) => {
                 if let Some(path) = &self.history {
-                    // What was typed is answered whether it can be kept or not.
+                    // A message is answered even if the history file cannot be written.
                     let _ = self.editor.append_history(path);
                 }
                 Ok(Typed::Text(text))
@@ -140,7 +140,7 @@ fn next_of_lines(input: &mut impl BufRead) -> Result<Typed, Failure> {
     }
 }
 
-/// The file of what was typed, where the system says where it belongs.
+/// History file of messages, in the system's folder for the state of programs; `None` if there is no such folder.
 fn history_path() -> Option<PathBuf> {
     let folder = |name: &str| {
         std::env::var_os(name)

@@ -79,7 +79,7 @@ fn documents_of(path: &Path) -> Result<Vec<Document>, Failure> {
     Ok(documents.collect())
 }
 
-/// A conversation and what is shown of it.
+/// A conversation with its display.
 struct Talk {
     conversation: Conversation,
     stop: StopAnswer,

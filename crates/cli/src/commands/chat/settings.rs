@@ -5,7 +5,7 @@ use riffle_engine::GenerateOptions;
 use crate::failure::Failure;
 use crate::numbers;
 
-/// What there is to set.
+/// Names of the settings.
 const NAMES: [&str; 10] = [
     "temperature",
     "top-k",

@@ -8,7 +8,7 @@ use crate::commands::grouped;
 use crate::commands::run::audit_text;
 use crate::flags;
 
-/// Where the conversation stands, in a few lines.
+/// Sizes, speeds and policies of the conversation, in a few lines.
 pub(crate) fn stats(report: &ChatReport) -> String {
     let context = match report.context_tokens {
         Some(context) => format!("{} of {} tokens", grouped(report.tokens), grouped(context)),
@@ -87,7 +87,7 @@ pub(crate) fn branches(report: &ChatReport) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// What a file held.
+/// Describes a conversation that was loaded from a file.
 pub(crate) fn loaded(loaded: &Loaded) -> String {
     let turns = turns_text(loaded.turns);
     match (loaded.again_tokens, &loaded.problem) {

@@ -1,4 +1,4 @@
-//! `riffle eval audit`: what of the true attention a policy keeps.
+//! `riffle eval audit`: the share of exact attention that a policy keeps.
 
 use riffle_eval::{AuditOptions, Results};
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! What every measurement with a record does alike: load, go on from a journal, show progress, print and keep.
+//! Steps that every measurement with a record shares: load, go on from a journal, show progress, print and keep.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -65,7 +65,7 @@ pub(crate) struct Measured<'a> {
     output: &'a OutputArguments,
 }
 
-/// What a measurement found, and with which model.
+/// Results of a measurement, and the engine that made them.
 pub(crate) type Found = (Results, Option<Arc<Engine>>);
 
 impl<'a> Measured<'a> {
@@ -93,7 +93,7 @@ impl<'a> Measured<'a> {
 
     /// With the text that is read, by the name of its file.
     pub(crate) fn of_text(mut self, path: &Path, text: &str) -> Self {
-        self.text = Some(TextSummary::of(&file_name(path), text));
+        self.text = Some(TextSummary::new(&file_name(path), text));
         self
     }
 
@@ -129,7 +129,7 @@ impl<'a> Measured<'a> {
             let header = header.with_text(self.text.clone());
             Ok::<_, Failure>(Record { header, results })
         })??;
-        // What was found is shown even where it cannot be kept.
+        // The results are shown even if the record cannot be written.
         let kept = output.out.as_ref().map(|folder| write(&record, folder)).transpose();
         show(&record, output)?;
         kept.map(|_| ())
@@ -143,7 +143,7 @@ impl<'a> Measured<'a> {
         let mut head = json!({ "measurement": self.name, "about": about });
         match engine {
             Some(engine) => {
-                let mut settings = serde_json::to_value(RunSettings::of(engine)).map_err(Failure::new)?;
+                let mut settings = serde_json::to_value(RunSettings::from_engine(engine)).map_err(Failure::new)?;
                 if let Some(settings) = settings.as_object_mut() {
                     // How much could be read follows from the memory of the moment, what is read does not.
                     settings.remove("context_tokens");
@@ -168,7 +168,7 @@ pub(crate) struct Subject {
 }
 
 impl Subject {
-    /// Those given, or the shipped model and the shipped text of this name.
+    /// Takes the given model and text, or the shipped model and the shipped text of this name.
     pub(crate) fn new(arguments: &SubjectArguments, text: &str) -> Result<Self, Failure> {
         Ok(Self {
             model: shipped(arguments.model.as_ref(), "model")?,
@@ -213,7 +213,7 @@ pub(crate) fn file_name(path: &Path) -> String {
         .map_or_else(String::new, |name| name.to_string_lossy().into_owned())
 }
 
-/// The corpus of a text, and what a journal has to know of it.
+/// The corpus of a text, and its description in journals.
 pub(crate) fn corpus(
     engine: &Arc<Engine>,
     text: &str,

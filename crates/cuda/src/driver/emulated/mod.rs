@@ -17,7 +17,7 @@ use queue::{CANARY, CANARY_BYTES, EventState, State, Work, layout};
 use super::{Argument, DeviceInfo, Direction, Driver, Grid, KernelCache, ModuleSource, Product16};
 use crate::CudaError;
 
-/// What the emulated device is like.
+/// Properties of an emulated device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EmulatedOptions {
     /// Bytes of device memory.
@@ -312,7 +312,7 @@ mod tests {
     use super::*;
     use crate::{Gpu, Grid};
 
-    /// What `kernels/hazards.cu` gives on one seed, without what it is told to leave out.
+    /// Output of `kernels/hazards.cu` on one seed, with the steps in `missing` left out.
     fn product(missing: u32, seed: u64) -> Result<Vec<f32>, CudaError> {
         let options = EmulatedOptions {
             capability: (9, 0),

@@ -30,7 +30,7 @@ pub(super) struct State {
     pub(super) events: HashMap<u64, EventState>,
     pub(super) modules: Vec<Library>,
     pub(super) functions: Vec<Function>,
-    /// What the first piece of work that failed ran into; the device is of no use after it.
+    /// First failure of queued work; the device cannot be used after it.
     pub(super) failed: Option<CudaError>,
 }
 
@@ -124,7 +124,7 @@ impl State {
 
     fn run(&mut self, options: &EmulatedOptions, work: Work) -> Result<(), CudaError> {
         match work {
-            // SAFETY: whoever queued the copy answers for both ranges until it has run.
+            // SAFETY: the caller that queued the copy keeps both ranges valid until it has run.
             Work::Copy { to, from, bytes } => unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) },
             // SAFETY: as above.
             Work::Fill { to, byte, bytes } => unsafe { std::ptr::write_bytes(to as *mut u8, byte, bytes) },
@@ -154,8 +154,8 @@ impl State {
                     seed: self.random(),
                 };
                 let pointers: Vec<*const c_void> = arguments.iter().map(|bytes| bytes.as_ptr().cast()).collect();
-                // SAFETY: the arguments have the sizes of the kernel's parameters, and whoever queued the launch
-                // answers for the memory they name.
+                // SAFETY: the arguments have the sizes of the kernel's parameters, and the caller that queued the
+                // launch keeps the memory they name valid.
                 let fault = unsafe { (function.launch)(&data, pointers.as_ptr()) };
                 if !fault.is_null() {
                     // SAFETY: a fault is a string literal of the library, which stays loaded.

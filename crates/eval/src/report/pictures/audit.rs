@@ -1,4 +1,4 @@
-//! Where attention lies and what of it is kept.
+//! Pictures of exact attention and of the mass that a policy keeps.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ pub(super) fn audit(table: &AuditTable, on: &str) -> Vec<(String, Picture)> {
     drawn.collect()
 }
 
-/// Where the attention of one head lies, query by query.
+/// Map of one head's attention, query by query.
 fn attention(table: &AuditTable, map: &AttentionMap, run: &str) -> Picture {
     let sparse = table.density < 0.9995;
     let chosen = |read: &Vec<f64>| read.iter().map(|share| *share >= 0.5).collect();
@@ -114,7 +114,7 @@ fn kept_text(kept: f64) -> String {
     }
 }
 
-/// Where the attention of each head lies; of many heads, the mean of each layer.
+/// Map of each head's attention; with many heads, of each layer's mean.
 fn heavy_hitters(table: &AuditTable, run: &str) -> Picture {
     const MOST_ROWS: usize = 64;
     let mut groups: BTreeMap<(usize, usize), Vec<&AuditedHead>> = BTreeMap::new();

@@ -10,7 +10,7 @@ mod tasks;
 use crate::pictures::Picture;
 use crate::record::{Record, Results};
 
-pub(super) fn of(record: &Record) -> Vec<(String, Picture)> {
+pub(super) fn draw(record: &Record) -> Vec<(String, Picture)> {
     let on = record.header.model.as_ref().map_or(String::new(), |model| {
         let size = riffle_engine::human_bytes(model.weights_bytes);
         format!("Model “{}” ({}, {size}). ", model.name, model.architecture)
@@ -23,7 +23,7 @@ pub(super) fn of(record: &Record) -> Vec<(String, Picture)> {
         Results::Audit(audit) => audit::audit(audit, &on),
         Results::Context(context) => context::context(context, &on),
         Results::Model(model) => model::model(model, &on),
-        // What they show is read off their tables.
+        // A picture would add nothing to the tables of these results.
         Results::Batch(_)
         | Results::Draft(_)
         | Results::Policies(_)

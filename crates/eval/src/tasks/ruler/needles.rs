@@ -95,7 +95,7 @@ impl<'a> Hidden<'a> {
         Ok(hidden)
     }
 
-    /// What values are called, one and several.
+    /// Nouns for the values, singular and plural.
     fn nouns(&self) -> [(&'static str, &'static str); 2] {
         if self.has_uuids {
             [("noun", "uuid"), ("nouns", "uuids")]
@@ -122,7 +122,7 @@ impl<'a> Hidden<'a> {
         }
     }
 
-    /// What fills the rest of the document.
+    /// Makes the filler for the rest of the document.
     fn filler(&self, task: RulerTask, room: usize, random: &mut ChaCha8Rng) -> Result<Filler, EvalError> {
         let corpus = self.corpus;
         Ok(match task {

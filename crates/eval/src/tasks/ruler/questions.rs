@@ -31,7 +31,7 @@ pub(super) fn stated(
         let named = [("key", &*keys[paragraphs + number]), ("source", &keys[number])];
         fill(&wording.second_hop, &named)
     };
-    // Fact 0 is asked for. Of two hops every fact has its keeper, in another paragraph.
+    // Fact 0 is asked for. With two hops every fact has its keeper in another paragraph.
     let (ask, key) = if two_hops {
         (&wording.ask_two_hops, &keys[paragraphs])
     } else {

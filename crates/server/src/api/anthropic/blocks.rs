@@ -3,11 +3,11 @@
 use serde_json::{Value, json};
 
 use crate::app::new_id;
-use crate::speech::Piece;
+use crate::speech::AnswerPiece;
 
-/// What the open block holds.
+/// Kind of the content block that is open in the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum BlockKind {
     Text,
     Thought,
 }
@@ -15,26 +15,26 @@ enum Kind {
 /// Turns pieces into events of blocks.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    open: Option<Kind>,
+    open: Option<BlockKind>,
     /// Index of the open block, or of the next.
     index: usize,
 }
 
 impl Blocks {
     /// The events that a piece makes, with their names.
-    pub(super) fn push(&mut self, piece: Piece) -> Vec<(&'static str, Value)> {
+    pub(super) fn push(&mut self, piece: AnswerPiece) -> Vec<(&'static str, Value)> {
         let mut events = Vec::new();
         match piece {
-            Piece::Text(text) => {
-                self.open(Kind::Text, json!({"type": "text", "text": ""}), &mut events);
+            AnswerPiece::Text(text) => {
+                self.open(BlockKind::Text, json!({"type": "text", "text": ""}), &mut events);
                 events.push(self.delta(json!({"type": "text_delta", "text": text})));
             }
-            Piece::Thought(text) => {
+            AnswerPiece::Thought(text) => {
                 let begun = json!({"type": "thinking", "thinking": "", "signature": ""});
-                self.open(Kind::Thought, begun, &mut events);
+                self.open(BlockKind::Thought, begun, &mut events);
                 events.push(self.delta(json!({"type": "thinking_delta", "thinking": text})));
             }
-            Piece::Call(call) => {
+            AnswerPiece::Call(call) => {
                 self.close(&mut events);
                 let begun = json!({"type": "tool_use", "id": new_id("toolu_"), "name": call.name, "input": {}});
                 events.push(self.start(begun));
@@ -46,14 +46,14 @@ impl Blocks {
         events
     }
 
-    /// The events that end what is open.
+    /// The events that close the open block.
     pub(super) fn finish(&mut self) -> Vec<(&'static str, Value)> {
         let mut events = Vec::new();
         self.close(&mut events);
         events
     }
 
-    fn open(&mut self, kind: Kind, begun: Value, events: &mut Vec<(&'static str, Value)>) {
+    fn open(&mut self, kind: BlockKind, begun: Value, events: &mut Vec<(&'static str, Value)>) {
         if self.open != Some(kind) {
             self.close(events);
             events.push(self.start(begun));

@@ -11,8 +11,8 @@ use crate::failure::Failure;
 use crate::fields::{Fields, Warnings, text_of, unexpected};
 use crate::speech::Tool;
 
-/// A block that a client puts before the system text and changes with every request. It says nothing to a model, and nothing of
-/// what has been read would be found again behind it.
+/// A block that a client puts before the system text and changes with every request. It means nothing to a model, and
+/// it would keep every later request from reusing the pages behind it.
 const BILLING: &str = "x-anthropic-billing-header";
 
 /// Kinds of blocks beside results that other servers add when they run tools themselves.
@@ -40,7 +40,7 @@ pub(super) fn take(app: &Arc<App>, fields: &mut Fields) -> Result<(Conversation,
         return Err(Failure::field("messages", "it must have at least one message"));
     }
     for (at, message) in list.into_iter().enumerate() {
-        let message = Fields::of(message, &format!("messages[{at}]"), fields.warnings())?;
+        let message = Fields::from_value(message, &format!("messages[{at}]"), fields.warnings())?;
         push_message(message, &mut messages)?;
     }
     let tools = take_tools(app, fields)?;
@@ -64,7 +64,7 @@ fn texts_of(value: Value, place: &str, warnings: &Warnings) -> Result<Vec<String
     };
     let mut texts = Vec::with_capacity(blocks.len());
     for (at, block) in blocks.into_iter().enumerate() {
-        let block = Fields::of(block, &format!("{place}[{at}]"), warnings)?;
+        let block = Fields::from_value(block, &format!("{place}[{at}]"), warnings)?;
         texts.extend(text_block(block)?);
     }
     Ok(texts)
@@ -77,7 +77,7 @@ fn text_block(mut block: Fields) -> Result<Option<String>, Failure> {
         "text" => block.required_text("text")?,
         "document" => {
             let place = block.name("source");
-            let mut source = Fields::of(block.required("source")?, &place, block.warnings())?;
+            let mut source = Fields::from_value(block.required("source")?, &place, block.warnings())?;
             match source.required_text("type")?.as_str() {
                 "text" => source.required_text("data")?,
                 "content" => {
@@ -145,13 +145,13 @@ fn push_message(mut fields: Fields, messages: &mut Vec<Value>) -> Result<(), Fai
     ]);
     let mut said = Said::default();
     for (number, block) in blocks.into_iter().enumerate() {
-        said.take(Fields::of(block, &format!("{at}[{number}]"), &warnings)?, &role)?;
+        said.take(Fields::from_value(block, &format!("{at}[{number}]"), &warnings)?, &role)?;
     }
     said.push(&role, messages);
     Ok(())
 }
 
-/// What the blocks of one message say.
+/// Content of one message, sorted by the kinds of its blocks.
 #[derive(Default)]
 struct Said {
     texts: Vec<String>,
@@ -213,7 +213,7 @@ impl Said {
 fn take_tools(app: &Arc<App>, fields: &mut Fields) -> Result<Tools, Failure> {
     let mut tools = Vec::new();
     for (at, tool) in fields.list("tools")?.unwrap_or_default().into_iter().enumerate() {
-        let mut tool = Fields::of(tool, &format!("tools[{at}]"), fields.warnings())?;
+        let mut tool = Fields::from_value(tool, &format!("tools[{at}]"), fields.warnings())?;
         let kind = tool.text("type")?;
         if let Some(kind) = kind.filter(|kind| kind != "custom") {
             let reason = format!("{kind:?} is not run by this server: the tool was left out");

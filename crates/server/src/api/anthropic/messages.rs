@@ -20,14 +20,14 @@ use crate::app::{App, new_id};
 use crate::asking::effort::Thinking;
 use crate::asking::options::take_wishes;
 use crate::asking::prompt::{self, Conversation};
-use crate::asking::question::{Asked, Question};
+use crate::asking::question::{OngoingAnswers, Question};
 use crate::asking::take_without_effect;
-use crate::driver::{Finished, Told};
+use crate::driver::{DriverEvent, Finished};
 use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
 use crate::forms::{Form, form_of};
 
-/// Where the form of an answer stands in a request.
+/// Name of the request's field that holds the form of an answer.
 const OUTPUT_FORMAT: &str = "output_config.format";
 
 /// A message that is asked for.
@@ -39,7 +39,7 @@ struct Wanted {
 /// A message under way.
 struct MessageAnswer {
     app: Arc<App>,
-    asked: Asked,
+    asked: OngoingAnswers,
     id: String,
 }
 
@@ -194,12 +194,12 @@ impl Answering for MessageAnswer {
             let mut blocks = Blocks::default();
             while let Some((_, told)) = self.asked.answers.next().await {
                 match told {
-                    Told::Accepted | Told::PromptProbabilities(_) | Told::Session(_) => {}
-                    Told::Reading(reading) => {
+                    DriverEvent::Accepted | DriverEvent::PromptProbabilities(_) | DriverEvent::Session(_) => {}
+                    DriverEvent::Reading(reading) => {
                         let (_, own) = report::progress(&reading);
                         yield events::named("ping", &json!({"type": "ping", "riffle": own}));
                     }
-                    Told::Token(token) => {
+                    DriverEvent::Token(token) => {
                         let text = spoken(&self.app.engine, &self.asked.speech, &token);
                         for piece in self.asked.speech.push(&text) {
                             for (name, event) in blocks.push(piece) {
@@ -207,7 +207,7 @@ impl Answering for MessageAnswer {
                             }
                         }
                     }
-                    Told::Finished(finished) => {
+                    DriverEvent::Finished(finished) => {
                         for piece in self.asked.speech.finish() {
                             for (name, event) in blocks.push(piece) {
                                 yield events::named(name, &event);
@@ -226,7 +226,7 @@ impl Answering for MessageAnswer {
                         yield events::named("message_delta", &end);
                         yield events::named("message_stop", &json!({"type": "message_stop"}));
                     }
-                    Told::Failed(failure) => {
+                    DriverEvent::Failed(failure) => {
                         yield events::named("error", &failure.body(Shape::Anthropic));
                         return;
                     }

@@ -21,9 +21,9 @@ use crate::app::App;
 use crate::asking::effort::Thinking;
 use crate::asking::options::take_wishes;
 use crate::asking::prompt::{Conversation, take_variables};
-use crate::asking::question::{Asked, Question};
+use crate::asking::question::{OngoingAnswers, Question};
 use crate::asking::{take_options, take_without_effect};
-use crate::driver::{Finished, Token, Told};
+use crate::driver::{DriverEvent, Finished, Token};
 use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
 use crate::forms::take_form;
@@ -42,7 +42,7 @@ struct Chat {
 /// A chat completion under way.
 struct ChatAnswer {
     app: Arc<App>,
-    asked: Asked,
+    asked: OngoingAnswers,
     head: Head,
     choices: usize,
     stream_usage: StreamUsage,
@@ -164,7 +164,7 @@ impl Answering for ChatAnswer {
         let wholes = collect(&self.app.engine, self.asked.answers, &self.asked.speech).await?;
         let finished: Vec<&Finished> = wholes.iter().filter_map(|whole| whole.finished.as_deref()).collect();
         let thoughts = wholes.iter().map(|whole| whole.thought_tokens).sum();
-        let usage = Usage::of(finished.iter().copied(), self.choices).with_thoughts(thoughts);
+        let usage = Usage::total(finished.iter().copied(), self.choices).with_thoughts(thoughts);
         let choices: Result<Vec<Value>, Failure> = wholes
             .iter()
             .enumerate()
@@ -183,7 +183,11 @@ impl Answering for ChatAnswer {
             report::put_end(&mut body, &self.app, &self.asked.wishes, first);
         }
         if self.asked.wishes.prompt_probabilities.is_some() {
-            let tokenizer = self.app.engine.tokenizer().map_err(|error| Failure::of(&error))?;
+            let tokenizer = self
+                .app
+                .engine
+                .tokenizer()
+                .map_err(|error| Failure::from_engine(&error))?;
             body["prompt_logprobs"] = probabilities::of_prompt(tokenizer, &wholes[0].prompt_probabilities);
         }
         Ok(Json(body).into_response())
@@ -200,8 +204,8 @@ impl Answering for ChatAnswer {
             }
             while let Some((index, told)) = self.asked.answers.next().await {
                 match told {
-                    Told::Accepted | Told::PromptProbabilities(_) | Told::Session(_) => {}
-                    Told::Reading(reading) => {
+                    DriverEvent::Accepted | DriverEvent::PromptProbabilities(_) | DriverEvent::Session(_) => {}
+                    DriverEvent::Reading(reading) => {
                         let mut chunk = self.head.chunk(index, &json!({}), None);
                         if self.asked.wishes.generate.probabilities.is_some() {
                             // Programs that asked for them look for them in every chunk.
@@ -211,7 +215,7 @@ impl Answering for ChatAnswer {
                         self.stream_usage.put(&mut chunk, self.asked.prompt_tokens, written[index]);
                         yield events::data(&chunk);
                     }
-                    Told::Token(token) => {
+                    DriverEvent::Token(token) => {
                         let text = spoken(&self.app.engine, &speeches[index], &token);
                         let pieces = speeches[index].push(&text);
                         written[index] += 1;
@@ -220,7 +224,7 @@ impl Answering for ChatAnswer {
                             yield events::data(&chunk);
                         }
                     }
-                    Told::Finished(end) => {
+                    DriverEvent::Finished(end) => {
                         let pieces = speeches[index].finish();
                         for chunk in self.chunks(index, pieces, &mut calls[index], None) {
                             yield events::data(&chunk);
@@ -232,7 +236,7 @@ impl Answering for ChatAnswer {
                         yield events::data(&chunk);
                         finished.push(end);
                     }
-                    Told::Failed(failure) => {
+                    DriverEvent::Failed(failure) => {
                         yield events::data(&failure.body(Shape::OpenAi));
                         return;
                     }
@@ -241,7 +245,7 @@ impl Answering for ChatAnswer {
             if self.stream_usage.is_at_end {
                 let mut chunk = self.head.empty();
                 let thoughts = speeches.iter().map(Speech::thought_tokens).sum();
-                let usage = Usage::of(finished.iter().map(|end| &**end), self.choices).with_thoughts(thoughts);
+                let usage = Usage::total(finished.iter().map(|end| &**end), self.choices).with_thoughts(thoughts);
                 chunk["usage"] = usage.openai();
                 yield events::data(&chunk);
             }
@@ -255,7 +259,7 @@ impl ChatAnswer {
     fn chunks(
         &self,
         index: usize,
-        pieces: Vec<crate::speech::Piece>,
+        pieces: Vec<crate::speech::AnswerPiece>,
         calls: &mut usize,
         token: Option<&Token>,
     ) -> Vec<Value> {
@@ -277,7 +281,7 @@ impl ChatAnswer {
 
 /// One choice of a whole chat completion.
 fn choice(app: &App, index: usize, whole: &Whole) -> Result<Value, Failure> {
-    let tokenizer = app.engine.tokenizer().map_err(|error| Failure::of(&error))?;
+    let tokenizer = app.engine.tokenizer().map_err(|error| Failure::from_engine(&error))?;
     let mut message = json!({"role": "assistant", "content": whole.text, "refusal": null});
     if !whole.thought.is_empty() {
         message["reasoning_content"] = whole.thought.clone().into();

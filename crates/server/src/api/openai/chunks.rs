@@ -3,12 +3,12 @@
 use serde_json::{Value, json};
 
 use crate::app::{new_id, unix_seconds};
-use crate::speech::{Call, Piece};
+use crate::speech::{AnswerPiece, Call};
 
-/// What computes answers: those to one request with one seed may change when it does.
+/// Version of the code that computes answers. Equal requests with equal seeds may differ between two versions.
 pub(super) const FINGERPRINT: &str = concat!("b", env!("CARGO_PKG_VERSION"));
 
-/// What all chunks of a stream share.
+/// Fields that all chunks of a stream share.
 #[derive(Debug, Clone)]
 pub(super) struct Head {
     pub(super) id: String,
@@ -16,7 +16,7 @@ pub(super) struct Head {
     pub(super) model: String,
 }
 
-/// Where a stream says how many tokens were read and written.
+/// Events of a stream that report the tokens read and written.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct StreamUsage {
     /// In an event of its own behind the answers.
@@ -67,12 +67,12 @@ impl Head {
     }
 }
 
-/// What a piece adds to a message; `calls` counts the calls before it.
-pub(super) fn delta_of(piece: Piece, calls: &mut usize) -> Value {
+/// The change that a piece makes to a message; `calls` counts the calls before it.
+pub(super) fn delta_of(piece: AnswerPiece, calls: &mut usize) -> Value {
     match piece {
-        Piece::Text(text) => json!({"content": text}),
-        Piece::Thought(text) => json!({"reasoning_content": text}),
-        Piece::Call(call) => {
+        AnswerPiece::Text(text) => json!({"content": text}),
+        AnswerPiece::Thought(text) => json!({"reasoning_content": text}),
+        AnswerPiece::Call(call) => {
             let mut value = call_value(&call);
             value["index"] = json!(*calls);
             *calls += 1;

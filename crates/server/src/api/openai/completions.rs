@@ -21,7 +21,7 @@ use crate::api::{Answering, events, read, report, respond, send};
 use crate::app::App;
 use crate::asking::options::{take_wishes, token_of};
 use crate::asking::{Wishes, take_options, take_without_effect};
-use crate::driver::{Finished, Told};
+use crate::driver::{DriverEvent, Finished};
 use crate::failure::{Failure, Shape};
 use crate::fields::{Fields, text_of};
 use crate::forms::{Form, take_form};
@@ -200,17 +200,21 @@ impl CompletionAnswer {
             let tokenizer = self.app.engine.tokenizer()?;
             Ok(tokenizer.decode(&self.prompts[index / self.choices])?)
         };
-        decode().map_err(|error: riffle_engine::EngineError| Failure::of(&error))
+        decode().map_err(|error: riffle_engine::EngineError| Failure::from_engine(&error))
     }
 
     fn choice(&self, index: usize, whole: &Whole) -> Result<Value, Failure> {
-        let tokenizer = self.app.engine.tokenizer().map_err(|error| Failure::of(&error))?;
+        let tokenizer = self
+            .app
+            .engine
+            .tokenizer()
+            .map_err(|error| Failure::from_engine(&error))?;
         let prompt = &self.prompts[index / self.choices];
         let mut text = whole.text.clone();
         let mut offsets = Offsets::default();
         if self.echoes {
             let echo = self.echo(index)?;
-            offsets = Offsets::of(&echo);
+            offsets = Offsets::in_text(&echo);
             text.insert_str(0, &echo);
         }
         let written = whole.tokens.iter().filter_map(|token| token.probabilities.clone());
@@ -263,7 +267,7 @@ impl Answering for CompletionAnswer {
             .enumerate()
             .map(|(index, whole)| self.choice(index, whole));
         let mut body = self.body(choices.collect::<Result<Vec<_>, _>>()?.into());
-        body["usage"] = Usage::of(finished.iter().copied(), self.choices).openai();
+        body["usage"] = Usage::total(finished.iter().copied(), self.choices).openai();
         if let Some(first) = finished.first() {
             report::put_end(&mut body, &self.app, &self.wishes, first);
         }
@@ -284,14 +288,14 @@ impl Answering for CompletionAnswer {
             }
             while let Some((index, told)) = self.answers.next().await {
                 match told {
-                    Told::Accepted | Told::PromptProbabilities(_) | Told::Session(_) => {}
-                    Told::Reading(reading) => {
+                    DriverEvent::Accepted | DriverEvent::PromptProbabilities(_) | DriverEvent::Session(_) => {}
+                    DriverEvent::Reading(reading) => {
                         let mut chunk = self.chunk(index, "", Value::Null, None);
                         report::put_progress(&mut chunk, &self.wishes, &reading);
                         self.put_usage(&mut chunk, index, written[index]);
                         yield events::data(&chunk);
                     }
-                    Told::Token(token) => {
+                    DriverEvent::Token(token) => {
                         written[index] += 1;
                         let tokenizer = self.app.engine.tokenizer().ok();
                         let logs = token.probabilities.as_ref().zip(tokenizer).map_or(Value::Null, |(one, tokenizer)| {
@@ -307,7 +311,7 @@ impl Answering for CompletionAnswer {
                             yield events::data(&chunk);
                         }
                     }
-                    Told::Finished(end) => {
+                    DriverEvent::Finished(end) => {
                         let reason = finish_reason(&end.report.generation.stop, 0);
                         let mut chunk = self.chunk(index, "", Value::Null, Some(reason));
                         report::put_end(&mut chunk, &self.app, &self.wishes, &end);
@@ -315,7 +319,7 @@ impl Answering for CompletionAnswer {
                         yield events::data(&chunk);
                         finished.push(end);
                     }
-                    Told::Failed(failure) => {
+                    DriverEvent::Failed(failure) => {
                         yield events::data(&failure.body(Shape::OpenAi));
                         return;
                     }
@@ -323,7 +327,7 @@ impl Answering for CompletionAnswer {
             }
             if self.stream_usage.is_at_end {
                 let mut chunk = self.body(json!([]));
-                chunk["usage"] = Usage::of(finished.iter().map(|end| &**end), self.choices).openai();
+                chunk["usage"] = Usage::total(finished.iter().map(|end| &**end), self.choices).openai();
                 yield events::data(&chunk);
             }
             yield events::done();

@@ -47,7 +47,7 @@ pub(super) fn read(input: Value, kept: &KeptItems, warnings: &Warnings) -> Resul
     };
     for (at, item) in items.into_iter().enumerate() {
         let place = format!("input[{at}]");
-        let mut fields = Fields::of(item, &place, warnings)?;
+        let mut fields = Fields::from_value(item, &place, warnings)?;
         if fields.kind() == "item_reference" {
             let id = fields.required_text("id")?;
             // Thoughts of earlier answers are not read again. The prompt is the same without them.
@@ -61,7 +61,7 @@ pub(super) fn read(input: Value, kept: &KeptItems, warnings: &Warnings) -> Resul
                     ));
                 }
             };
-            fields = Fields::of(item, &place, warnings)?;
+            fields = Fields::from_value(item, &place, warnings)?;
         }
         push_item(fields, &place, &mut read)?;
     }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::app::new_id;
-use crate::speech::{Call, Piece, ToolKind};
+use crate::speech::{AnswerPiece, Call, ToolKind};
 
 /// The items so far, and the one that is being written.
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ struct Open {
 }
 
 /// An event of a stream, with its kind.
-type Told = (&'static str, Value);
+type StreamEvent = (&'static str, Value);
 
 impl Open {
     fn part(&self) -> Value {
@@ -58,12 +58,12 @@ impl Items {
     }
 
     /// The events that a piece makes.
-    pub(super) fn push(&mut self, piece: Piece) -> Vec<Told> {
+    pub(super) fn push(&mut self, piece: AnswerPiece) -> Vec<StreamEvent> {
         let mut told = Vec::new();
         match piece {
-            Piece::Text(text) => self.write(&text, false, &mut told),
-            Piece::Thought(text) => self.write(&text, true, &mut told),
-            Piece::Call(call) => {
+            AnswerPiece::Text(text) => self.write(&text, false, &mut told),
+            AnswerPiece::Thought(text) => self.write(&text, true, &mut told),
+            AnswerPiece::Call(call) => {
                 self.close(&mut told);
                 self.call(&call, &mut told);
             }
@@ -71,8 +71,8 @@ impl Items {
         told
     }
 
-    /// The events that end what is open.
-    pub(super) fn finish(&mut self) -> Vec<Told> {
+    /// The events that close the open item.
+    pub(super) fn finish(&mut self) -> Vec<StreamEvent> {
         let mut told = Vec::new();
         if self.open.is_none() && self.done.is_empty() {
             // An answer without a word is a message all the same.
@@ -82,7 +82,7 @@ impl Items {
         told
     }
 
-    fn write(&mut self, text: &str, is_thought: bool, told: &mut Vec<Told>) {
+    fn write(&mut self, text: &str, is_thought: bool, told: &mut Vec<StreamEvent>) {
         if self.open.as_ref().is_some_and(|open| open.is_thought != is_thought) {
             self.close(told);
         }
@@ -117,7 +117,7 @@ impl Items {
         });
     }
 
-    fn close(&mut self, told: &mut Vec<Told>) {
+    fn close(&mut self, told: &mut Vec<StreamEvent>) {
         let index = self.done.len();
         let Some(open) = self.open.take() else {
             return;
@@ -143,7 +143,7 @@ impl Items {
         self.done.push(item);
     }
 
-    fn call(&mut self, call: &Call, told: &mut Vec<Told>) {
+    fn call(&mut self, call: &Call, told: &mut Vec<StreamEvent>) {
         if call.kind == ToolKind::Search {
             self.search(call, told);
             return;
@@ -192,7 +192,7 @@ impl Items {
     }
 
     /// A search of the client for further tools, told in one piece.
-    fn search(&mut self, call: &Call, told: &mut Vec<Told>) {
+    fn search(&mut self, call: &Call, told: &mut Vec<StreamEvent>) {
         let item = json!({
             "id": new_id("tsc_"), "type": "tool_search_call", "execution": "client", "call_id": new_id("call_"),
             "arguments": call.arguments(), "status": "completed",

@@ -31,7 +31,7 @@ pub(crate) fn read(list: Vec<Value>, warnings: &Warnings) -> Result<Vec<Value>, 
 
 /// One message. Fields that other servers add to their messages are left out.
 pub(super) fn message_of(message: Value, place: &str, warnings: &Warnings) -> Result<Value, Failure> {
-    let mut fields = Fields::of(message, place, warnings)?;
+    let mut fields = Fields::from_value(message, place, warnings)?;
     let role = fields.required_text("role")?;
     let Content { text: content, thought } = content_of(fields.value("content"), &fields.name("content"), warnings)?;
     let name = fields.text("name")?;
@@ -97,14 +97,14 @@ fn assistant(content: Option<String>, thought: Option<String>, fields: &mut Fiel
 }
 
 fn call_of(call: Value, place: &str, warnings: &Warnings) -> Result<Value, Failure> {
-    let mut fields = Fields::of(call, place, warnings)?;
+    let mut fields = Fields::from_value(call, place, warnings)?;
     fields.pass_over(&["index", "extra_content", "provider_specific_fields"]);
     let id = fields.text("id")?;
     let kind = fields.text("type")?.unwrap_or_default();
     let call = match kind.as_str() {
         "" | "function" => {
             let at = fields.name("function");
-            let mut function = Fields::of(fields.required("function")?, &at, warnings)?;
+            let mut function = Fields::from_value(fields.required("function")?, &at, warnings)?;
             let name = function.required_text("name")?;
             let place = function.name("arguments");
             let arguments = arguments_of(function.value("arguments"), &place, warnings);
@@ -113,7 +113,7 @@ fn call_of(call: Value, place: &str, warnings: &Warnings) -> Result<Value, Failu
         }
         "custom" => {
             let at = fields.name("custom");
-            let mut custom = Fields::of(fields.required("custom")?, &at, warnings)?;
+            let mut custom = Fields::from_value(fields.required("custom")?, &at, warnings)?;
             let (name, input) = (custom.required_text("name")?, custom.text("input")?.unwrap_or_default());
             custom.ignore_rest();
             called(id, &name, &json!({"input": input}))
@@ -178,7 +178,7 @@ pub(super) fn content_of(content: Option<Value>, place: &str, warnings: &Warning
     };
     let (mut texts, mut thoughts) = (Vec::with_capacity(parts.len()), Vec::new());
     for (at, part) in parts.into_iter().enumerate() {
-        let mut part = Fields::of(part, &format!("{place}[{at}]"), warnings)?;
+        let mut part = Fields::from_value(part, &format!("{place}[{at}]"), warnings)?;
         match part.required_text("type")?.as_str() {
             "text" | "input_text" | "output_text" | "summary_text" => {
                 let name = part.name("text");

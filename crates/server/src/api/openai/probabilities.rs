@@ -37,7 +37,7 @@ pub(super) struct Offsets {
 
 impl Offsets {
     /// Offsets in a text that begins with `text`.
-    pub(super) fn of(text: &str) -> Self {
+    pub(super) fn in_text(text: &str) -> Self {
         Self {
             lacks_space: !text.starts_with(' '),
             ..Self::default()
@@ -120,7 +120,7 @@ pub(super) fn completion(
 fn named(tokenizer: &Tokenizer, token: &TokenProbabilities) -> Value {
     let mut entries = Map::new();
     for (other, log) in &token.likeliest {
-        // Of tokens with one text the likeliest stands.
+        // The first entry stays: tokens are sorted, so the likeliest of equal texts wins.
         entries.entry(text_of(tokenizer, *other)).or_insert(finite(*log));
     }
     entries

@@ -21,9 +21,9 @@ use crate::app::{App, new_id, unix_seconds};
 use crate::asking::effort::Thinking;
 use crate::asking::options::take_wishes;
 use crate::asking::prompt::Conversation;
-use crate::asking::question::{Asked, Question};
+use crate::asking::question::{OngoingAnswers, Question};
 use crate::asking::take_without_effect;
-use crate::driver::{Finished, Told};
+use crate::driver::{DriverEvent, Finished};
 use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
 use crate::forms::{Form, form_of};
@@ -43,7 +43,7 @@ const INCLUDED: &[&str] = &[
 /// A response under way.
 struct ResponseAnswer {
     app: Arc<App>,
-    asked: Asked,
+    asked: OngoingAnswers,
     /// The response as it is shown before anything has been written.
     begun: Value,
 }
@@ -247,7 +247,7 @@ impl ResponseAnswer {
             finished.report.generation.stop,
             StopReason::MaxTokens | StopReason::ContextFull | StopReason::Interrupted
         );
-        let usage = Usage::of(std::iter::once(finished), 1);
+        let usage = Usage::total(std::iter::once(finished), 1);
         let mut response = self.begun.clone();
         response["status"] = json!(if is_cut { "incomplete" } else { "completed" });
         if is_cut {
@@ -275,21 +275,24 @@ impl Answering for ResponseAnswer {
         let mut items = Items::default();
         while let Some((_, told)) = self.asked.answers.next().await {
             match told {
-                Told::Accepted | Told::Reading(_) | Told::PromptProbabilities(_) | Told::Session(_) => {}
-                Told::Token(token) => {
+                DriverEvent::Accepted
+                | DriverEvent::Reading(_)
+                | DriverEvent::PromptProbabilities(_)
+                | DriverEvent::Session(_) => {}
+                DriverEvent::Token(token) => {
                     let text = spoken(&self.app.engine, &self.asked.speech, &token);
                     for piece in self.asked.speech.push(&text) {
                         drop(items.push(piece));
                     }
                 }
-                Told::Finished(finished) => {
+                DriverEvent::Finished(finished) => {
                     for piece in self.asked.speech.finish() {
                         drop(items.push(piece));
                     }
                     drop(items.finish());
                     return Ok(Json(self.complete(&items, &finished)).into_response());
                 }
-                Told::Failed(failure) => return Err(failure),
+                DriverEvent::Failed(failure) => return Err(failure),
             }
         }
         Err(Failure::stopping())
@@ -309,12 +312,12 @@ impl Answering for ResponseAnswer {
             let mut items = Items::default();
             while let Some((_, told)) = self.asked.answers.next().await {
                 match told {
-                    Told::Accepted | Told::PromptProbabilities(_) | Told::Session(_) => {}
-                    Told::Reading(reading) => {
+                    DriverEvent::Accepted | DriverEvent::PromptProbabilities(_) | DriverEvent::Session(_) => {}
+                    DriverEvent::Reading(reading) => {
                         let (_, own) = report::progress(&reading);
                         yield numbered("response.in_progress", json!({"response": self.begun, "riffle": own}));
                     }
-                    Told::Token(token) => {
+                    DriverEvent::Token(token) => {
                         let text = spoken(&self.app.engine, &self.asked.speech, &token);
                         for piece in self.asked.speech.push(&text) {
                             for (kind, event) in items.push(piece) {
@@ -322,7 +325,7 @@ impl Answering for ResponseAnswer {
                             }
                         }
                     }
-                    Told::Finished(finished) => {
+                    DriverEvent::Finished(finished) => {
                         for piece in self.asked.speech.finish() {
                             for (kind, event) in items.push(piece) {
                                 yield numbered(kind, event);
@@ -335,7 +338,7 @@ impl Answering for ResponseAnswer {
                         let kind = if response["status"] == "completed" { "response.completed" } else { "response.incomplete" };
                         yield numbered(kind, json!({"response": response}));
                     }
-                    Told::Failed(failure) => {
+                    DriverEvent::Failed(failure) => {
                         let mut response = self.begun.clone();
                         response["status"] = json!("failed");
                         response["error"] = json!({"code": "server_error", "message": failure.message});

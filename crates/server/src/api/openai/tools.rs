@@ -61,7 +61,7 @@ pub(super) fn take_list(fields: &mut Fields) -> Result<Vec<Tool>, Failure> {
     let place = fields.name("tools");
     let mut tools = Vec::new();
     for (at, tool) in fields.list("tools")?.unwrap_or_default().into_iter().enumerate() {
-        let tool = Fields::of(tool, &format!("{place}[{at}]"), fields.warnings())?;
+        let tool = Fields::from_value(tool, &format!("{place}[{at}]"), fields.warnings())?;
         tools.extend(tools_of(tool, true)?);
     }
     Ok(tools)
@@ -152,14 +152,14 @@ fn tools_of(mut fields: Fields, may_nest: bool) -> Result<Vec<Tool>, Failure> {
             let place = fields.name("tools");
             let mut tools = Vec::new();
             for (at, tool) in fields.list("tools")?.unwrap_or_default().into_iter().enumerate() {
-                let tool = Fields::of(tool, &format!("{place}[{at}]"), fields.warnings())?;
+                let tool = Fields::from_value(tool, &format!("{place}[{at}]"), fields.warnings())?;
                 tools.extend(tools_of(tool, false)?.into_iter().map(|tool| tool.within(&name)));
             }
             fields.pass_over(&["description"]);
             fields.ignore_rest();
             Ok(tools)
         }
-        // Where the server of a vendor is to search, there is nothing that could.
+        // Only the client's search is offered: no search of a vendor's server exists here.
         "tool_search" if fields.peek("execution").is_some_and(|by| by == "client") => {
             let mut function = json!({"name": SEARCH, "description": fields.text("description")?.unwrap_or_default()});
             function["parameters"] = fields.value("parameters").unwrap_or_else(|| json!({"type": "object"}));
@@ -221,7 +221,7 @@ fn choice_of(choice: Option<Value>, warnings: &Warnings) -> Result<Choice, Failu
     let mut fields = match choice {
         None => return Ok(Choice::Freely),
         Some(Value::String(word)) => return choice_of_word(&word, PLACE),
-        Some(other) => Fields::of(other, PLACE, warnings)?,
+        Some(other) => Fields::from_value(other, PLACE, warnings)?,
     };
     let kind = fields.text("type")?.unwrap_or_else(|| "function".to_owned());
     let choice = match kind.as_str() {
@@ -240,7 +240,7 @@ fn choice_of(choice: Option<Value>, warnings: &Warnings) -> Result<Choice, Failu
             let place = allowed.name("tools");
             let mut names = Vec::new();
             for (at, tool) in allowed.list("tools")?.unwrap_or_default().into_iter().enumerate() {
-                let mut tool = Fields::of(tool, &format!("{place}[{at}]"), warnings)?;
+                let mut tool = Fields::from_value(tool, &format!("{place}[{at}]"), warnings)?;
                 // A tool of another kind is none that can be called here.
                 if ["", "function", "custom"].contains(&tool.kind().as_str()) {
                     names.push(chosen_name(&mut tool)?);

@@ -1,7 +1,7 @@
-//! `/sessions`: what has been read, saved under a name and restored from it.
+//! `/sessions`: saves the pages of a text under a name and restores them.
 //!
-//! Nobody needs it to have a beginning found again: it is for those who want to name what they keep, or to compress it. Names are
-//! letters, digits, `-`, `_` and `.`: no path is ever taken from a client. Files are read and written while answers go on.
+//! Prefixes are reused without it: a session gives kept pages a name, or compresses them. Names are letters, digits,
+//! `-`, `_` and `.`: no path is ever taken from a client. Files are read and written while answers go on.
 
 mod work;
 
@@ -20,7 +20,7 @@ use crate::app::{App, aside};
 use crate::failure::{Failure, Shape};
 pub(crate) use work::{compress, save};
 
-/// What files of sessions end with.
+/// File name extension of saved sessions.
 const ENDING: &str = "riffle";
 
 const LONGEST_NAME: usize = 64;
@@ -52,7 +52,7 @@ async fn listed(app: &Arc<App>) -> Result<Response, Failure> {
     Ok(Json(json!({"object": "list", "data": sessions.collect::<Vec<Value>>()})).into_response())
 }
 
-/// Brings a saved session into memory, where requests that name it find it, and whoever begins with the same text.
+/// Brings a saved session into memory. Requests that name it, or that begin with the same text, find it there.
 pub(crate) async fn restore(State(app): State<Arc<App>>, Path(name): Path<String>, request: Request) -> Response {
     respond(Shape::OpenAi, restored(&app, &name, request).await)
 }
@@ -90,7 +90,7 @@ async fn loaned(app: &App, name: &str, path: &FilePath) -> Result<LoanedSequence
         Err(error) => Err(error),
     };
     restored.map_err(|error| match error {
-        EngineError::NoRoom(_) => Failure::of(&error),
+        EngineError::NoRoom(_) => Failure::from_engine(&error),
         EngineError::ForeignSession { what, saved, now, .. } => Failure::new(
             StatusCode::CONFLICT,
             format!("the session {name:?} was made with another {what} ({saved}, now {now}): read its text again"),
@@ -105,7 +105,7 @@ async fn loaned(app: &App, name: &str, path: &FilePath) -> Result<LoanedSequence
     })
 }
 
-/// Where the sequence of a session is.
+/// A session's sequence, held in memory or to be restored from disk.
 enum Found {
     Held(Box<LoanedSequence>),
     OnDisk(Restoring),
@@ -132,7 +132,7 @@ async fn forked(app: &Arc<App>, name: &str, request: Request) -> Result<Response
     Ok(Json(json!({"name": to})).into_response())
 }
 
-/// Removes a session's file. What of it is in memory stays there until its room is needed.
+/// Removes a session's file. Its pages in memory stay until their room is needed.
 pub(crate) async fn delete(State(app): State<Arc<App>>, Path(name): Path<String>) -> Response {
     respond(Shape::OpenAi, deleted(&app, &name))
 }
@@ -176,7 +176,7 @@ fn existing(app: &App, name: &str) -> Result<PathBuf, Failure> {
     }
 }
 
-/// What the system says, without the path.
+/// Reports an error of the operating system without the path.
 fn broken(error: &std::io::Error) -> Failure {
     Failure::new(
         StatusCode::INTERNAL_SERVER_ERROR,

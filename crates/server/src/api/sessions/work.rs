@@ -20,7 +20,7 @@ use crate::api::openai::{read_messages, take_tools};
 use crate::api::{Answering, events, fields_of, report, respond, send};
 use crate::app::{App, aside};
 use crate::asking::prompt::{Conversation, encode, prompt};
-use crate::driver::{Answer, Finished, Reading, SessionTold, Told};
+use crate::driver::{Answer, DriverEvent, Finished, Reading, SessionTold};
 use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
 use crate::tokenising::Wanted;
@@ -31,13 +31,13 @@ struct SessionWork {
     name: String,
     path: PathBuf,
     answer: Answer,
-    /// What a session is compressed by; `None` where one is saved.
+    /// Options of the compression; `None` if a session is saved.
     compress: Option<CompressOptions>,
-    /// What is to be saved, once its text has been read.
+    /// The sequence to be saved, once its text has been read.
     sequence: Option<Box<Sequence>>,
 }
 
-/// What is told of it.
+/// An event of a session's work.
 enum Progress {
     Reading(Reading),
     Ended(Value),
@@ -143,14 +143,14 @@ impl SessionWork {
     async fn next(&mut self) -> Result<Progress, Failure> {
         loop {
             match self.answer.next().await {
-                Some(Told::Reading(reading)) => return Ok(Progress::Reading(reading)),
-                Some(Told::Session(SessionTold::Read(sequence))) => self.sequence = Some(sequence),
-                Some(Told::Finished(finished)) => return self.save(&finished).await.map(Progress::Ended),
-                Some(Told::Session(SessionTold::Compressed(compressed, session))) => {
+                Some(DriverEvent::Reading(reading)) => return Ok(Progress::Reading(reading)),
+                Some(DriverEvent::Session(SessionTold::Read(sequence))) => self.sequence = Some(sequence),
+                Some(DriverEvent::Finished(finished)) => return self.save(&finished).await.map(Progress::Ended),
+                Some(DriverEvent::Session(SessionTold::Compressed(compressed, session))) => {
                     return self.keep(compressed, *session).await.map(Progress::Ended);
                 }
-                Some(Told::Failed(failure)) => return Err(failure),
-                Some(Told::Accepted | Told::PromptProbabilities(_) | Told::Token(_)) => {}
+                Some(DriverEvent::Failed(failure)) => return Err(failure),
+                Some(DriverEvent::Accepted | DriverEvent::PromptProbabilities(_) | DriverEvent::Token(_)) => {}
                 None => return Err(Failure::stopping()),
             }
         }
@@ -193,8 +193,8 @@ impl SessionWork {
     ) -> Result<T, Failure> {
         let path = self.path.clone();
         aside(move || Ok(write(&path))).await?.map_err(|error| Failure {
-            message: hide(&Failure::of(&error).message, &self.app),
-            ..Failure::of(&error)
+            message: hide(&Failure::from_engine(&error).message, &self.app),
+            ..Failure::from_engine(&error)
         })
     }
 }

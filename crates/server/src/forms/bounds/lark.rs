@@ -39,7 +39,7 @@ struct Reader<'a> {
     order: NameOrder,
     /// The text before it, as it is given to llguidance.
     prepared: String,
-    /// Of the definitions before: one for each, and its deepest nesting.
+    /// Definitions so far, plus the deepest nesting of each.
     levels: usize,
     /// Brackets open here, and the most in this definition.
     open: usize,
@@ -48,7 +48,7 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Passes one part of the text. What no grammar may hold is passed over: llguidance's lexer refuses it.
+    /// Passes one part of the text. It skips parts that no grammar may hold, because llguidance's lexer refuses them.
     fn step(&mut self) -> Result<(), String> {
         let rest = self.rest;
         if rest.starts_with("//") || rest.starts_with('#') {

@@ -12,7 +12,7 @@ const DATA: [&str; 4] = ["const", "default", "enum", "examples"];
 
 /// Refuses a schema that is nested too deeply, directly or through references, or is too large.
 pub(in crate::forms) fn check(schema: &Value) -> Result<(), String> {
-    let references = References::of(schema)?;
+    let references = References::new(schema)?;
     let mut counts = Counts::default();
     counts.add(schema);
     check_count("names of properties", counts.names, PROPERTY_NAMES)?;
@@ -34,7 +34,7 @@ pub(in crate::forms) fn check(schema: &Value) -> Result<(), String> {
         references: &references,
         known: HashMap::new(),
     };
-    match sizes.of(schema, false) {
+    match sizes.count_values(schema, false) {
         values if values <= SCHEMA_VALUES => Ok(()),
         values => Err(format!(
             "it has {values} values once the references beside other keywords are written out, {SCHEMA_VALUES} are the limit"
@@ -81,23 +81,23 @@ impl<'a> Counts<'a> {
 /// Counts the values of a schema, with those of references that are written out.
 struct Sizes<'a> {
     references: &'a References<'a>,
-    /// Values of what a reference names; 1 while it is counted, since a cycle is refused or compiled once.
+    /// Values of a reference's target; 1 while it is counted, since a cycle is refused or compiled once.
     known: HashMap<*const Value, u64>,
 }
 
 impl<'a> Sizes<'a> {
-    /// Values of `value`; `is_beside` where other keywords apply to the same value, so that references are written out.
-    fn of(&mut self, value: &'a Value, is_beside: bool) -> u64 {
+    /// Counts the values of `value`. `is_beside` is true if other keywords apply to the same value, so references are expanded.
+    fn count_values(&mut self, value: &'a Value, is_beside: bool) -> u64 {
         match value {
-            Value::Array(items) => items
-                .iter()
-                .fold(1, |sum: u64, item| sum.saturating_add(self.of(item, is_beside))),
+            Value::Array(items) => items.iter().fold(1, |sum: u64, item| {
+                sum.saturating_add(self.count_values(item, is_beside))
+            }),
             Value::Object(fields) => {
                 let is_beside = is_beside || is_conjunction(fields);
                 fields.iter().fold(1, |sum: u64, (name, value)| {
                     let values = match (name.as_str(), value) {
                         ("$ref", Value::String(reference)) if is_beside => self.written_out(reference),
-                        _ => self.of(value, is_beside),
+                        _ => self.count_values(value, is_beside),
                     };
                     sum.saturating_add(values)
                 })
@@ -113,7 +113,7 @@ impl<'a> Sizes<'a> {
                 Some(values) => *values,
                 None => {
                     self.known.insert(target, 1);
-                    let values = self.of(target, true);
+                    let values = self.count_values(target, true);
                     self.known.insert(target, values);
                     values
                 }

@@ -32,9 +32,9 @@ fn rules(length: usize, name: &str, body: fn(&str) -> String) -> Form {
 }
 
 /// Forms of a kind, by their length.
-type Kind = fn(usize) -> Form;
+type FormMaker = fn(usize) -> Form;
 
-const KINDS: [(&str, Kind); 14] = [
+const KINDS: [(&str, FormMaker); 14] = [
     ("references", |n| chain(n, |next| next, json!({"type": "integer"}))),
     ("objects", |n| {
         chain(

@@ -43,7 +43,7 @@ const ANNOTATIONS: [&str; 13] = [
 /// A grammar of a schema that is [prepared](super::prepare) and has its options. `None` where no closed object has two names, where the
 /// grammar would be too large, and where references name other parts than definitions.
 pub(in crate::forms) fn any_order(schema: &Value) -> Option<String> {
-    let references = References::of(schema).ok()?;
+    let references = References::new(schema).ok()?;
     if references.has_inner_documents() {
         return None;
     }
@@ -93,7 +93,7 @@ struct Object<'a> {
     /// The required names first.
     names: Vec<(&'a str, &'a Value)>,
     required: usize,
-    /// A schema for values that are no objects, where those are taken.
+    /// A schema for values other than objects, if the schema takes any.
     others: Option<Value>,
 }
 
@@ -129,7 +129,7 @@ impl<'a> Rules<'a> {
             _ if fields.get("type").is_some_and(|kind| kind == "array") => {
                 list(fields, &keywords).unwrap_or(Shape::Other)
             }
-            _ => Object::of(fields, &keywords).map_or(Shape::Other, Shape::Object),
+            _ => Object::closed(fields, &keywords).map_or(Shape::Other, Shape::Object),
         }
     }
 
@@ -306,7 +306,7 @@ fn list<'a>(fields: &'a Map<String, Value>, keywords: &[&str]) -> Option<Shape<'
 
 impl<'a> Object<'a> {
     /// A closed object without keywords but its names.
-    fn of(fields: &'a Map<String, Value>, keywords: &[&str]) -> Option<Self> {
+    fn closed(fields: &'a Map<String, Value>, keywords: &[&str]) -> Option<Self> {
         let taken = ["additionalProperties", "properties", "required", "type"];
         if !keywords.iter().all(|keyword| taken.contains(keyword)) || fields.get("additionalProperties")? != false {
             return None;

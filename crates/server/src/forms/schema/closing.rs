@@ -17,7 +17,7 @@ use super::{References, is_conjunction};
 /// # Errors
 /// For references beyond a bound.
 pub(super) fn closed(schema: &Value) -> Result<Value, String> {
-    let references = References::of(schema)?;
+    let references = References::new(schema)?;
     let mut conjunctions = Conjunctions {
         references: &references,
         parts: HashSet::new(),

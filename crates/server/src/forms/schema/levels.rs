@@ -12,12 +12,12 @@ use crate::forms::bounds::nesting;
 /// # Errors
 /// For references beyond a bound.
 pub(in crate::forms) fn levels(schema: &Value) -> Result<Option<usize>, String> {
-    let references = References::of(schema)?;
+    let references = References::new(schema)?;
     let mut levels = Levels {
         references: &references,
         known: HashMap::new(),
     };
-    Ok(levels.of(schema))
+    Ok(levels.levels(schema))
 }
 
 struct Levels<'a> {
@@ -27,7 +27,7 @@ struct Levels<'a> {
 }
 
 impl<'a> Levels<'a> {
-    fn of(&mut self, schema: &'a Value) -> Option<usize> {
+    fn levels(&mut self, schema: &'a Value) -> Option<usize> {
         let Value::Object(fields) = schema else {
             return (*schema == Value::Bool(false)).then_some(0);
         };
@@ -41,7 +41,7 @@ impl<'a> Levels<'a> {
             ("const", data) => Some(nesting(data)),
             ("enum", Value::Array(data)) => data.iter().map(nesting).max(),
             ("anyOf" | "oneOf", Value::Array(parts)) => self.deepest(parts),
-            ("allOf", Value::Array(parts)) => parts.iter().filter_map(|part| self.of(part)).min(),
+            ("allOf", Value::Array(parts)) => parts.iter().filter_map(|part| self.levels(part)).min(),
             ("$ref", Value::String(reference)) => self.deepest(self.references.targets(reference)),
             ("type", kinds) => self.of_kinds(kinds, fields),
             _ => None,
@@ -53,7 +53,7 @@ impl<'a> Levels<'a> {
 
     /// The levels of the deepest of several schemas; `None` where there is none.
     fn deepest(&mut self, schemas: impl IntoIterator<Item = &'a Value>) -> Option<usize> {
-        let levels: Option<Vec<usize>> = schemas.into_iter().map(|schema| self.of(schema)).collect();
+        let levels: Option<Vec<usize>> = schemas.into_iter().map(|schema| self.levels(schema)).collect();
         levels?.into_iter().max()
     }
 

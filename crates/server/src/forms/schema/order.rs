@@ -30,7 +30,7 @@ impl Patterns {
     /// An object that takes names beside its declared ones, so that the optional ones may stand in any order. With more names than
     /// there are patterns left it stays as it is.
     pub(super) fn reorder(&self, fields: Map<String, Value>) -> Value {
-        let Some(names) = Names::of(&fields) else {
+        let Some(names) = Names::of_open_object(&fields) else {
             return Value::Object(fields);
         };
         let leading = names.leading.len();
@@ -57,8 +57,8 @@ struct Names {
 }
 
 impl Names {
-    /// The names of an object that has optional ones and takes others; `None` for any other schema.
-    fn of(fields: &Map<String, Value>) -> Option<Self> {
+    /// Names of an open object with optional properties; `None` for any other schema.
+    fn of_open_object(fields: &Map<String, Value>) -> Option<Self> {
         let is_open = fields.get("additionalProperties")? != &Value::Bool(false);
         let counts = ["maxProperties", "minProperties", "patternProperties"];
         if !is_open || counts.iter().any(|keyword| fields.contains_key(*keyword)) {

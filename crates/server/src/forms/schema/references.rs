@@ -7,7 +7,7 @@ use serde_json::Value;
 /// Most parts of a schema with an `$id`: each is a document of its own that a reference may start from.
 const DOCUMENTS: usize = 100;
 
-/// What the references of a schema may name.
+/// Parts of a schema that its references may name.
 pub(in crate::forms) struct References<'a> {
     /// The schema, and the parts of it with an `$id`.
     documents: Vec<&'a Value>,
@@ -17,7 +17,7 @@ pub(in crate::forms) struct References<'a> {
 impl<'a> References<'a> {
     /// # Errors
     /// For more parts with an `$id` than allowed.
-    pub(in crate::forms) fn of(schema: &'a Value) -> Result<Self, String> {
+    pub(in crate::forms) fn new(schema: &'a Value) -> Result<Self, String> {
         let mut references = Self {
             documents: vec![schema],
             anchors: HashMap::new(),
