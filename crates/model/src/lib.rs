@@ -67,13 +67,16 @@ mod progress;
 mod recorded;
 mod recurrent;
 mod rope_scaling;
+mod state_shape;
 mod stream;
 mod tokenizer;
 mod weights;
 mod workspace;
 
 pub use batch::{Batch, CutGrid, Segment, SegmentPart, SegmentTokens};
-pub use blocks::{Activation, Attention, GatedDeltaNet, KeyValue, Mlp, Norm, Projection, Rotary};
+pub use blocks::{
+    Activation, Attention, GatedDeltaNet, KeyValue, Mamba2, Mixer, Mlp, Norm, Projection, Rotary, ShortConvolution,
+};
 pub use chat::{ChatMessage, ChatTemplate, ConversationText, TemplateLimit};
 pub use config::{AttentionShape, ModelConfig};
 pub use decoder::Decoder;
@@ -90,8 +93,9 @@ pub use load::{
 pub use outline::ModelOutline;
 pub use predictor::{Predictor, PredictorForward};
 pub use progress::LayerProgress;
-pub use recurrent::{RecurrentLayer, RecurrentShape, RecurrentState};
+pub use recurrent::{RecurrentLayer, RecurrentState};
 pub use rope_scaling::{RopeMethod, RopeScaling};
+pub use state_shape::{GatedDeltaNetShape, Mamba2Shape, ShortConvolutionShape, StateShape};
 pub use stream::StreamDecoder;
 pub use tokenizer::Tokenizer;
 pub use weights::{TensorInfo, TensorType};
