@@ -33,8 +33,9 @@
 //! # Ok::<(), riffle_model::ModelError>(())
 //! ```
 //!
-//! Layers of the Gated DeltaNet kind hold no keys and values but a [`RecurrentState`] of fixed size, which the caller
-//! owns for each sequence, copies to roll back to, and hands to every layer.
+//! Layers with a [`Mixer`] (Gated DeltaNet, short convolution, Mamba2) keep a state of fixed size, in place of keys and values or beside
+//! them. The states of all layers are one [`RecurrentState`], which the caller owns for each sequence, copies to roll back to, and hands
+//! to every layer.
 //!
 //! The work of a layer is spread over the current rayon pool in many small pieces. Calling it from within the pool,
 //! by `rayon::scope` or `ThreadPool::install` around the whole pass, saves waking the pool for each of them.
