@@ -4,11 +4,12 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use riffle_attention::Format;
+use riffle_cuda::EmulatedOptions;
 use riffle_engine::{Engine, EngineOptions, Session, fill_prefix, prefix_cuts, store_prefix};
 use riffle_kv::{DiskTier, KvTiers, PrefixCache};
 use tempfile::TempDir;
 
-use crate::testing::{go_on, made, prompt};
+use crate::testing::{device, go_on, made, prompt};
 
 fn options(format: Format) -> EngineOptions {
     EngineOptions::default()
@@ -94,6 +95,18 @@ fn the_plan_counts_states_of_every_kind_beside_pages() {
     assert_eq!(plan.recurrent_bytes, 4 * expected + config.recorded_bytes());
     let session = read(&engine, &prompt(300));
     assert!(session.sequence().usage().bytes_by_tier.total() <= plan.kv_bytes);
+}
+
+#[test]
+fn a_device_refuses_states_that_it_does_not_compute() {
+    let model = model();
+    let device = Arc::new(device::gpu(EmulatedOptions::default()));
+    let options = options(Format::F16).with_page_tokens(64).with_device(Some(device));
+    let refused = Engine::load(model.path(), options).err().unwrap().to_string();
+    assert!(
+        refused.contains("Gated DeltaNet") && refused.contains("device=cpu"),
+        "{refused}"
+    );
 }
 
 #[test]
