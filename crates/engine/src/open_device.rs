@@ -74,7 +74,13 @@ fn refusal(config: &ModelConfig, options: &EngineOptions) -> Option<EngineError>
             "a device has arithmetic of its own: leave it out, or use `device=cpu`",
         ));
     }
-    if let Some(shape) = config.recurrent.as_ref().filter(|shape| shape.key_dim > 256) {
+    let delta_net = config.gated_delta_net();
+    if config.has_states() && delta_net.is_none() {
+        let problem =
+            "it computes no states but those of Gated DeltaNet layers of one size without attention: use `device=cpu`";
+        return Some(EngineError::option("device", "cuda", problem));
+    }
+    if let Some(shape) = delta_net.filter(|shape| shape.key_dim > 256) {
         return Some(EngineError::option(
             "device",
             "cuda",

@@ -3,7 +3,7 @@
 use riffle_linear::WeightFormat;
 
 use crate::fields::Fields;
-use crate::{ModelError, RecurrentShape};
+use crate::{GatedDeltaNetShape, ModelError, StateShape, recorded};
 
 /// Largest number of layers, heads or dimensions of a head that is taken seriously.
 pub(crate) const LARGEST_COUNT: usize = 1 << 16;
@@ -99,17 +99,19 @@ pub struct ModelConfig {
     /// For each layer the tokens it looks back, counting the token itself, or `None` where it sees everything; empty
     /// where no layer slides.
     pub windows: Vec<Option<usize>>,
-    /// The attention of each layer; empty where all layers are as `heads`, `kv_heads` and `head_dim` say. Entries of recurrent layers
-    /// are not read.
+    /// The attention of each layer; empty where all layers are as `heads`, `kv_heads` and `head_dim` say. Entries of layers
+    /// without attention are not read.
     pub attention: Vec<AttentionShape>,
     /// Leading dimensions of a head that carry position; the most of them where layers differ.
     pub rotary_dim: usize,
     /// Different rotations in the model: 1, or 2 where local and global layers differ.
     pub rotary_tables: usize,
-    /// Layers that keep a recurrent state instead of keys and values, where a model has such.
-    pub recurrent: Option<RecurrentShape>,
-    /// Scratch values a token of a row block takes in the widest token mixer, beside what every layer takes.
-    pub(crate) mixer_width: usize,
+    /// The state that each layer keeps besides keys and values; empty where no layer keeps one.
+    pub states: Vec<Option<StateShape>>,
+    /// For each layer true if it attends, and so holds keys and values. Where it is empty, every layer without a state does.
+    pub attends: Vec<bool>,
+    /// Values of the widest gate on an attention result ([`Step::OpenGate`](crate::Step)).
+    pub gate_width: usize,
     /// Layers behind the model's own that predict further tokens, in the files. One can be loaded where it is asked for.
     pub predicting_layers: usize,
     /// Bytes that such a layer takes in memory, as part of `weight_bytes`; 0 where it is not loaded.
@@ -158,8 +160,9 @@ impl ModelConfig {
             attention: Vec::new(),
             rotary_dim: head_dim,
             rotary_tables: 1,
-            recurrent: None,
-            mixer_width: 0,
+            states: Vec::new(),
+            attends: Vec::new(),
+            gate_width: 0,
             predicting_layers: 0,
             predictor_bytes: 0,
             norm_epsilon: fields.optional_epsilon("rms_norm_eps")?.unwrap_or(1e-6) as f32,
@@ -233,11 +236,6 @@ impl ModelConfig {
         self.attention.is_empty()
     }
 
-    /// Layers that keep a state instead of keys and values.
-    pub fn recurrent_layers(&self) -> usize {
-        (0..self.layers).filter(|layer| !self.is_attention(*layer)).count()
-    }
-
     /// Layers that hold keys and values.
     pub fn attention_layers(&self) -> usize {
         self.cached_layers().count()
@@ -248,7 +246,7 @@ impl ModelConfig {
         (0..self.layers).filter(|layer| self.is_attention(*layer) && self.attention_of(*layer).shares.is_none())
     }
 
-    /// The place among the layers that hold keys and values of the one whose keys a layer reads; `None` for a recurrent one.
+    /// The place among the layers that hold keys and values of the one whose keys a layer reads; `None` for a layer without attention.
     pub fn cache_layer(&self, layer: usize) -> Option<usize> {
         let owner = self.attention_of(layer).shares.unwrap_or(layer);
         self.is_attention(layer)
@@ -289,19 +287,73 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// Bytes of a [`RecurrentState`](crate::RecurrentState) of this model, whatever the context; 0 where every layer
-    /// holds keys and values.
+    /// Checks the states of layers.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] for a list of another length than the model's, and for sizes that disagree.
+    pub(crate) fn check_states(&self, fields: &Fields) -> Result<(), ModelError> {
+        for (length, list) in [(self.states.len(), "states"), (self.attends.len(), "attention")] {
+            if length != 0 && length != self.layers {
+                let problem = format!("{} layers have {list} of {length}", self.layers);
+                return Err(fields.error("layers", problem));
+            }
+        }
+        for (layer, shape) in self.state_layers() {
+            if let Some(problem) = shape.problem() {
+                return Err(fields.error("layers", format!("layer {layer} {problem}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// The state that a layer keeps besides keys and values.
+    pub fn state_of(&self, layer: usize) -> Option<StateShape> {
+        self.states.get(layer).copied().flatten()
+    }
+
+    /// The layers that keep a state, with its shape.
+    pub fn state_layers(&self) -> impl Iterator<Item = (usize, StateShape)> + '_ {
+        let layers = self.states.iter().enumerate();
+        layers.filter_map(|(layer, shape)| Some((layer, (*shape)?)))
+    }
+
+    /// True if any layer keeps a state.
+    pub fn has_states(&self) -> bool {
+        self.state_layers().next().is_some()
+    }
+
+    /// The sizes of a model's Gated DeltaNet layers: of a model in which all layers with a state are such, of one size, and have no
+    /// attention. Devices compute no other states.
+    pub fn gated_delta_net(&self) -> Option<GatedDeltaNetShape> {
+        let mut shapes = self.state_layers().map(|(layer, shape)| match shape {
+            StateShape::GatedDeltaNet(shape) if !self.is_attention(layer) => Some(shape),
+            _ => None,
+        });
+        let first = shapes.next()??;
+        shapes.all(|shape| shape == Some(first)).then_some(first)
+    }
+
+    /// Values of scratch that a token of a row block takes in the widest mixer or gate.
+    pub(crate) fn mixer_width(&self) -> usize {
+        let widths = self.state_layers().map(|(_, shape)| shape.scratch_width());
+        widths.max().unwrap_or(0).max(self.gate_width)
+    }
+
+    /// Bytes of a [`RecurrentState`](crate::RecurrentState) of this model, whatever the context; 0 where no layer keeps a state.
     pub fn recurrent_bytes(&self) -> u64 {
-        self.recurrent.as_ref().map_or(0, RecurrentShape::bytes)
+        self.state_layers().map(|(_, shape)| shape.bytes()).sum()
     }
 
     /// Bytes of the inputs that a [`RecurrentState`](crate::RecurrentState) records at most.
     pub fn recorded_bytes(&self) -> u64 {
-        self.recurrent.as_ref().map_or(0, RecurrentShape::recorded_bytes)
+        let layers = self.state_layers();
+        layers.map(|(_, shape)| recorded::layer_bytes(&shape)).sum()
     }
 
-    fn is_attention(&self, layer: usize) -> bool {
-        !self.recurrent.as_ref().is_some_and(|shape| shape.is_recurrent(layer))
+    /// True if a layer attends.
+    pub(crate) fn is_attention(&self, layer: usize) -> bool {
+        let attends = self.attends.get(layer).copied();
+        attends.unwrap_or_else(|| self.state_of(layer).is_none())
     }
 
     /// Values of all query heads of a token.

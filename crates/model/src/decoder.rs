@@ -3,7 +3,8 @@
 use riffle_linear::PackedMatrix;
 
 use crate::blocks::Norm;
-use crate::layer::Layer;
+use crate::fields::Fields;
+use crate::layer::{Layer, Step};
 use crate::weights::Checkpoint;
 use crate::workspace::{ROW_BLOCK, Workspace};
 use crate::{ModelConfig, ModelError, ModelOutline, Predictor};
@@ -66,6 +67,24 @@ impl Decoder {
         let layers: u64 = self.layers.iter().map(Layer::bytes).sum();
         let predictor = self.predictor.as_ref().map_or(0, |predictor| predictor.bytes());
         self.embedding.bytes() as u64 + layers + self.final_norm.bytes() + head + bias + predictor
+    }
+
+    /// Refuses layers that are built with other attention or states than the configuration says.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`].
+    pub(crate) fn check_layers(&self, fields: &Fields) -> Result<(), ModelError> {
+        for (number, layer) in self.layers.iter().enumerate() {
+            let mut states = layer.steps.iter().filter_map(Step::state);
+            let is_as_said = states.next() == self.config.state_of(number)
+                && states.next().is_none()
+                && layer.attention.is_some() == self.config.is_attention(number);
+            if !is_as_said {
+                let problem = format!("layer {number} is built with other attention or another state than configured");
+                return Err(fields.error("layers", problem));
+            }
+        }
+        Ok(())
     }
 
     /// One of the layers.

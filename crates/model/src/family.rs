@@ -29,7 +29,7 @@
 //! families of this crate alone. Settings in config.json that change what a model computes and that no family reads are refused:
 //! [`Family::with_settings`] names those that yours does read.
 
-pub use crate::blocks::RotarySettings;
+pub use crate::blocks::{DeltaNetStorage, Mamba2Norm, Mamba2Settings, RotarySettings};
 pub use crate::families::llama::{Style, build_with as build_llama, configure as configure_llama};
 pub use crate::families::{Build, BuildPredictor, Configure, Family};
 pub use crate::fields::Fields;

@@ -7,10 +7,10 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::blocks::{Attention, GatedDeltaNet, Mlp, Norm, Projection, add, sigmoid_gate};
+use crate::blocks::{Attention, Mixer, Mlp, Norm, Projection, add, sigmoid_gate};
 use crate::recurrent::LayerState;
 use crate::workspace::{CUT_GRID, ROW_BLOCK, RowBlock, Workspace};
-use crate::{Batch, SegmentPart};
+use crate::{Batch, SegmentPart, StateShape};
 
 /// Values of a batch's rows that steps read and write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub enum Step {
     /// `Branch = feed_forward(Normed)`.
     FeedForward(Mlp),
     /// `Branch = mixer(Normed)`, reading and renewing the recurrent state of each segment in order of its rows.
-    Recur(Box<GatedDeltaNet>),
+    Recur(Mixer),
     /// `Normed = norm(Hidden)`, then `Attended *= sigmoid(gate(Normed))`.
     OpenGate {
         /// The norm before the gate.
@@ -62,7 +62,7 @@ pub enum Step {
 
 /// One layer of a decoder.
 pub struct Layer {
-    /// What lets tokens see each other, where that is attention; done before the steps.
+    /// Attention, done before the steps; `None` for a layer without. A layer may have attention and a [`Step::Recur`].
     pub attention: Option<Attention>,
     /// What happens to the rows then.
     pub steps: Vec<Step>,
@@ -90,10 +90,10 @@ impl Layer {
         }
     }
 
-    /// What mixes the tokens of a recurrent layer.
-    pub(crate) fn mixer(&self) -> Option<&GatedDeltaNet> {
+    /// The mixer of a layer with a state.
+    pub(crate) fn mixer(&self) -> Option<&Mixer> {
         self.steps.iter().find_map(|step| match step {
-            Step::Recur(mixer) => Some(&**mixer),
+            Step::Recur(mixer) => Some(mixer),
             _ => None,
         })
     }
@@ -124,6 +124,14 @@ impl Layer {
 }
 
 impl Step {
+    /// The state that the step reads and renews.
+    pub(crate) fn state(&self) -> Option<StateShape> {
+        match self {
+            Step::Recur(mixer) => Some(mixer.state()),
+            _ => None,
+        }
+    }
+
     fn apply(&self, rows: &mut RowBlock<'_>, parts: &[SegmentPart], states: &mut [Option<&mut LayerState>]) {
         match self {
             Step::Normalise { norm, from, to } => {

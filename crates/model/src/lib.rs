@@ -33,8 +33,9 @@
 //! # Ok::<(), riffle_model::ModelError>(())
 //! ```
 //!
-//! Layers of the Gated DeltaNet kind hold no keys and values but a [`RecurrentState`] of fixed size, which the caller
-//! owns for each sequence, copies to roll back to, and hands to every layer.
+//! Layers with a [`Mixer`] (Gated DeltaNet, short convolution, Mamba2) keep a state of fixed size, in place of keys and values or beside
+//! them. The states of all layers are one [`RecurrentState`], which the caller owns for each sequence, copies to roll back to, and hands
+//! to every layer.
 //!
 //! The work of a layer is spread over the current rayon pool in many small pieces. Calling it from within the pool,
 //! by `rayon::scope` or `ThreadPool::install` around the whole pass, saves waking the pool for each of them.
@@ -68,13 +69,16 @@ mod progress;
 mod recorded;
 mod recurrent;
 mod rope_scaling;
+mod state_shape;
 mod stream;
 mod tokenizer;
 mod weights;
 mod workspace;
 
 pub use batch::{Batch, CutGrid, Segment, SegmentPart, SegmentTokens};
-pub use blocks::{Activation, Attention, GatedDeltaNet, KeyValue, Mlp, Norm, Projection, Rotary};
+pub use blocks::{
+    Activation, Attention, GatedDeltaNet, KeyValue, Mamba2, Mixer, Mlp, Norm, Projection, Rotary, ShortConvolution,
+};
 pub use chat::{ChatMessage, ChatTemplate, ConversationText, TemplateLimit};
 pub use config::{AttentionShape, ModelConfig};
 pub use decoder::Decoder;
@@ -91,8 +95,9 @@ pub use load::{
 pub use outline::ModelOutline;
 pub use predictor::{Predictor, PredictorForward};
 pub use progress::LayerProgress;
-pub use recurrent::{RecurrentLayer, RecurrentShape, RecurrentState};
+pub use recurrent::{RecurrentLayer, RecurrentState};
 pub use rope_scaling::{RopeMethod, RopeScaling};
+pub use state_shape::{GatedDeltaNetShape, Mamba2Shape, ShortConvolutionShape, StateShape};
 pub use stream::StreamDecoder;
 pub use tokenizer::Tokenizer;
 pub use weights::{TensorInfo, TensorType};

@@ -162,6 +162,7 @@ impl OpenedModel {
         parts.weights.set_activations(activations);
         let mut info = parts.info();
         let mut decoder = (parts.family.build)(&parts.fields, &info.config, &mut parts.weights)?;
+        decoder.check_layers(&parts.fields)?;
         let build_predictor = parts.family.build_predictor.filter(|_| parts.loads_predictor);
         if let Some(build) = build_predictor {
             let predictor = build(&parts.fields, &info.config, &mut parts.weights)?;

@@ -4,7 +4,7 @@
 //! and each row's inputs are recorded. The inputs of the rows that are kept are then replayed into the copy: far less work than the rows
 //! were, and the same bits.
 
-use crate::{RecurrentShape, SegmentPart};
+use crate::{SegmentPart, StateShape};
 
 /// Rows that can be recorded: those of a pass of answers.
 pub(crate) const MOST_ROWS: usize = 16;
@@ -17,9 +17,9 @@ pub(crate) struct Recorded {
     rows: usize,
     /// `[rows, channels]`, before the convolution.
     raw: Vec<f32>,
-    /// `[rows, value_heads]`, how much of a value is written.
+    /// `[rows, heads]`, how much of a value is written.
     strength: Vec<f32>,
-    /// `[rows, value_heads]`, the logarithm of what remains of the memory.
+    /// `[rows, heads]`, the logarithm of what remains of the memory.
     decay: Vec<f32>,
 }
 
@@ -93,6 +93,6 @@ impl Recorded {
 }
 
 /// Bytes of the recorded rows of one layer at most.
-pub(crate) fn layer_bytes(shape: &RecurrentShape) -> u64 {
-    (MOST_ROWS * (shape.channels() + 2 * shape.value_heads) * size_of::<f32>()) as u64
+pub(crate) fn layer_bytes(shape: &StateShape) -> u64 {
+    (MOST_ROWS * shape.input_width() * size_of::<f32>()) as u64
 }

@@ -4,97 +4,31 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use riffle_linear::Columns;
 
-use crate::recorded::{self, Recorded};
-use crate::{Decoder, ModelConfig, ModelError};
+use crate::recorded::Recorded;
+use crate::state_shape::MemoryShape;
+use crate::{Decoder, ModelConfig, ModelError, StateShape};
 
-/// The sizes of a model's recurrent layers.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RecurrentShape {
-    /// For each layer of the model whether it is recurrent.
-    pub layers: Vec<bool>,
-    /// Query and key heads of a recurrent layer.
-    pub key_heads: usize,
-    /// Value heads of a recurrent layer, a multiple of the key heads; each has a memory of its own.
-    pub value_heads: usize,
-    /// Width of a query or key head.
-    pub key_dim: usize,
-    /// Width of a value head.
-    pub value_dim: usize,
-    /// Tokens the causal convolution before the recurrence sees, the token itself included.
-    pub kernel: usize,
-}
-
-impl RecurrentShape {
-    pub(crate) fn is_recurrent(&self, layer: usize) -> bool {
-        self.layers.get(layer) == Some(&true)
-    }
-
-    /// Values of all value heads of a token.
-    pub(crate) fn value_width(&self) -> usize {
-        self.value_heads * self.value_dim
-    }
-
-    /// Values of a token that pass the convolution: queries, keys, values.
-    pub(crate) fn channels(&self) -> usize {
-        2 * self.key_heads * self.key_dim + self.value_width()
-    }
-
-    /// Pieces of 64 columns that hold the values of a head.
-    pub(crate) fn column_pieces(&self) -> usize {
-        self.value_dim.div_ceil(Columns::COUNT)
-    }
-
-    /// Pieces of the memory of one value head, `[column piece, key_dim]`.
-    pub(crate) fn head_pieces(&self) -> usize {
-        self.column_pieces() * self.key_dim
-    }
-
-    fn convolution_values(&self) -> usize {
-        (self.kernel - 1) * self.channels()
-    }
-
-    /// Bytes of one layer's state, its position included.
-    fn layer_bytes(&self) -> u64 {
-        let values = self.convolution_values() + self.value_heads * self.head_pieces() * Columns::COUNT;
-        size_of::<u64>() as u64 + (values * size_of::<f32>()) as u64
-    }
-
-    pub(crate) fn bytes(&self) -> u64 {
-        self.count() * self.layer_bytes()
-    }
-
-    /// Bytes of the rows that are recorded to be replayed, at most.
-    pub(crate) fn recorded_bytes(&self) -> u64 {
-        self.count() * recorded::layer_bytes(self)
-    }
-
-    /// Recurrent layers.
-    fn count(&self) -> u64 {
-        self.layers.iter().filter(|recurrent| **recurrent).count() as u64
-    }
-}
-
-/// What recurrent layers keep of the tokens they have read, in f32: for each layer the memories of its heads and the
-/// last inputs of its convolution. Empty for a model without such layers.
+/// The states of the layers of one sequence, in f32: for each layer with a [`StateShape`] the last inputs of its convolution and the
+/// memories of its heads. Empty for a model without such layers. All kinds have one form, in memory and as bytes.
 ///
 /// A copy is a snapshot: [`copy_from`](Self::copy_from) restores it to the bit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RecurrentState {
-    shape: Option<RecurrentShape>,
-    // by layer of the model; `None` for those that hold keys and values
+    // by layer of the model; `None` for a layer without a state
     layers: Vec<Option<LayerState>>,
 }
 
 /// One layer's part.
 #[derive(Debug, Clone)]
 pub(crate) struct LayerState {
+    shape: StateShape,
     /// [`RecurrentLayer::version`].
     version: u64,
     /// Tokens read.
     pub(crate) tokens: usize,
     /// `[kernel - 1, channels]`, the oldest token first; zeros before the first token.
     pub(crate) convolution: Vec<f32>,
-    /// `[value_head, column piece, key_dim]`.
+    /// `[head, column piece, row]`.
     pub(crate) memory: Vec<Columns>,
     /// Inputs since [`RecurrentState::record`], which copies do not have.
     pub(crate) recorded: Recorded,
@@ -103,16 +37,16 @@ pub(crate) struct LayerState {
 impl PartialEq for LayerState {
     fn eq(&self, other: &Self) -> bool {
         // Not the version: what is held may be equal wherever it came from.
-        self.tokens == other.tokens && self.convolution == other.convolution && self.memory == other.memory
+        self.shape == other.shape
+            && self.tokens == other.tokens
+            && self.convolution == other.convolution
+            && self.memory == other.memory
     }
 }
 
 /// One layer's part of a [`RecurrentState`], for who computes the layer elsewhere than in main memory.
 pub struct RecurrentLayer<'a> {
     state: &'a mut LayerState,
-    value_dim: usize,
-    pieces: usize,
-    key_dim: usize,
 }
 
 /// Before the first token.
@@ -121,6 +55,27 @@ const EMPTY: u64 = 0;
 fn next_version() -> u64 {
     static LATEST: AtomicU64 = AtomicU64::new(EMPTY);
     LATEST.fetch_add(1, Ordering::Relaxed) + 1
+}
+
+impl LayerState {
+    /// The state before the first token.
+    pub(crate) fn new(shape: StateShape) -> LayerState {
+        LayerState {
+            version: EMPTY,
+            tokens: 0,
+            convolution: vec![0.0; shape.convolution_values()],
+            memory: vec![Columns::ZERO; shape.memory().pieces()],
+            recorded: Recorded::default(),
+            shape,
+        }
+    }
+
+    /// Takes over tokens, convolution and memories of a state of the same shape.
+    pub(crate) fn copy_from(&mut self, other: &LayerState) {
+        self.tokens = other.tokens;
+        self.convolution.copy_from_slice(&other.convolution);
+        self.memory.copy_from_slice(&other.memory);
+    }
 }
 
 impl RecurrentLayer<'_> {
@@ -135,19 +90,16 @@ impl RecurrentLayer<'_> {
         &self.state.convolution
     }
 
-    /// Copies the memories of the heads to `out`, `[value_heads, key_dim, value_dim]`.
+    /// Copies the memories of the heads to `out`, `[heads, rows, columns]`: of a Gated DeltaNet `[value_heads, key_dim, value_dim]`.
     ///
     /// # Panics
     /// When `out` holds another number of values.
     pub fn copy_memory(&self, out: &mut [f32]) {
-        let heads = self.state.memory.chunks_exact(self.pieces * self.key_dim);
-        let outs = out.chunks_exact_mut(self.key_dim * self.value_dim);
-        assert_eq!(heads.len(), outs.len(), "memories of {} heads", heads.len());
-        for (pieces, out) in heads.zip(outs) {
-            for (row, out) in out.chunks_exact_mut(self.value_dim).enumerate() {
-                for (piece, out) in out.chunks_mut(Columns::COUNT).enumerate() {
-                    out.copy_from_slice(&pieces[piece * self.key_dim + row].0[..out.len()]);
-                }
+        let MemoryShape { heads, rows, columns } = self.state.shape.memory();
+        assert_eq!(out.len(), heads * rows * columns, "memories of {heads} heads");
+        for (at, out) in out.chunks_exact_mut(columns.max(1)).enumerate() {
+            for (piece, out) in out.chunks_mut(Columns::COUNT).enumerate() {
+                out.copy_from_slice(&self.state.memory[self.place(at, piece)].0[..out.len()]);
             }
         }
     }
@@ -159,14 +111,12 @@ impl RecurrentLayer<'_> {
     /// When either holds another number of values.
     pub fn renew(&mut self, tokens: usize, convolution: &[f32], memory: &[f32]) -> u64 {
         self.state.convolution.copy_from_slice(convolution);
-        let heads = self.state.memory.chunks_exact_mut(self.pieces * self.key_dim);
-        let from = memory.chunks_exact(self.key_dim * self.value_dim);
-        assert_eq!(heads.len(), from.len(), "memories of {} heads", heads.len());
-        for (pieces, from) in heads.zip(from) {
-            for (row, from) in from.chunks_exact(self.value_dim).enumerate() {
-                for (piece, from) in from.chunks(Columns::COUNT).enumerate() {
-                    pieces[piece * self.key_dim + row].0[..from.len()].copy_from_slice(from);
-                }
+        let MemoryShape { heads, rows, columns } = self.state.shape.memory();
+        assert_eq!(memory.len(), heads * rows * columns, "memories of {heads} heads");
+        for (at, from) in memory.chunks_exact(columns.max(1)).enumerate() {
+            for (piece, from) in from.chunks(Columns::COUNT).enumerate() {
+                let place = self.place(at, piece);
+                self.state.memory[place].0[..from.len()].copy_from_slice(from);
             }
         }
         self.state.tokens += tokens;
@@ -174,34 +124,32 @@ impl RecurrentLayer<'_> {
         self.state.version = next_version();
         self.state.version
     }
+
+    /// The place in the state's memory of a piece of row `at` of all heads' rows.
+    fn place(&self, at: usize, piece: usize) -> usize {
+        let memory = self.state.shape.memory();
+        let (head, row) = (at / memory.rows, at % memory.rows);
+        head * memory.head_pieces() + piece * memory.rows + row
+    }
 }
 
 impl RecurrentState {
     /// The state before the first token.
     pub fn new(config: &ModelConfig) -> RecurrentState {
-        let Some(shape) = &config.recurrent else {
-            return RecurrentState {
-                shape: None,
-                layers: Vec::new(),
-            };
-        };
-        let empty = LayerState {
-            version: EMPTY,
-            tokens: 0,
-            convolution: vec![0.0; shape.convolution_values()],
-            memory: vec![Columns::ZERO; shape.value_heads * shape.head_pieces()],
-            recorded: Recorded::default(),
-        };
-        let layers = shape.layers.iter().map(|recurrent| recurrent.then(|| empty.clone()));
+        let layers = config.states.iter().map(|shape| shape.map(LayerState::new));
         RecurrentState {
             layers: layers.collect(),
-            shape: Some(shape.clone()),
         }
     }
 
-    /// True if the model has no recurrent layers, so that there is nothing to keep.
+    /// True if the model has no layers with a state, so that there is nothing to keep.
     pub fn is_empty(&self) -> bool {
-        self.shape.is_none()
+        self.layers.iter().all(Option::is_none)
+    }
+
+    /// The shape of each layer's state.
+    fn shapes(&self) -> impl Iterator<Item = Option<StateShape>> {
+        self.layers.iter().map(|layer| layer.as_ref().map(|layer| layer.shape))
     }
 
     /// Tokens every layer has read; `None` where layers disagree, as after a batch that failed half way, or where the
@@ -214,7 +162,7 @@ impl RecurrentState {
 
     /// Bytes of the state in memory and as [`to_bytes`](Self::to_bytes) stores it: [`ModelConfig::recurrent_bytes`].
     pub fn bytes(&self) -> u64 {
-        self.shape.as_ref().map_or(0, RecurrentShape::bytes)
+        self.shapes().flatten().map(|shape| shape.bytes()).sum()
     }
 
     /// Goes back to the state before the first token.
@@ -233,14 +181,13 @@ impl RecurrentState {
     ///
     /// [`ModelError::WrongRecurrentState`] for a state of another model.
     pub fn copy_from(&mut self, other: &RecurrentState) -> Result<(), ModelError> {
-        if self.shape != other.shape {
+        if !self.shapes().eq(other.shapes()) {
             return Err(ModelError::WrongRecurrentState);
         }
         let layers = self.layers.iter_mut().flatten();
         for (layer, other) in layers.zip(other.layers.iter().flatten()) {
-            (layer.version, layer.tokens) = (other.version, other.tokens);
-            layer.convolution.copy_from_slice(&other.convolution);
-            layer.memory.copy_from_slice(&other.memory);
+            layer.copy_from(other);
+            layer.version = other.version;
             layer.recorded.end();
         }
         Ok(())
@@ -272,7 +219,8 @@ impl RecurrentState {
         let reaches = self
             .recorded()
             .is_some_and(|recorded| tokens <= recorded && begins(recorded));
-        if self.shape != start.shape || self.shape != model.config.recurrent || !reaches {
+        let fits = self.shapes().eq(start.shapes()) && self.shapes().eq(model.config.states.iter().copied());
+        if !fits || !reaches {
             return Err(ModelError::WrongRecurrentState);
         }
         let layers = self.layers.iter_mut().zip(&start.layers).zip(&model.layers);
@@ -280,16 +228,14 @@ impl RecurrentState {
             let (Some(layer), Some(start), Some(mixer)) = (layer, start, weights.mixer()) else {
                 continue;
             };
-            layer.convolution.copy_from_slice(&start.convolution);
-            layer.memory.copy_from_slice(&start.memory);
-            layer.tokens = start.tokens;
+            layer.copy_from(start);
             layer.version = next_version();
             mixer.replay(layer, tokens);
         }
         Ok(())
     }
 
-    /// The state as little-endian bytes: for each recurrent layer the tokens it has read as u64, the convolution's
+    /// The state as little-endian bytes: for each layer with a state, of whatever kind, the tokens it has read as u64, the convolution's
     /// inputs and the memories as f32.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.bytes() as usize);
@@ -330,7 +276,7 @@ impl RecurrentState {
         Ok(state)
     }
 
-    /// The part of a layer that is to read from `start_position` on; `None` for one that holds keys and values.
+    /// The part of a layer that is to read from `start_position` on; `None` for a layer without a state.
     ///
     /// # Errors
     ///
@@ -342,19 +288,8 @@ impl RecurrentState {
         layer: usize,
         start_position: usize,
     ) -> Result<Option<RecurrentLayer<'_>>, ModelError> {
-        let sizes = self
-            .shape
-            .as_ref()
-            .map(|shape| (shape.value_dim, shape.column_pieces(), shape.key_dim));
         let state = self.find(config, layer, start_position)?;
-        Ok(state
-            .zip(sizes)
-            .map(|(state, (value_dim, pieces, key_dim))| RecurrentLayer {
-                state,
-                value_dim,
-                pieces,
-                key_dim,
-            }))
+        Ok(state.map(|state| RecurrentLayer { state }))
     }
 
     /// As [`layer`](Self::layer), to be written to.
@@ -377,12 +312,11 @@ impl RecurrentState {
         layer: usize,
         start_position: usize,
     ) -> Result<Option<&mut LayerState>, ModelError> {
-        if self.shape != config.recurrent {
+        let state = self.layers.get_mut(layer).and_then(Option::as_mut);
+        if state.as_ref().map(|state| state.shape) != config.state_of(layer) {
             return Err(ModelError::WrongRecurrentState);
         }
-        let Some(Some(state)) = self.layers.get_mut(layer) else {
-            return Ok(None);
-        };
+        let Some(state) = state else { return Ok(None) };
         if state.tokens != start_position {
             return Err(ModelError::RecurrentPosition {
                 layer,

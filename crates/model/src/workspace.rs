@@ -73,7 +73,7 @@ impl Sizes {
             attended: most(AttentionShape::attended_width),
             hidden: config.hidden_size,
             intermediate: config.intermediate_size,
-            mixer: config.mixer_width,
+            mixer: config.mixer_width(),
             rotary_dim: config.rotary_dim,
             rotary_tables: config.rotary_tables,
         }

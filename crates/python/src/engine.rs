@@ -152,7 +152,7 @@ impl PyEngine {
             "head_dim": config.head_dim,
             "vocabulary": config.vocab_size,
             "most_positions": config.max_position,
-            "has_recurrent_layers": config.recurrent.is_some(),
+            "has_recurrent_layers": config.has_states(),
             "has_chat_template": engine.chat_template().is_some(),
         })
         .to_string())

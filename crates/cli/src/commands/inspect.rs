@@ -33,6 +33,7 @@ fn as_json(info: &ModelInfo, with_tensors: bool) -> Value {
         "layers": config.layers,
         "attention_layers": config.attention_layers(),
         "recurrent_bytes": config.recurrent_bytes(),
+        "state_kinds": state_kinds(config),
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
         "heads": config.heads,
@@ -80,6 +81,17 @@ fn as_json(info: &ModelInfo, with_tensors: bool) -> Value {
     value
 }
 
+/// The kinds of states that layers keep, each once.
+fn state_kinds(config: &ModelConfig) -> Vec<&'static str> {
+    let mut kinds = Vec::new();
+    for (_, shape) in config.state_layers() {
+        if !kinds.contains(&shape.kind()) {
+            kinds.push(shape.kind());
+        }
+    }
+    kinds
+}
+
 /// Tensors and bytes of each element format.
 fn by_format(tensors: &[TensorInfo]) -> BTreeMap<String, (usize, u64)> {
     let mut formats = BTreeMap::<String, (usize, u64)>::new();
@@ -106,10 +118,11 @@ fn described(info: &ModelInfo) -> String {
             tokenizer.eos.as_deref().map_or("none".to_owned(), name),
         )
     });
-    let recurrent = match config.recurrent_layers() {
+    let recurrent = match config.state_layers().count() {
         0 => String::new(),
         layers => format!(
-            ", {layers} of them recurrent with a state of {}",
+            ", {layers} of them recurrent ({}) with a state of {}",
+            state_kinds(config).join(", "),
             human_bytes(config.recurrent_bytes())
         ),
     };

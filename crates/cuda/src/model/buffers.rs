@@ -51,10 +51,7 @@ pub(super) const LOGIT_ROWS: usize = 64;
 pub fn forward_bytes(config: &ModelConfig, batch_tokens: usize) -> u64 {
     let sizes = Sizes::new(config, batch_tokens);
     let widest = config.hidden_size.max(config.intermediate_size).max(sizes.query_width);
-    let value_width = config
-        .recurrent
-        .as_ref()
-        .map_or(0, |shape| shape.value_heads * shape.value_dim);
+    let value_width = config.gated_delta_net().map_or(0, |shape| shape.value_width());
     let widest = widest.max(value_width);
     // Activations in 16 bits, or in 8 with scales.
     let scratch = sizes.block.max(LOGIT_ROWS) * 2 * widest;

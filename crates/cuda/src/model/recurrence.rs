@@ -26,7 +26,7 @@ pub(super) struct DeviceMixer {
 
 /// The sizes of a model's recurrent layers; `None` where it has none.
 fn sizes(config: &ModelConfig) -> Option<(DeltaShape, usize)> {
-    let shape = config.recurrent.as_ref()?;
+    let shape = config.gated_delta_net()?;
     let delta = DeltaShape {
         key_heads: shape.key_heads,
         value_heads: shape.value_heads,
@@ -122,12 +122,12 @@ impl Recurrence {
         let value_width = shape.value_heads * shape.value_dim;
         let row = 2 * (shape.channels() + value_width + shape.value_heads);
         let kept = (kernel - 1) * shape.channels() + shape.memory_values();
-        let layers = config.layers - config.attention_layers();
+        let layers = config.state_layers().count();
         4 * (block * row + layers * kept) + ops::delta_scratch_bytes(&shape, block)
     }
 
     pub(super) fn new(gpu: &Gpu, config: &ModelConfig, block: usize) -> Result<Option<Self>, CudaError> {
-        let (Some((shape, kernel)), Some(recurrent)) = (sizes(config), &config.recurrent) else {
+        let Some((shape, kernel)) = sizes(config) else {
             return Ok(None);
         };
         let floats = |count: usize| gpu.allocate(4 * count);
@@ -139,10 +139,7 @@ impl Recurrence {
                 version: None,
             })
         };
-        let layers = recurrent
-            .layers
-            .iter()
-            .map(|recurrent| recurrent.then(kept).transpose());
+        let layers = config.states.iter().map(|state| state.map(|_| kept()).transpose());
         Ok(Some(Self {
             layers: layers.collect::<Result<_, CudaError>>()?,
             raw: floats(block * channels)?,

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use riffle_linear::PackedMatrix;
-use riffle_model::{Activation, Attention, Decoder, Layer, Mlp, ModelConfig, Norm, Projection, Rotary, Rows, Step};
+use riffle_model::{
+    Activation, Attention, Decoder, Layer, Mixer, Mlp, ModelConfig, Norm, Projection, Rotary, Rows, Step,
+};
 
 use super::recurrence::DeviceMixer;
 use crate::ops::{self, DeviceMatrix};
@@ -239,7 +241,10 @@ impl Upload<'_> {
                 to,
             },
             Step::FeedForward(mlp) => DeviceStep::FeedForward(self.mlp(&mlp)?),
-            Step::Recur(mixer) => DeviceStep::Recur(Box::new(DeviceMixer::upload(self, config, &mixer)?)),
+            Step::Recur(Mixer::GatedDeltaNet(mixer)) => {
+                DeviceStep::Recur(Box::new(DeviceMixer::upload(self, config, &mixer)?))
+            }
+            Step::Recur(_) => unreachable!("engines refuse a device for other states"),
             Step::OpenGate { norm, gate } => DeviceStep::OpenGate {
                 norm: self.norm(&norm)?,
                 gate: self.projection(&gate)?,

@@ -66,7 +66,7 @@ impl TokenSelection {
     /// Refuses models and options with which upper layers cannot read fewer tokens.
     pub(crate) fn check(&self, config: &ModelConfig, options: &EngineOptions) -> Result<(), EngineError> {
         let refused = |why: String| Err(EngineError::option(OPTION, self, why));
-        if config.recurrent.is_some() {
+        if config.has_states() {
             return refused("recurrent layers read every token: leave it out for this model".to_owned());
         }
         if config.windows.iter().any(Option::is_some) {

@@ -77,7 +77,7 @@ impl Holdings {
             pool.watch_rows(&exact.pages_identity());
             if has_prefix_cache {
                 let identity = Origin::of_pages(engine, &exact)?.to_bytes();
-                let is_recurrent = engine.model().config().recurrent.is_some();
+                let is_recurrent = engine.model().config().has_states();
                 listing = Some(PrefixListing::new(pool.shape(), &identity, is_recurrent));
             }
         }
@@ -194,7 +194,7 @@ impl Scheduler {
         };
         holdings.take_rows(self.pool.take_row_changes());
         holdings.refresh_listing(self.disk.as_ref().map(|disk| disk.cache()));
-        if self.engine.model().config().recurrent.is_some() {
+        if self.engine.model().config().has_states() {
             holdings.take_states(self.held_states());
         }
         let changes = std::mem::take(&mut holdings.changes);

@@ -4,8 +4,8 @@ use riffle_model::{Decoder, ModelConfig, RecurrentState};
 
 use crate::EngineError;
 
-/// The state of the layers that hold no keys and values, with copies of it: from before the latest prompt, from the end of its
-/// latest batch, and from the latest checkpoint. Empty for models without such layers.
+/// The states of recurrent layers, with copies of them: from before the latest prompt, from the end of its latest batch, and from the
+/// latest checkpoint. Empty for models without such layers.
 pub(crate) struct Recurrence {
     pub(crate) state: RecurrentState,
     before_prompt: RecurrentState,
@@ -24,7 +24,7 @@ impl Recurrence {
         }
     }
 
-    /// True if layers of the model hold such a state in place of keys and values.
+    /// True if layers of the model keep a state besides keys and values.
     pub(crate) fn is_recurrent(&self) -> bool {
         !self.state.is_empty()
     }

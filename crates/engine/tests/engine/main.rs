@@ -18,6 +18,7 @@ mod joined;
 mod layer_attention;
 mod long_rotation;
 mod mixed;
+mod mixed_states;
 mod plan;
 mod policies;
 mod precision;

@@ -1,5 +1,7 @@
 //! A made-up model whose layers differ in all that attention may differ in, and what it computes in f64.
 
+mod states;
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -66,6 +68,9 @@ fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelEr
     config.attention_scale = SCALE;
     config.rotary_dim = 64;
     config.rotary_tables = 3;
+    if fields.flag("has_states", false)? {
+        states::configure(&mut config);
+    }
     Ok(config)
 }
 
@@ -80,6 +85,12 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
     for layer in 0..LAYERS.len() {
         let layer = build_layer(layer, &rotaries, weights)?;
         decoder.layers.push(layer);
+    }
+    if config.has_states() {
+        for layer in 0..states::COUNT {
+            let layer = states::build(layer, (1, &rotaries[1]), weights)?;
+            decoder.layers.push(layer);
+        }
     }
     Ok(decoder)
 }
@@ -192,13 +203,25 @@ fn weights(name: &str, shape: &[usize]) -> Vec<f32> {
 
 /// Writes the model to a folder.
 pub fn write(folder: &Path) {
+    write_layers(folder, false);
+}
+
+/// Writes the model to a folder, with layers that keep a state behind the others.
+pub fn write_with_states(folder: &Path) {
+    write_layers(folder, true);
+}
+
+fn write_layers(folder: &Path, has_states: bool) {
+    let states = if has_states { states::tensors() } else { Vec::new() };
+    let layers = if has_states { states::COUNT } else { 0 };
     let config = serde_json::json!({
         "architectures": ["MadeForCausalLM"],
         "model_type": "made",
         "vocab_size": VOCABULARY,
         "hidden_size": HIDDEN,
         "intermediate_size": INNER,
-        "num_hidden_layers": LAYERS.len(),
+        "num_hidden_layers": LAYERS.len() + layers,
+        "has_states": has_states,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 32,
@@ -207,7 +230,7 @@ pub fn write(folder: &Path) {
         "tie_word_embeddings": false,
     });
     std::fs::write(folder.join("config.json"), config.to_string()).expect("a file");
-    let tensors = tensors().into_iter().map(|(name, shape)| {
+    let tensors = tensors().into_iter().chain(states).map(|(name, shape)| {
         let bytes = weights(&name, &shape)
             .iter()
             .flat_map(|weight| weight.to_le_bytes())
@@ -272,6 +295,22 @@ type RowsOf = Vec<Vec<f64>>;
 
 /// The logits of every token, `[tokens][vocabulary]`, in f64.
 pub fn logits(tokens: &[u32]) -> Vec<Vec<f64>> {
+    project(
+        "lm_head.weight",
+        VOCABULARY,
+        &normed("model.norm.weight", &read(tokens)),
+    )
+}
+
+/// The logits of every token of the model with states.
+pub fn logits_with_states(tokens: &[u32]) -> Vec<Vec<f64>> {
+    let mut hidden = read(tokens);
+    states::read(&mut hidden);
+    project("lm_head.weight", VOCABULARY, &normed("model.norm.weight", &hidden))
+}
+
+/// The rows behind the layers without a state.
+fn read(tokens: &[u32]) -> RowsOf {
     let embedding = weights("model.embed_tokens.weight", &[VOCABULARY, HIDDEN]);
     let row = |token: &u32| {
         embedding[*token as usize * HIDDEN..][..HIDDEN]
@@ -310,7 +349,7 @@ pub fn logits(tokens: &[u32]) -> Vec<Vec<f64>> {
         add(&mut hidden, &project(&name("down.weight"), HIDDEN, &inner));
         cached.push(own);
     }
-    project("lm_head.weight", VOCABULARY, &normed("model.norm.weight", &hidden))
+    hidden
 }
 
 /// The attention result of a row, `[heads, value_width]`.

@@ -74,6 +74,12 @@ pub(super) fn silu(x: f32) -> f32 {
     x / (1.0 + exp(-x))
 }
 
+/// ln(1 + e^x).
+pub(super) fn softplus(x: f32) -> f32 {
+    // Beyond 20 the one is lost in rounding.
+    if x > 20.0 { x } else { x.exp().ln_1p() }
+}
+
 #[inline(always)]
 fn gelu_tanh(x: f32) -> f32 {
     // 0.5 (1 + tanh u) = sigmoid(2u), which spares the cancellation in 1 + tanh u.

@@ -3,20 +3,26 @@
 mod activation;
 mod attention;
 mod gated_delta_net;
+mod mamba2;
+mod mixer;
 mod mlp;
 mod norm;
 mod projection;
+mod recurrence;
 mod rotary;
 mod rows;
+mod short_convolution;
 
 pub use activation::Activation;
 pub(crate) use activation::sigmoid_gate;
 pub use attention::{Attention, KeyValue};
-pub(crate) use gated_delta_net::DeltaNetStorage;
-pub use gated_delta_net::GatedDeltaNet;
+pub use gated_delta_net::{DeltaNetStorage, GatedDeltaNet};
+pub use mamba2::{Mamba2, Mamba2Norm, Mamba2Settings};
+pub use mixer::Mixer;
 pub use mlp::Mlp;
 pub use norm::Norm;
 pub use projection::Projection;
 pub(crate) use rotary::RotaryTable;
 pub use rotary::{Rotary, RotarySettings};
 pub(crate) use rows::{add, for_rows};
+pub use short_convolution::ShortConvolution;

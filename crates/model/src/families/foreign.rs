@@ -144,11 +144,18 @@ pub(crate) fn check_layer_types(fields: &Fields, config: &ModelConfig) -> Result
     }
     for (layer, named) in types.iter().enumerate() {
         let slides = config.windows.get(layer).is_some_and(Option::is_some);
-        let recurs = config.recurrent.as_ref().is_some_and(|shape| shape.is_recurrent(layer));
-        let found = match (slides, recurs) {
-            (true, _) => "sliding_attention",
-            (_, true) => "linear_attention",
-            _ => "full_attention",
+        let found = match (config.state_of(layer), config.is_attention(layer)) {
+            (Some(_), true) => "hybrid",
+            (Some(shape), false) => shape.layer_type(),
+            (None, true) if slides => "sliding_attention",
+            (None, true) => "full_attention",
+            (None, false) => "mlp",
+        };
+        // Older files name two kinds otherwise.
+        let named = match named.as_str() {
+            "mamba" => "linear_attention",
+            "attention" => "full_attention",
+            named => named,
         };
         if named != found {
             let problem = format!("layer {layer} is {named:?}, by the other settings it is {found}");

@@ -103,6 +103,7 @@ pub(crate) fn configure(
     foreign::refuse(fields, family, &architecture)?;
     let config = (family.configure)(fields, &architecture)?;
     foreign::check_layer_types(fields, &config)?;
+    config.check_states(fields)?;
     config.check_attention(fields)?;
     Ok((family, config))
 }

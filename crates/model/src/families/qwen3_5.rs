@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use super::{Family, added_to_norms, gated_mlp, norm_plus};
 use crate::blocks::{
-    Activation, Attention, DeltaNetStorage, GatedDeltaNet, KeyValue, Norm, Projection, Rotary, RotarySettings,
+    Activation, Attention, DeltaNetStorage, GatedDeltaNet, KeyValue, Mixer, Norm, Projection, Rotary, RotarySettings,
 };
 use crate::decoder::Decoder;
 use crate::fields::Fields;
 use crate::layer::{Layer, Rows, Step, feed_forward};
 use crate::weights::Checkpoint;
-use crate::{ModelConfig, ModelError, Predictor, RecurrentShape};
+use crate::{GatedDeltaNetShape, ModelConfig, ModelError, Predictor, StateShape};
 
 pub(super) const FAMILY: Family = Family::new(
     &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"],
@@ -42,9 +42,10 @@ fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelEr
     if Activation::from_fields(&fields, "hidden_act", "silu")? != Activation::Silu {
         return Err(fields.error("hidden_act", "must be silu in this architecture"));
     }
-    let shape = recurrent_shape(&fields, config.layers)?;
-    config.mixer_width = GatedDeltaNet::scratch_width(&shape).max(config.query_width());
-    config.recurrent = shape.layers.contains(&true).then_some(shape);
+    let layers = recurrent_layers(&fields, config.layers)?;
+    let shape = StateShape::GatedDeltaNet(recurrent_shape(&fields)?);
+    config.states = layers.into_iter().map(|recurrent| recurrent.then_some(shape)).collect();
+    config.gate_width = config.query_width();
     if config.attention_layers() == 0 {
         return Err(fields.error(
             "layer_types",
@@ -54,7 +55,8 @@ fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelEr
     Ok(config)
 }
 
-fn recurrent_shape(fields: &Fields, layers: usize) -> Result<RecurrentShape, ModelError> {
+/// For each layer true if it is recurrent.
+fn recurrent_layers(fields: &Fields, layers: usize) -> Result<Vec<bool>, ModelError> {
     let types = fields.texts("layer_types")?;
     if !types.is_empty() && types.len() != layers {
         let problem = format!("lists {} layers, the model has {layers}", types.len());
@@ -70,14 +72,17 @@ fn recurrent_shape(fields: &Fields, layers: usize) -> Result<RecurrentShape, Mod
             Err(fields.error("layer_types", problem))
         }
     };
+    (0..layers).map(is_recurrent).collect()
+}
+
+fn recurrent_shape(fields: &Fields) -> Result<GatedDeltaNetShape, ModelError> {
     let size = |name: &str| -> Result<usize, ModelError> {
         match fields.size(name)? {
             size if size <= LARGEST_HEAD => Ok(size),
             size => Err(fields.error(name, format!("{size} is not plausible, {LARGEST_HEAD} is the limit"))),
         }
     };
-    let shape = RecurrentShape {
-        layers: (0..layers).map(is_recurrent).collect::<Result<_, _>>()?,
+    let shape = GatedDeltaNetShape {
         key_heads: size("linear_num_key_heads")?,
         value_heads: size("linear_num_value_heads")?,
         key_dim: size("linear_key_head_dim")?,
@@ -99,8 +104,7 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
     let final_norm = mixers.norm(weights, "model.norm", config.hidden_size)?;
     let mut decoder = Decoder::new(config, weights, final_norm)?;
     for layer in 0..config.layers {
-        let recurrent = config.recurrent.as_ref().filter(|shape| shape.is_recurrent(layer));
-        let layer = mixers.layer(weights, &format!("model.layers.{layer}"), recurrent)?;
+        let layer = mixers.layer(weights, &format!("model.layers.{layer}"), config.state_of(layer))?;
         decoder.layers.push(layer);
     }
     Ok(decoder)
@@ -149,17 +153,14 @@ impl<'a> Mixers<'a> {
     }
 
     /// A layer whose tensors' names begin with `name`, recurrent or of attention.
-    fn layer(
-        &self,
-        weights: &mut Checkpoint,
-        name: &str,
-        recurrent: Option<&RecurrentShape>,
-    ) -> Result<Layer, ModelError> {
+    fn layer(&self, weights: &mut Checkpoint, name: &str, state: Option<StateShape>) -> Result<Layer, ModelError> {
         let (config, name) = (self.config, |part: &str| format!("{name}.{part}"));
         let mixer_norm = Arc::new(self.norm(weights, &name("input_layernorm"), config.hidden_size)?);
-        let (attention, mut steps) = match recurrent {
-            Some(shape) => (None, self.recurrent(weights, &name("linear_attn"), shape, mixer_norm)?),
-            None => {
+        let (attention, mut steps) = match state {
+            Some(StateShape::GatedDeltaNet(shape)) => {
+                (None, self.recurrent(weights, &name("linear_attn"), &shape, mixer_norm)?)
+            }
+            _ => {
                 let (attention, steps) = self.attention(weights, &name("self_attn"), mixer_norm)?;
                 (Some(attention), steps)
             }
@@ -179,7 +180,7 @@ impl<'a> Mixers<'a> {
         &self,
         weights: &mut Checkpoint,
         name: &str,
-        shape: &RecurrentShape,
+        shape: &GatedDeltaNetShape,
         norm: Arc<Norm>,
     ) -> Result<Vec<Step>, ModelError> {
         let (hidden, epsilon) = (self.config.hidden_size, self.config.norm_epsilon);
@@ -189,7 +190,7 @@ impl<'a> Mixers<'a> {
             from: Rows::Hidden,
             to: Rows::Normed,
         };
-        Ok(vec![normalise, Step::Recur(Box::new(mixer))])
+        Ok(vec![normalise, Step::Recur(Mixer::GatedDeltaNet(Box::new(mixer)))])
     }
 
     /// Attention, and what is done with its result.

@@ -43,9 +43,10 @@ fn check_against(model: &Path, case: &Path) {
         let split = logits_of(&model, &expected.tokens, batch_tokens);
         let difference = largest_difference(split, whole.iter().copied());
         // Recurrent layers compute chunks of 64 tokens, and parts of one with other roundings.
-        let rounding = match &model.config.recurrent {
-            Some(_) if !batch_tokens.is_multiple_of(64) => ROUNDING * scale(&whole),
-            _ => 0.0,
+        let rounding = if model.config.has_states() && !batch_tokens.is_multiple_of(64) {
+            ROUNDING * scale(&whole)
+        } else {
+            0.0
         };
         println!("{}: batches of {batch_tokens} differ by {difference:e}", case.display());
         assert!(
@@ -305,7 +306,7 @@ fn quantised_logits_are_those_of_the_dequantised_weights_and_activations_of_8_bi
         let model = load_model(directory.join(format!("{case}.gguf")));
         let expected = Expected::read(&directory.join(format!("{case}.safetensors")));
         let whole = logits_of(&model, &expected.tokens, expected.tokens.len());
-        let recurrent = model.config.recurrent.is_some();
+        let recurrent = model.config.has_states();
         let check = |logits: &[f32], batch: &str| {
             let rows = expected.row_differences(logits);
             // An activation that lies between two steps may be rounded to the other one, which moves it by 0.4%. It is then

@@ -1,58 +1,75 @@
-//! The causal convolution of each channel over its last few tokens, followed by SiLU.
+//! The causal convolution of each channel over its last few tokens.
 
 use crate::ModelError;
 use crate::blocks::activation::silu;
 use crate::blocks::rows::for_rows;
 use crate::weights::Checkpoint;
 
-pub(super) struct Convolution {
+pub(crate) struct Convolution {
     // [kernel, channels], the oldest token first
     taps: Vec<f32>,
+    // [channels]
+    bias: Option<Vec<f32>>,
     channels: usize,
+    /// True if SiLU follows.
+    has_silu: bool,
 }
 
 impl Convolution {
-    /// Takes `[channels, 1, kernel]`, or `[channels, kernel]` as GGUF files have it.
-    pub(super) fn load(
+    /// Takes `{name}.weight`, `[channels, 1, kernel]` or, as GGUF files have it, `[channels, kernel]`, and, if asked for, `{name}.bias`.
+    pub(crate) fn load(
         weights: &mut Checkpoint,
         name: &str,
         channels: usize,
         kernel: usize,
+        biased: bool,
     ) -> Result<Convolution, ModelError> {
-        let flat = weights.info(name).is_some_and(|info| info.shape.len() == 2);
+        let weight = format!("{name}.weight");
+        let flat = weights.info(&weight).is_some_and(|info| info.shape.len() == 2);
         let values = if flat {
-            weights.array(name, &[channels, kernel])?
+            weights.array(&weight, &[channels, kernel])?
         } else {
-            weights.array(name, &[channels, 1, kernel])?
+            weights.array(&weight, &[channels, 1, kernel])?
         };
-        Ok(Convolution::new(&values, channels))
+        let bias = biased.then(|| weights.vector(&format!("{name}.bias"), channels));
+        Ok(Convolution::new(&values, bias.transpose()?, channels))
     }
 
     /// From `values`, `[channels, kernel]`.
-    fn new(values: &[f32], channels: usize) -> Convolution {
+    fn new(values: &[f32], bias: Option<Vec<f32>>, channels: usize) -> Convolution {
         let kernel = values.len() / channels;
         let taps = (0..values.len()).map(|at| values[at % channels * kernel + at / channels]);
         Convolution {
             taps: taps.collect(),
+            bias,
             channels,
+            has_silu: false,
         }
     }
 
-    pub(super) fn taps(&self) -> &[f32] {
+    /// The same, followed by SiLU.
+    pub(crate) fn with_silu(self) -> Convolution {
+        Convolution { has_silu: true, ..self }
+    }
+
+    pub(crate) fn taps(&self) -> &[f32] {
         &self.taps
     }
 
-    pub(super) fn channels(&self) -> usize {
+    pub(crate) fn channels(&self) -> usize {
         self.channels
     }
 
-    /// `output[row, c] = silu(Σ taps[tap, c] · input[row + tap - (kernel - 1), c])`, both `[rows, channels]`; `before`,
+    /// `output[row, c] = bias[c] + Σ taps[tap, c] · input[row + tap - (kernel - 1), c]`, both `[rows, channels]`; `before`,
     /// `[kernel - 1, channels]`, stands for the rows before the first and becomes the last rows of `input`.
-    pub(super) fn apply(&self, before: &mut [f32], input: &[f32], output: &mut [f32]) {
+    pub(crate) fn apply(&self, before: &mut [f32], input: &[f32], output: &mut [f32]) {
         let channels = self.channels;
         let earlier = before.len() / channels;
         for_rows(output, channels, |row, output| {
-            output.fill(0.0);
+            match &self.bias {
+                Some(bias) => output.copy_from_slice(bias),
+                None => output.fill(0.0),
+            }
             for (tap, taps) in self.taps.chunks_exact(channels).enumerate() {
                 let at = row + tap;
                 let source = match at.checked_sub(earlier) {
@@ -63,8 +80,15 @@ impl Convolution {
                     *output += tap * source;
                 }
             }
-            output.iter_mut().for_each(|value| *value = silu(*value));
+            if self.has_silu {
+                output.iter_mut().for_each(|value| *value = silu(*value));
+            }
         });
+        Self::keep_last(before, input);
+    }
+
+    /// Keeps the last rows of `input` for those that follow.
+    pub(crate) fn keep_last(before: &mut [f32], input: &[f32]) {
         if input.len() >= before.len() {
             before.copy_from_slice(&input[input.len() - before.len()..]);
         } else {
@@ -75,8 +99,8 @@ impl Convolution {
     }
 
     /// Bytes in memory.
-    pub(super) fn bytes(&self) -> u64 {
-        4 * self.taps.len() as u64
+    pub(crate) fn bytes(&self) -> u64 {
+        4 * (self.taps.len() + self.bias.as_ref().map_or(0, Vec::len)) as u64
     }
 }
 
@@ -94,7 +118,8 @@ mod tests {
     fn every_split_of_the_rows_gives_the_bits_of_the_formula() {
         let (channels, kernel, rows) = (5, 4, 40);
         let (weights, input) = (values(channels * kernel, 1), values(rows * channels, 2));
-        let convolution = Convolution::new(&weights, channels);
+        let bias = values(channels, 3);
+        let convolution = Convolution::new(&weights, Some(bias.clone()), channels).with_silu();
         let exact = |row: usize, channel: usize| {
             let sum: f64 = (0..kernel)
                 .filter(|tap| row + tap + 1 >= kernel)
@@ -103,6 +128,7 @@ mod tests {
                     f64::from(weights[channel * kernel + tap]) * f64::from(source)
                 })
                 .sum();
+            let sum = sum + f64::from(bias[channel]);
             sum / (1.0 + (-sum).exp())
         };
         let mut whole = Vec::new();

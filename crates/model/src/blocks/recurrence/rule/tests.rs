@@ -2,7 +2,7 @@ use super::*;
 
 /// Head sizes, the number of tokens and what they hold.
 struct Case {
-    shape: RecurrentShape,
+    shape: GatedDeltaNetShape,
     rows: usize,
     mixed: Vec<f32>,
     strength: Vec<f32>,
@@ -26,8 +26,7 @@ impl Case {
         rows: usize,
         strongest: f32,
     ) -> Case {
-        let shape = RecurrentShape {
-            layers: vec![true],
+        let shape = GatedDeltaNetShape {
             key_heads,
             value_heads,
             key_dim,
@@ -45,8 +44,12 @@ impl Case {
         }
     }
 
+    fn rule(&self) -> Rule {
+        Rule::delta(&self.shape, false)
+    }
+
     fn memory(&self) -> Vec<Columns> {
-        vec![Columns::ZERO; self.shape.value_heads * self.shape.head_pieces()]
+        vec![Columns::ZERO; self.rule().memory().pieces()]
     }
 
     /// Reads tokens `first..first + rows` as if the first stood at its index; `[value_head, rows, value_dim]`.
@@ -66,7 +69,7 @@ impl Case {
             decay: &self.decay[first * heads..],
         };
         let mut read = vec![0.0; rows * self.shape.value_width()];
-        Rule::new(&self.shape, false).apply(&tokens, memory, &mut read);
+        self.rule().apply(&tokens, memory, &mut read);
         read
     }
 
@@ -86,7 +89,7 @@ impl Case {
 
     /// The recurrence in f64: reads `[value_head, rows, value_dim]` and memories `[value_head, key_dim, value_dim]`.
     fn reference(&self) -> (Vec<f64>, Vec<f64>) {
-        let RecurrentShape {
+        let GatedDeltaNetShape {
             key_heads,
             value_heads,
             key_dim,
@@ -138,7 +141,7 @@ fn cases() -> Vec<Case> {
 fn chunks_and_single_tokens_equal_the_recurrence_in_f64() {
     for case in cases() {
         let (reads, memories) = case.reference();
-        let RecurrentShape { key_dim, value_dim, .. } = case.shape;
+        let GatedDeltaNetShape { key_dim, value_dim, .. } = case.shape;
         for piece in [case.rows, 1, 3, 17, 64, 100] {
             let (read, memory) = case.read_in_pieces(piece);
             let largest = read
@@ -149,7 +152,7 @@ fn chunks_and_single_tokens_equal_the_recurrence_in_f64() {
             assert!(largest < 2e-6, "{:?} in {piece}: {largest:e}", case.shape);
             for (at, expected) in memories.iter().enumerate() {
                 let (head, row, column) = (at / value_dim / key_dim, at / value_dim % key_dim, at % value_dim);
-                let piece = head * case.shape.column_pieces() + column / Columns::COUNT;
+                let piece = head * case.rule().memory().column_pieces() + column / Columns::COUNT;
                 let found = memory[piece * key_dim + row].0[column % Columns::COUNT];
                 assert!(
                     (f64::from(found) - expected).abs() < 1e-5,
@@ -158,6 +161,39 @@ fn chunks_and_single_tokens_equal_the_recurrence_in_f64() {
                 );
             }
         }
+    }
+}
+
+/// Prints a rate; run it alone: `cargo test --release -p riffle-model --lib recurrence -- --ignored --nocapture`.
+#[test]
+#[ignore = "a rate"]
+fn the_additive_rule_reads_a_prompt_of_the_largest_mamba2() {
+    const TOKENS: usize = 4096;
+    let shape = Mamba2Shape {
+        heads: 80,
+        head_dim: 64,
+        state_width: 128,
+        groups: 1,
+        kernel: 4,
+    };
+    let rule = Rule::additive(&shape);
+    let mixed: Vec<f32> = noise(TOKENS * shape.channels(), 1).collect();
+    let steps: Vec<f32> = noise(TOKENS * shape.heads, 2).map(|x| 0.5 + 0.4 * x).collect();
+    let decay: Vec<f32> = steps.iter().map(|step| -0.1 * step).collect();
+    for one_by_one in [false, true] {
+        let tokens = HeadTokens {
+            start_position: 0,
+            one_by_one,
+            rows: TOKENS,
+            mixed: &mixed,
+            strength: &steps,
+            decay: &decay,
+        };
+        let mut read = vec![0.0; TOKENS * shape.inner_width()];
+        let start = std::time::Instant::now();
+        rule.apply(&tokens, &mut vec![Columns::ZERO; rule.memory().pieces()], &mut read);
+        let rate = TOKENS as f64 / start.elapsed().as_secs_f64();
+        println!("one by one {one_by_one}: {rate:.0} tokens/s in a layer");
     }
 }
 
@@ -199,7 +235,7 @@ fn tiled_heads_read_the_keys_of_another_head() {
         decay: &case.decay,
     };
     let mut tiled = vec![0.0; case.rows * case.shape.value_width()];
-    Rule::new(&case.shape, true).apply(&tokens, &mut case.memory(), &mut tiled);
+    Rule::delta(&case.shape, true).apply(&tokens, &mut case.memory(), &mut tiled);
     let grouped = case.read(&mut case.memory(), 0, case.rows);
     let head = |reads: &[f32], head: usize| reads[head * case.rows * 8..][..case.rows * 8].to_vec();
     for same in [0, 3] {

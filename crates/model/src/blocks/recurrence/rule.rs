@@ -1,9 +1,9 @@
-//! The gated delta rule. For each token a head's memory `S`, `[key_dim, value_dim]`, decays and learns what its key
-//! should have read:
+//! The rules of layers with a matrix for each head. For each token a head's memory `S`, `[key_dim, value_dim]`, decays and takes a write:
 //!
 //! ```text
 //! S ← exp(decay) S
-//! S ← S + key ⊗ strength (value − Sᵀ key)
+//! S ← S + key ⊗ strength (value − Sᵀ key)    the gated delta rule
+//! S ← S + key ⊗ strength value               the additive rule of Mamba2
 //! read = Sᵀ query
 //! ```
 //!
@@ -17,14 +17,16 @@
 //! ```
 //!
 //! and then `read[i] = D[i] Sᵀ query[i] + Σ_{j≤i} D[i,j] (query[i]·key[j]) W[j]` and
-//! `S ← D[n] S + Σ_j D[n,j] key[j] ⊗ W[j]` are products of matrices. Heads run in parallel.
+//! `S ← D[n] S + Σ_j D[n,j] key[j] ⊗ W[j]` are products of matrices. The additive rule has `W[i] = strength[i] value[i]` and no system
+//! to solve. Heads run in parallel.
 
 use rayon::prelude::*;
 use riffle_linear::Columns;
 
-use crate::RecurrentShape;
 use crate::blocks::activation::exp;
 use crate::blocks::norm::lane_sum;
+use crate::state_shape::MemoryShape;
+use crate::{GatedDeltaNetShape, Mamba2Shape, StateShape};
 
 /// Tokens read at once: chunks end at multiples of it, whatever the batch begins with.
 const CHUNK: usize = Columns::COUNT;
@@ -35,31 +37,36 @@ const SOLVE_ROWS: usize = 8;
 /// Added to the squared length of queries and keys.
 const EPSILON: f32 = 1e-6;
 
-/// The sizes of the heads and how they lie in a row.
+/// The sizes of the heads, how they lie in a row, and how their memories are written.
 #[derive(Debug)]
-pub(super) struct Rule {
+pub(crate) struct Rule {
+    memory: MemoryShape,
+    /// Heads that queries and keys have.
     key_heads: usize,
-    value_heads: usize,
-    key_dim: usize,
-    value_dim: usize,
-    /// Pieces of 64 columns in a value head.
-    pieces: usize,
+    /// Values of a row.
+    channels: usize,
+    /// Places of the first query, key and value in a row.
+    queries_at: usize,
+    keys_at: usize,
+    values_at: usize,
     heads_tiled: bool,
+    /// True for the gated delta rule, whose queries and keys have unit length; false for the additive rule.
+    is_delta: bool,
 }
 
 /// What all heads read of some consecutive tokens.
-pub(super) struct HeadTokens<'a> {
+pub(crate) struct HeadTokens<'a> {
     /// Position of the first.
-    pub(super) start_position: usize,
+    pub(crate) start_position: usize,
     /// They are read one by one, however many they are.
-    pub(super) one_by_one: bool,
-    pub(super) rows: usize,
+    pub(crate) one_by_one: bool,
+    pub(crate) rows: usize,
     // [rows, channels]: queries and keys of every key head, values of every value head
-    pub(super) mixed: &'a [f32],
+    pub(crate) mixed: &'a [f32],
     // [rows, value_heads], how much of a value is written
-    pub(super) strength: &'a [f32],
+    pub(crate) strength: &'a [f32],
     // [rows, value_heads], the logarithm of what remains of the memory
-    pub(super) decay: &'a [f32],
+    pub(crate) decay: &'a [f32],
 }
 
 /// Some of the tokens, as one value head reads them.
@@ -93,30 +100,50 @@ struct Chunk {
 }
 
 impl Rule {
-    pub(super) fn heads_tiled(&self) -> bool {
-        self.heads_tiled
-    }
-
-    pub(super) fn new(shape: &RecurrentShape, heads_tiled: bool) -> Rule {
+    /// The gated delta rule; a row is queries, keys, values.
+    pub(crate) fn delta(shape: &GatedDeltaNetShape, heads_tiled: bool) -> Rule {
+        let keys = shape.key_heads * shape.key_dim;
         Rule {
+            memory: StateShape::GatedDeltaNet(*shape).memory(),
             key_heads: shape.key_heads,
-            value_heads: shape.value_heads,
-            key_dim: shape.key_dim,
-            value_dim: shape.value_dim,
-            pieces: shape.column_pieces(),
+            channels: shape.channels(),
+            queries_at: 0,
+            keys_at: keys,
+            values_at: 2 * keys,
             heads_tiled,
+            is_delta: true,
         }
     }
 
-    /// Values of all value heads of a token.
-    pub(super) fn value_width(&self) -> usize {
-        self.value_heads * self.value_dim
+    /// The rule of Mamba2; a row is the values of all heads, `B` (keys) and `C` (queries).
+    pub(crate) fn additive(shape: &Mamba2Shape) -> Rule {
+        let keys_at = shape.inner_width();
+        Rule {
+            memory: StateShape::Mamba2(*shape).memory(),
+            key_heads: shape.groups,
+            channels: shape.channels(),
+            queries_at: keys_at + shape.groups * shape.state_width,
+            keys_at,
+            values_at: 0,
+            heads_tiled: false,
+            is_delta: false,
+        }
+    }
+
+    /// True if value heads that share a key head are as many key heads apart, instead of side by side.
+    pub(crate) fn heads_tiled(&self) -> bool {
+        self.heads_tiled
+    }
+
+    /// The matrices that the rule reads and writes.
+    pub(crate) fn memory(&self) -> MemoryShape {
+        self.memory
     }
 
     /// Reads `tokens`; `memory` is `[value_head, piece, key_dim]`, `read` `[value_head, rows, value_dim]`.
-    pub(super) fn apply(&self, tokens: &HeadTokens<'_>, memory: &mut [Columns], read: &mut [f32]) {
-        let memories = memory.par_chunks_mut(self.pieces * self.key_dim);
-        let reads = read.par_chunks_mut(tokens.rows * self.value_dim);
+    pub(crate) fn apply(&self, tokens: &HeadTokens<'_>, memory: &mut [Columns], read: &mut [f32]) {
+        let memories = memory.par_chunks_mut(self.memory.head_pieces());
+        let reads = read.par_chunks_mut(tokens.rows * self.memory.columns);
         memories
             .zip(reads)
             .enumerate()
@@ -125,7 +152,7 @@ impl Rule {
                 while first < tokens.rows {
                     let until_boundary = CHUNK - (tokens.start_position + first) % CHUNK;
                     let count = until_boundary.min(tokens.rows - first);
-                    let read = &mut read[first * self.value_dim..][..count * self.value_dim];
+                    let read = &mut read[first * self.memory.columns..][..count * self.memory.columns];
                     let part = HeadPart {
                         tokens,
                         head,
@@ -145,62 +172,66 @@ impl Rule {
 
     /// Queries and keys of a part, scaled to their lengths.
     fn gather(&self, chunk: &mut Chunk, part: HeadPart<'_>) {
-        let key_dim = self.key_dim;
+        let key_dim = self.memory.rows;
         let key_head = if self.heads_tiled {
             part.head % self.key_heads
         } else {
-            part.head / (self.value_heads / self.key_heads)
+            part.head / (self.memory.heads / self.key_heads)
         };
-        let query_scale = (key_dim as f32).sqrt().recip();
+        let (query_at, key_at) = (self.queries_at + key_head * key_dim, self.keys_at + key_head * key_dim);
+        let query_length = (key_dim as f32).sqrt().recip();
         chunk.queries.clear();
         chunk.keys.clear();
         for row in self.rows(part) {
-            let unit = |from: usize, length: f32| {
-                let values = &row[from..from + key_dim];
-                let scale = (lane_sum(values, |x| x * x) + EPSILON).sqrt().recip() * length;
-                values.iter().map(move |value| value * scale)
-            };
-            chunk.queries.extend(unit(key_head * key_dim, query_scale));
-            chunk.keys.extend(unit((self.key_heads + key_head) * key_dim, 1.0));
+            let (query, key) = (&row[query_at..][..key_dim], &row[key_at..][..key_dim]);
+            if self.is_delta {
+                chunk.queries.extend(of_length(query_length, query));
+                chunk.keys.extend(of_length(1.0, key));
+            } else {
+                chunk.queries.extend_from_slice(query);
+                chunk.keys.extend_from_slice(key);
+            }
         }
     }
 
     fn rows<'a>(&self, part: HeadPart<'a>) -> impl Iterator<Item = &'a [f32]> {
-        let channels = 2 * self.key_heads * self.key_dim + self.value_width();
+        let channels = self.channels;
         part.tokens.mixed[part.first * channels..][..part.count * channels].chunks_exact(channels)
     }
 
     /// How much of the value of the part's token `index` is written.
     fn strength(&self, part: HeadPart<'_>, index: usize) -> f32 {
-        part.tokens.strength[(part.first + index) * self.value_heads + part.head]
+        part.tokens.strength[(part.first + index) * self.memory.heads + part.head]
     }
 
     /// The logarithm of what remains of the memory at the part's token `index`.
     fn decay(&self, part: HeadPart<'_>, index: usize) -> f32 {
-        part.tokens.decay[(part.first + index) * self.value_heads + part.head]
+        part.tokens.decay[(part.first + index) * self.memory.heads + part.head]
     }
 
     /// The values of `head` in a row that fall into a piece of columns.
     fn values<'a>(&self, row: &'a [f32], head: usize, piece: usize) -> &'a [f32] {
-        let from = 2 * self.key_heads * self.key_dim + head * self.value_dim;
-        &row[from..from + self.value_dim][self.columns(piece)]
+        let from = self.values_at + head * self.memory.columns;
+        &row[from..from + self.memory.columns][self.columns(piece)]
     }
 
     /// The columns of a head that fall into a piece.
     fn columns(&self, piece: usize) -> std::ops::Range<usize> {
-        piece * Columns::COUNT..((piece + 1) * Columns::COUNT).min(self.value_dim)
+        piece * Columns::COUNT..((piece + 1) * Columns::COUNT).min(self.memory.columns)
     }
 
     /// The recurrence as it is defined.
     fn one_by_one(&self, chunk: &Chunk, part: HeadPart<'_>, memory: &mut [Columns], read: &mut [f32]) {
-        let key_dim = self.key_dim;
+        let key_dim = self.memory.rows;
         for (index, row) in self.rows(part).enumerate() {
             let key = &chunk.keys[index * key_dim..][..key_dim];
             let query = &chunk.queries[index * key_dim..][..key_dim];
             let (strength, remains) = (self.strength(part, index), exp(self.decay(part, index)));
             for (piece, memory) in memory.chunks_exact_mut(key_dim).enumerate() {
                 let mut write = [Columns::ZERO];
-                Columns::multiply_add(key, key_dim, 0..key_dim, memory, &mut write);
+                if self.is_delta {
+                    Columns::multiply_add(key, key_dim, 0..key_dim, memory, &mut write);
+                }
                 let values = self.values(row, part.head, piece);
                 for (write, value) in write[0].0.iter_mut().zip(values) {
                     *write = strength * (value - remains * *write);
@@ -213,7 +244,7 @@ impl Rule {
                 let mut result = [Columns::ZERO];
                 Columns::multiply_add(query, key_dim, 0..key_dim, memory, &mut result);
                 let columns = self.columns(piece);
-                let read = &mut read[index * self.value_dim..][columns.clone()];
+                let read = &mut read[index * self.memory.columns..][columns.clone()];
                 read.copy_from_slice(&result[0].0[..columns.len()]);
             }
         }
@@ -234,7 +265,7 @@ impl Rule {
                 *key *= exp((decay - at) as f32);
             }
         }
-        for (piece, memory) in memory.chunks_exact_mut(self.key_dim).enumerate() {
+        for (piece, memory) in memory.chunks_exact_mut(self.memory.rows).enumerate() {
             self.write_piece(chunk, part, piece, memory);
             self.read_piece(chunk, memory);
             let remains = exp(decay as f32);
@@ -244,7 +275,7 @@ impl Rule {
             let keys_across = Columns::values(&chunk.keys_across);
             Columns::multiply_add(keys_across, CHUNK, 0..part.count, &chunk.writes, memory);
             let columns = self.columns(piece);
-            for (read, result) in read.chunks_exact_mut(self.value_dim).zip(&chunk.reads) {
+            for (read, result) in read.chunks_exact_mut(self.memory.columns).zip(&chunk.reads) {
                 read[columns.clone()].copy_from_slice(&result.0[..columns.len()]);
             }
         }
@@ -252,21 +283,25 @@ impl Rule {
 
     /// The chunk's writes in a piece of columns: what the memory holds for the keys, then what is missing there.
     fn write_piece(&self, chunk: &mut Chunk, part: HeadPart<'_>, piece: usize, memory: &[Columns]) {
-        let key_dim = self.key_dim;
+        let key_dim = self.memory.rows;
         let writes = cleared(&mut chunk.writes, part.count);
-        Columns::multiply_add(&chunk.keys, key_dim, 0..key_dim, memory, writes);
+        if self.is_delta {
+            Columns::multiply_add(&chunk.keys, key_dim, 0..key_dim, memory, writes);
+        }
         for (index, (write, row)) in writes.iter_mut().zip(self.rows(part)).enumerate() {
             let (strength, remains) = (self.strength(part, index), exp(chunk.decay[index] as f32));
             for (write, value) in write.0.iter_mut().zip(self.values(row, part.head, piece)) {
                 *write = strength * (value - remains * *write);
             }
         }
-        solve(Columns::values(&chunk.system), writes);
+        if self.is_delta {
+            solve(Columns::values(&chunk.system), writes);
+        }
     }
 
     /// What the chunk reads in a piece of columns: of the memory before it, and of its own writes.
     fn read_piece(&self, chunk: &mut Chunk, memory: &[Columns]) {
-        let key_dim = self.key_dim;
+        let key_dim = self.memory.rows;
         let (scores, writes) = (Columns::values(&chunk.scores), &chunk.writes);
         let reads = cleared(&mut chunk.reads, writes.len());
         Columns::multiply_add(&chunk.queries, key_dim, 0..key_dim, memory, reads);
@@ -282,7 +317,7 @@ impl Rule {
 
     /// Fills `keys_across`, `system` and `scores` of a chunk of `count` tokens.
     fn relate(&self, chunk: &mut Chunk, count: usize, strength: impl Fn(usize) -> f32) {
-        let key_dim = self.key_dim;
+        let key_dim = self.memory.rows;
         let keys_across = cleared(&mut chunk.keys_across, key_dim);
         for (index, key) in chunk.keys.chunks_exact(key_dim).enumerate() {
             for (across, key) in keys_across.iter_mut().zip(key) {
@@ -290,7 +325,9 @@ impl Rule {
             }
         }
         let (system, scores) = (cleared(&mut chunk.system, count), cleared(&mut chunk.scores, count));
-        Columns::multiply_add(&chunk.keys, key_dim, 0..key_dim, keys_across, system);
+        if self.is_delta {
+            Columns::multiply_add(&chunk.keys, key_dim, 0..key_dim, keys_across, system);
+        }
         Columns::multiply_add(&chunk.queries, key_dim, 0..key_dim, keys_across, scores);
         for (index, (system, scores)) in system.iter_mut().zip(scores).enumerate() {
             let strength = strength(index);
@@ -305,6 +342,12 @@ impl Rule {
             scores.0[index + 1..].fill(0.0);
         }
     }
+}
+
+/// `values` scaled to a length.
+fn of_length(length: f32, values: &[f32]) -> impl Iterator<Item = f32> {
+    let scale = (lane_sum(values, |x| x * x) + EPSILON).sqrt().recip() * length;
+    values.iter().map(move |value| value * scale)
 }
 
 /// Solves `x[i] = x[i] + Σ_{j<i} system[i, j] x[j]` in place, from the first row on; `system` is `[rows, 64]`.

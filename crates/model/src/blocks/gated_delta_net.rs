@@ -1,0 +1,165 @@
+//! Gated DeltaNet (Yang, Kautz, Hatamizadeh, "Gated Delta Networks", 2024): attention whose memory of the past is one
+//! matrix for each head, renewed by the delta rule under a decay.
+//!
+//! Queries, keys and values pass a short causal convolution, the delta rule reads and renews the memories, and the result is normalised
+//! by head and gated.
+
+use super::Projection;
+use super::activation::{sigmoid, silu, softplus};
+use super::norm::rms_scale;
+use super::recurrence::{Convolution, Recurrence, Rule};
+use super::rows::for_rows;
+use crate::recorded::RecordedRows;
+use crate::recurrent::LayerState;
+use crate::weights::Checkpoint;
+use crate::{GatedDeltaNetShape, ModelError, SegmentPart};
+
+/// How a file holds the parameters of the recurrence.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DeltaNetStorage {
+    /// True if value heads that share a key head are as many key heads apart, instead of side by side.
+    pub heads_tiled: bool,
+    /// True if decay rates are stored as `-exp(A_log)` under the name `A`.
+    pub decay_rates: bool,
+}
+
+/// The weights of one layer's token mixer.
+pub struct GatedDeltaNet {
+    pub(super) shape: GatedDeltaNetShape,
+    recurrence: Recurrence,
+    /// To queries, keys and values of all heads, before the convolution.
+    pub mixed: Projection,
+    /// To `[value_heads, value_dim]`, which opens what was read.
+    pub gate: Projection,
+    /// To `[value_heads]`, how much of a value is written.
+    pub strength: Projection,
+    /// To `[value_heads]`, how fast the memory decays.
+    pub decay: Projection,
+    /// From what was read to `[hidden_size]`.
+    pub output: Projection,
+    /// `[value_heads]`, below zero.
+    pub decay_rates: Vec<f32>,
+    /// `[value_heads]`.
+    pub decay_biases: Vec<f32>,
+    /// Weights `[value_dim]` of the root-mean-square norm of what each head read.
+    pub norm: Vec<f32>,
+    /// What that norm adds to the mean square.
+    pub norm_epsilon: f32,
+}
+
+impl GatedDeltaNet {
+    /// Takes the tensors below `name`.
+    ///
+    /// # Errors
+    /// [`ModelError`] for tensors that are missing or of another shape.
+    pub fn load(
+        weights: &mut Checkpoint,
+        name: &str,
+        shape: &GatedDeltaNetShape,
+        hidden: usize,
+        norm_epsilon: f32,
+        storage: DeltaNetStorage,
+    ) -> Result<GatedDeltaNet, ModelError> {
+        let (channels, value_width, value_heads) = (shape.channels(), shape.value_width(), shape.value_heads);
+        let part = |part: &str| format!("{name}.{part}");
+        let decay_rates = if storage.decay_rates {
+            weights.vector(&part("A"), value_heads)?
+        } else {
+            let logarithms = weights.vector(&part("A_log"), value_heads)?;
+            logarithms.into_iter().map(|logarithm| -logarithm.exp()).collect()
+        };
+        let decay_biases = weights.vector(&part("dt_bias"), value_heads)?;
+        let norm = weights.vector(&part("norm.weight"), shape.value_dim)?;
+        let convolution = Convolution::load(weights, &part("conv1d"), channels, shape.kernel, false)?;
+        let mut load = |name, outputs, inputs| Projection::load(weights, &part(name), outputs, inputs, false);
+        Ok(GatedDeltaNet {
+            shape: *shape,
+            recurrence: Recurrence {
+                convolution: convolution.with_silu(),
+                rule: Rule::delta(shape, storage.heads_tiled),
+            },
+            mixed: load("in_proj_qkv", channels, hidden)?,
+            gate: load("in_proj_z", value_width, hidden)?,
+            strength: load("in_proj_b", value_heads, hidden)?,
+            decay: load("in_proj_a", value_heads, hidden)?,
+            output: load("out_proj", hidden, value_width)?,
+            decay_rates,
+            decay_biases,
+            norm,
+            norm_epsilon,
+        })
+    }
+
+    /// Taps of the convolution, `[kernel, channels]`, the oldest token first.
+    pub fn taps(&self) -> &[f32] {
+        self.recurrence.convolution.taps()
+    }
+
+    /// True if value heads that share a key head are as many key heads apart, instead of side by side.
+    pub fn heads_tiled(&self) -> bool {
+        self.recurrence.rule.heads_tiled()
+    }
+
+    /// Mixes rows, `input` and `output` `[rows, hidden]`, which the `parts` of segments share out; `states` are those of all
+    /// segments.
+    pub(super) fn apply(
+        &self,
+        parts: &[SegmentPart],
+        states: &mut [Option<&mut LayerState>],
+        input: &[f32],
+        scratch: &mut [f32],
+        output: &mut [f32],
+    ) {
+        let rows = parts.iter().map(|part| part.rows.len()).sum();
+        let mut block = self.recurrence.scratch(rows, scratch);
+        let projections = [&self.mixed, &self.gate, &self.strength, &self.decay];
+        let outputs = [
+            &mut *block.raw,
+            &mut *block.gated,
+            &mut *block.strength,
+            &mut *block.decay,
+        ];
+        Projection::apply_all(projections, input, outputs);
+        block
+            .strength
+            .iter_mut()
+            .for_each(|strength| *strength = sigmoid(*strength));
+        for decay in block.decay.chunks_exact_mut(self.decay_rates.len()) {
+            for ((decay, rate), bias) in decay.iter_mut().zip(&self.decay_rates).zip(&self.decay_biases) {
+                *decay = rate * softplus(*decay + bias);
+            }
+        }
+        self.recurrence
+            .apply(parts, states, &mut block, |rows| self.gate_heads(rows.read, rows.gated));
+        self.output.apply(block.gated, output);
+    }
+
+    /// Takes recorded rows into the state.
+    pub(super) fn replay(&self, state: &mut LayerState, rows: RecordedRows<'_>) {
+        self.recurrence.replay(state, rows);
+    }
+
+    /// `gated[row, head] = norm(read[head, row]) · silu(gated[row, head])`.
+    fn gate_heads(&self, read: &[f32], gated: &mut [f32]) {
+        let (width, value_dim) = (self.shape.value_width(), self.norm.len());
+        let head_values = gated.len() / width * value_dim;
+        for_rows(gated, width, |row, gated| {
+            for (head, gated) in gated.chunks_exact_mut(value_dim).enumerate() {
+                let read = &read[head * head_values + row * value_dim..][..value_dim];
+                let scale = rms_scale(read, self.norm_epsilon);
+                for ((gate, read), weight) in gated.iter_mut().zip(read).zip(&self.norm) {
+                    *gate = read * scale * weight * silu(*gate);
+                }
+            }
+        });
+    }
+
+    /// Bytes in memory.
+    pub(super) fn bytes(&self) -> u64 {
+        let vectors = [&self.decay_rates, &self.decay_biases, &self.norm];
+        let values: usize = vectors.into_iter().map(Vec::len).sum();
+        let projections = [&self.mixed, &self.gate, &self.strength, &self.decay, &self.output];
+        let projections: u64 = projections.into_iter().map(Projection::bytes).sum();
+        projections + self.recurrence.convolution.bytes() + 4 * values as u64
+    }
+}

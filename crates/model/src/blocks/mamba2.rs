@@ -1,0 +1,221 @@
+//! Mamba-2 (Dao, Gu, "Transformers are SSMs", 2024): attention whose memory of the past is one matrix for each head, which decays and takes
+//! each token's value under its key.
+//!
+//! Values, keys (`B`) and queries (`C`) pass a short causal convolution, the additive rule reads and renews the memories, and the result
+//! is gated and normalised by groups. The names in brackets are those of the paper and of `transformers`.
+
+use super::Projection;
+use super::activation::{silu, softplus};
+use super::norm::rms_scale;
+use super::recurrence::{Convolution, ReadRows, Recurrence, Rule};
+use super::rows::for_rows;
+use crate::recorded::RecordedRows;
+use crate::recurrent::LayerState;
+use crate::weights::Checkpoint;
+use crate::{Mamba2Shape, ModelError, SegmentPart};
+
+/// Settings in which families with Mamba2 layers differ.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Mamba2Settings {
+    /// True if `in_proj` has a bias.
+    pub input_bias: bool,
+    /// True if `conv1d` has a bias.
+    pub convolution_bias: bool,
+    /// True if `out_proj` has a bias.
+    pub output_bias: bool,
+    /// The least and the largest time step (`time_step_limit`).
+    pub time_step_limits: [f32; 2],
+    /// The norm of the result; `None` where the result is gated alone.
+    pub norm: Option<Mamba2Norm>,
+}
+
+/// The root-mean-square norm beside the gate of a [`Mamba2`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Mamba2Norm {
+    /// Groups of values that are normalised by themselves.
+    pub groups: usize,
+    /// Added to the mean of squares.
+    pub epsilon: f32,
+    /// True if the norm comes before the gate, false if it comes behind.
+    pub before_gate: bool,
+}
+
+/// The weights of one layer's token mixer.
+pub struct Mamba2 {
+    pub(super) shape: Mamba2Shape,
+    settings: Mamba2Settings,
+    recurrence: Recurrence,
+    /// To `[heads, head_dim]`, the gate of the result (`z`).
+    pub gate: Projection,
+    /// To values, keys and queries, before the convolution (`xBC`).
+    pub mixed: Projection,
+    /// To `[heads]`, the time step (`dt`).
+    pub time_step: Projection,
+    /// From the result to `[hidden_size]`.
+    pub output: Projection,
+    /// `[heads]`, below zero (`A`).
+    pub decay_rates: Vec<f32>,
+    /// `[heads]`, added to the time step.
+    pub time_step_biases: Vec<f32>,
+    /// `[heads]`, the part of a value that goes straight to the result (`D`).
+    pub skips: Vec<f32>,
+    /// Weights of the norm, `[heads, head_dim]`; empty without one.
+    pub norm: Vec<f32>,
+}
+
+impl Default for Mamba2Settings {
+    /// As in `Mamba2ForCausalLM` with one group.
+    fn default() -> Self {
+        let norm = Mamba2Norm {
+            groups: 1,
+            epsilon: 1e-5,
+            before_gate: false,
+        };
+        Self {
+            input_bias: false,
+            convolution_bias: true,
+            output_bias: false,
+            time_step_limits: [0.0, f32::INFINITY],
+            norm: Some(norm),
+        }
+    }
+}
+
+impl Mamba2 {
+    /// Takes the tensors below `name`: `in_proj` (gate, values, keys, queries and time step on top of each other), `conv1d`, `dt_bias`,
+    /// `A_log`, `D`, `norm.weight` and `out_proj`.
+    ///
+    /// # Errors
+    /// [`ModelError`] for tensors that are missing or of another shape.
+    pub fn load(
+        weights: &mut Checkpoint,
+        name: &str,
+        shape: &Mamba2Shape,
+        hidden: usize,
+        settings: Mamba2Settings,
+    ) -> Result<Mamba2, ModelError> {
+        let part = |part: &str| format!("{name}.{part}");
+        let (heads, inner, channels) = (shape.heads, shape.inner_width(), shape.channels());
+        let parts = [inner, channels, heads];
+        let [gate, mixed, time_step] =
+            Projection::load_parts(weights, &part("in_proj"), 1, parts, hidden, settings.input_bias)?;
+        let logarithms = weights.vector(&part("A_log"), heads)?;
+        let bias = settings.convolution_bias;
+        let convolution = Convolution::load(weights, &part("conv1d"), channels, shape.kernel, bias)?;
+        let norm = settings.norm.map(|_| weights.vector(&part("norm.weight"), inner));
+        Ok(Mamba2 {
+            shape: *shape,
+            settings,
+            recurrence: Recurrence {
+                convolution: convolution.with_silu(),
+                rule: Rule::additive(shape),
+            },
+            gate,
+            mixed,
+            time_step,
+            output: Projection::load(weights, &part("out_proj"), hidden, inner, settings.output_bias)?,
+            decay_rates: logarithms.into_iter().map(|logarithm| -logarithm.exp()).collect(),
+            time_step_biases: weights.vector(&part("dt_bias"), heads)?,
+            skips: weights.vector(&part("D"), heads)?,
+            norm: norm.transpose()?.unwrap_or_default(),
+        })
+    }
+
+    /// Mixes rows, `input` and `output` `[rows, hidden]`, which the `parts` of segments share out; `states` are those of all
+    /// segments.
+    pub(super) fn apply(
+        &self,
+        parts: &[SegmentPart],
+        states: &mut [Option<&mut LayerState>],
+        input: &[f32],
+        scratch: &mut [f32],
+        output: &mut [f32],
+    ) {
+        let rows = parts.iter().map(|part| part.rows.len()).sum();
+        let mut block = self.recurrence.scratch(rows, scratch);
+        let projections = [&self.gate, &self.mixed, &self.time_step];
+        let outputs = [&mut *block.gated, &mut *block.raw, &mut *block.strength];
+        Projection::apply_all(projections, input, outputs);
+        let [least, largest] = self.settings.time_step_limits;
+        let heads = self.shape.heads;
+        let of_rows = block
+            .strength
+            .chunks_exact_mut(heads)
+            .zip(block.decay.chunks_exact_mut(heads));
+        for (steps, decays) in of_rows {
+            let weights = self.time_step_biases.iter().zip(&self.decay_rates);
+            for ((step, decay), (bias, rate)) in steps.iter_mut().zip(decays).zip(weights) {
+                *step = softplus(*step + bias).max(least).min(largest);
+                *decay = rate * *step;
+            }
+        }
+        self.recurrence
+            .apply(parts, states, &mut block, |rows| self.gate_rows(rows));
+        self.output.apply(block.gated, output);
+    }
+
+    /// Takes recorded rows into the state.
+    pub(super) fn replay(&self, state: &mut LayerState, rows: RecordedRows<'_>) {
+        self.recurrence.replay(state, rows);
+    }
+
+    /// `gated[row] = norm((read[row] + skip · value[row]) · silu(gated[row]))`, or with the norm before the gate.
+    fn gate_rows(&self, rows: ReadRows<'_>) {
+        let (width, head_dim, channels) = (self.shape.inner_width(), self.shape.head_dim, self.shape.channels());
+        let head_values = rows.gated.len() / width * head_dim;
+        for_rows(rows.mixed, channels, |row, mixed| {
+            let heads = mixed[..width].chunks_exact_mut(head_dim).zip(&self.skips);
+            for (head, (values, skip)) in heads.enumerate() {
+                let read = &rows.read[head * head_values + row * head_dim..][..head_dim];
+                for (value, read) in values.iter_mut().zip(read) {
+                    *value = read + skip * *value;
+                }
+            }
+        });
+        let results = &*rows.mixed;
+        for_rows(rows.gated, width, |row, gated| {
+            self.gate_row(&results[row * channels..][..width], gated);
+        });
+    }
+
+    fn gate_row(&self, result: &[f32], gated: &mut [f32]) {
+        let Some(norm) = self.settings.norm else {
+            gate(gated, result);
+            return;
+        };
+        if !norm.before_gate {
+            gate(gated, result);
+        }
+        let width = gated.len() / norm.groups;
+        let groups = gated.chunks_exact_mut(width).zip(result.chunks_exact(width));
+        for ((gated, result), weights) in groups.zip(self.norm.chunks_exact(width)) {
+            if norm.before_gate {
+                let scale = rms_scale(result, norm.epsilon);
+                for ((gated, result), weight) in gated.iter_mut().zip(result).zip(weights) {
+                    *gated = result * scale * weight * silu(*gated);
+                }
+            } else {
+                let scale = rms_scale(gated, norm.epsilon);
+                for (gated, weight) in gated.iter_mut().zip(weights) {
+                    *gated = *gated * scale * weight;
+                }
+            }
+        }
+    }
+
+    /// Bytes in memory.
+    pub(super) fn bytes(&self) -> u64 {
+        let vectors = [&self.decay_rates, &self.time_step_biases, &self.skips, &self.norm];
+        let values: usize = vectors.into_iter().map(Vec::len).sum();
+        let projections = [&self.gate, &self.mixed, &self.time_step, &self.output];
+        let projections: u64 = projections.into_iter().map(Projection::bytes).sum();
+        projections + self.recurrence.convolution.bytes() + 4 * values as u64
+    }
+}
+
+/// `gated = result · silu(gated)`.
+fn gate(gated: &mut [f32], result: &[f32]) {
+    for (gated, result) in gated.iter_mut().zip(result) {
+        *gated = result * silu(*gated);
+    }
+}

@@ -1,0 +1,71 @@
+//! The mixers of tokens that keep a state.
+
+use super::{GatedDeltaNet, Mamba2, ShortConvolution};
+use crate::recurrent::LayerState;
+use crate::{SegmentPart, StateShape};
+
+/// A mixer of tokens with a state besides keys and values: one case for each [`StateShape`].
+pub enum Mixer {
+    /// Attention whose memory is renewed by the delta rule.
+    GatedDeltaNet(Box<GatedDeltaNet>),
+    /// A gated convolution over a few tokens.
+    ShortConvolution(Box<ShortConvolution>),
+    /// A selective state space model.
+    Mamba2(Box<Mamba2>),
+}
+
+impl Mixer {
+    /// Kind and sizes of its state.
+    pub fn state(&self) -> StateShape {
+        match self {
+            Mixer::GatedDeltaNet(mixer) => StateShape::GatedDeltaNet(mixer.shape),
+            Mixer::ShortConvolution(mixer) => StateShape::ShortConvolution(mixer.shape),
+            Mixer::Mamba2(mixer) => StateShape::Mamba2(mixer.shape),
+        }
+    }
+
+    /// Mixes rows, `input` and `output` `[rows, hidden]`, which the `parts` of segments share out; `states` are those of all
+    /// segments. `scratch` holds at least [`StateShape::scratch_width`] values for each row.
+    pub(crate) fn apply(
+        &self,
+        parts: &[SegmentPart],
+        states: &mut [Option<&mut LayerState>],
+        input: &[f32],
+        scratch: &mut [f32],
+        output: &mut [f32],
+    ) {
+        match self {
+            Mixer::GatedDeltaNet(mixer) => mixer.apply(parts, states, input, scratch, output),
+            Mixer::ShortConvolution(mixer) => mixer.apply(parts, states, input, scratch, output),
+            Mixer::Mamba2(mixer) => mixer.apply(parts, states, input, scratch, output),
+        }
+    }
+
+    /// Takes the first `rows` recorded rows into the state, which is the one where recording began, and forgets the others.
+    pub(crate) fn replay(&self, state: &mut LayerState, rows: usize) {
+        state.recorded.truncate(rows);
+        if rows == 0 {
+            return;
+        }
+        let recorded = std::mem::take(&mut state.recorded);
+        let inputs = recorded.first(rows);
+        match self {
+            Mixer::GatedDeltaNet(mixer) => mixer.replay(state, inputs),
+            Mixer::ShortConvolution(mixer) => mixer.replay(state, inputs),
+            Mixer::Mamba2(mixer) => mixer.replay(state, inputs),
+        }
+        state.recorded = recorded;
+    }
+
+    /// Bytes in memory.
+    pub(crate) fn bytes(&self) -> u64 {
+        match self {
+            Mixer::GatedDeltaNet(mixer) => mixer.bytes(),
+            Mixer::ShortConvolution(mixer) => mixer.bytes(),
+            Mixer::Mamba2(mixer) => mixer.bytes(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

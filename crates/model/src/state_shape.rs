@@ -1,0 +1,206 @@
+//! Kinds and sizes of the states that layers keep besides keys and values.
+
+use riffle_linear::Columns;
+
+/// The state of a layer: of fixed size, whatever the context. All kinds keep the last inputs of a causal convolution; a kind with heads
+/// keeps a matrix for each head as well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StateShape {
+    /// State of a [`GatedDeltaNet`](crate::GatedDeltaNet).
+    GatedDeltaNet(GatedDeltaNetShape),
+    /// State of a [`ShortConvolution`](crate::ShortConvolution).
+    ShortConvolution(ShortConvolutionShape),
+    /// State of a [`Mamba2`](crate::Mamba2).
+    Mamba2(Mamba2Shape),
+}
+
+/// The sizes of a [`GatedDeltaNet`](crate::GatedDeltaNet).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GatedDeltaNetShape {
+    /// Query and key heads.
+    pub key_heads: usize,
+    /// Value heads, a multiple of the key heads; each has a memory of its own.
+    pub value_heads: usize,
+    /// Width of a query or key head.
+    pub key_dim: usize,
+    /// Width of a value head.
+    pub value_dim: usize,
+    /// Tokens that the causal convolution reads, the token itself included.
+    pub kernel: usize,
+}
+
+/// The sizes of a [`ShortConvolution`](crate::ShortConvolution).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShortConvolutionShape {
+    /// Values of a token that pass the convolution.
+    pub channels: usize,
+    /// Tokens that the convolution reads, the token itself included.
+    pub kernel: usize,
+}
+
+/// The sizes of a [`Mamba2`](crate::Mamba2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mamba2Shape {
+    /// Heads, a multiple of the groups; each has a memory of its own.
+    pub heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Values of the state for each element of a head.
+    pub state_width: usize,
+    /// Groups of heads that share `B` and `C`.
+    pub groups: usize,
+    /// Tokens that the causal convolution reads, the token itself included.
+    pub kernel: usize,
+}
+
+impl Mamba2Shape {
+    /// Values of all heads of a token.
+    pub fn inner_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Values of a token that pass the convolution: those of all heads, `B` and `C`.
+    pub fn channels(&self) -> usize {
+        self.inner_width() + 2 * self.groups * self.state_width
+    }
+}
+
+impl GatedDeltaNetShape {
+    /// Values of all value heads of a token.
+    pub fn value_width(&self) -> usize {
+        self.value_heads * self.value_dim
+    }
+
+    /// Values of a token that pass the convolution: queries, keys, values.
+    pub fn channels(&self) -> usize {
+        2 * self.key_heads * self.key_dim + self.value_width()
+    }
+}
+
+/// The memories of a state: a matrix for each head.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct MemoryShape {
+    pub(crate) heads: usize,
+    /// Rows of a head's matrix: the width of a key.
+    pub(crate) rows: usize,
+    /// Columns of a head's matrix: the width of a value.
+    pub(crate) columns: usize,
+}
+
+impl MemoryShape {
+    /// Values of all heads of a token.
+    pub(crate) fn width(&self) -> usize {
+        self.heads * self.columns
+    }
+
+    /// Pieces of 64 columns that hold the values of a head.
+    pub(crate) fn column_pieces(&self) -> usize {
+        self.columns.div_ceil(Columns::COUNT)
+    }
+
+    /// Pieces of the memory of one head, `[column piece, rows]`.
+    pub(crate) fn head_pieces(&self) -> usize {
+        self.column_pieces() * self.rows
+    }
+
+    /// Pieces of the memory of all heads.
+    pub(crate) fn pieces(&self) -> usize {
+        self.heads * self.head_pieces()
+    }
+}
+
+impl StateShape {
+    /// The kind's name, for people.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            StateShape::GatedDeltaNet(_) => "Gated DeltaNet",
+            StateShape::ShortConvolution(_) => "short convolution",
+            StateShape::Mamba2(_) => "Mamba2",
+        }
+    }
+
+    /// The kind's name in a `layer_types` list of config.json.
+    pub(crate) fn layer_type(&self) -> &'static str {
+        match self {
+            StateShape::GatedDeltaNet(_) | StateShape::Mamba2(_) => "linear_attention",
+            StateShape::ShortConvolution(_) => "conv",
+        }
+    }
+
+    /// Values of a token that pass the convolution.
+    pub(crate) fn channels(&self) -> usize {
+        match self {
+            StateShape::GatedDeltaNet(shape) => shape.channels(),
+            StateShape::ShortConvolution(shape) => shape.channels,
+            StateShape::Mamba2(shape) => shape.channels(),
+        }
+    }
+
+    fn kernel(&self) -> usize {
+        match self {
+            StateShape::GatedDeltaNet(GatedDeltaNetShape { kernel, .. })
+            | StateShape::ShortConvolution(ShortConvolutionShape { kernel, .. })
+            | StateShape::Mamba2(Mamba2Shape { kernel, .. }) => *kernel,
+        }
+    }
+
+    /// The memories of the heads: none in a short convolution.
+    pub(crate) fn memory(&self) -> MemoryShape {
+        match self {
+            StateShape::GatedDeltaNet(shape) => MemoryShape {
+                heads: shape.value_heads,
+                rows: shape.key_dim,
+                columns: shape.value_dim,
+            },
+            StateShape::ShortConvolution(_) => MemoryShape::default(),
+            StateShape::Mamba2(shape) => MemoryShape {
+                heads: shape.heads,
+                rows: shape.state_width,
+                columns: shape.head_dim,
+            },
+        }
+    }
+
+    /// Values of the convolution's last inputs, `[kernel - 1, channels]`.
+    pub(crate) fn convolution_values(&self) -> usize {
+        (self.kernel() - 1) * self.channels()
+    }
+
+    /// Bytes of one layer's state, its position included.
+    pub(crate) fn bytes(&self) -> u64 {
+        let values = self.convolution_values() + self.memory().pieces() * Columns::COUNT;
+        size_of::<u64>() as u64 + (values * size_of::<f32>()) as u64
+    }
+
+    /// Values that a token brings to the state: inputs of the convolution, and for each head a strength and a decay.
+    pub(crate) fn input_width(&self) -> usize {
+        self.channels() + 2 * self.memory().heads
+    }
+
+    /// Values of scratch that a token takes in the layer's mixer.
+    pub(crate) fn scratch_width(&self) -> usize {
+        match self {
+            StateShape::ShortConvolution(shape) => 3 * shape.channels,
+            _ => {
+                let memory = self.memory();
+                2 * (self.channels() + memory.width() + memory.heads)
+            }
+        }
+    }
+
+    /// A problem with the sizes, where they disagree.
+    pub(crate) fn problem(&self) -> Option<&'static str> {
+        let heads = match self {
+            StateShape::GatedDeltaNet(shape) => (shape.value_heads, shape.key_heads),
+            StateShape::ShortConvolution(_) => (1, 1),
+            StateShape::Mamba2(shape) => (shape.heads, shape.groups),
+        };
+        if self.kernel() == 0 {
+            Some("has a convolution of no token")
+        } else if heads.1 == 0 || !heads.0.is_multiple_of(heads.1) {
+            Some("has heads that are not a multiple of those that they share")
+        } else {
+            None
+        }
+    }
+}
