@@ -1,6 +1,6 @@
 //! Blocks of 256 weights whose codes are places in a grid, with a sign for each weight: IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S.
 
-use super::expanded::{Expanded, Halves, bytes, half, half_bits, row_words};
+use super::expanded::{Expanded, Halves, bytes, half, row_words};
 use super::grids::{self, IQ3_S_CENTER};
 use super::lookup::{Codes, GridCodes, Mark};
 use super::{Field, Quant, Shape, field};
@@ -72,7 +72,7 @@ impl Quant for Iq2Xs {
     const WEIGHTS: usize = 256;
     const BYTES: usize = 74;
     /// The scale, pairs of code and signs, scales of two halves of a stretch in a byte.
-    const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 64, 2), field(66, 8, 1)];
+    const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 64, 4), field(66, 8, 1)];
     const HALVES: [usize; 2] = [0, 0];
     const SHAPE: Shape = signed(43, true);
     const CODES: Codes = Codes::Eights(&grids::IQ2_XS, AROUND_128);
@@ -86,10 +86,11 @@ impl Quant for Iq2Xs {
     fn codes(block: &[u8], stretch: usize, codes: &mut GridCodes) {
         let mut sevens = [0; LANES];
         for (code, entries) in codes.entries[..4].iter_mut().enumerate() {
-            let pairs = half_bits(block, 2 + 2 * (4 * stretch + code)).map(u32::from);
+            let two = row_words(block, 2, 2 * stretch + code / 2);
             for row in 0..LANES {
-                entries[row] = pairs[row] & 511;
-                sevens[row] |= pairs[row] >> 9 << (7 * code);
+                let pair = two[row] >> (16 * (code % 2));
+                entries[row] = pair & 511;
+                sevens[row] |= (pair >> 9 & 0x7f) << (7 * code);
             }
         }
         codes.marks = sevens.map(signs_of_sevens);
@@ -112,9 +113,9 @@ impl Quant for Iq2S {
     /// The scale, low bits of codes, signs, high bits of four codes in a byte, scales as in IQ2_XS.
     const FIELDS: &[Field] = &[
         field(0, 2, 2),
-        field(2, 32, 1),
+        field(2, 32, 4),
         field(34, 32, 4),
-        field(66, 8, 1),
+        field(66, 8, 4),
         field(74, 8, 1),
     ];
     const HALVES: [usize; 2] = [0, 0];
@@ -128,11 +129,11 @@ impl Quant for Iq2S {
 
     #[inline(always)]
     fn codes(block: &[u8], stretch: usize, codes: &mut GridCodes) {
-        let high = bytes(block, 66, stretch);
+        let (low, high) = (row_words(block, 2, stretch), row_words(block, 66, stretch / 4));
         for (code, entries) in codes.entries[..4].iter_mut().enumerate() {
-            let low = bytes(block, 2, 4 * stretch + code);
             for row in 0..LANES {
-                entries[row] = u32::from(low[row]) | (u32::from(high[row]) >> (2 * code) & 3) << 8;
+                let top = high[row] >> (8 * (stretch % 4) + 2 * code) & 3;
+                entries[row] = low[row] >> (8 * code) & 0xff | top << 8;
             }
         }
         codes.marks = row_words(block, 34, stretch);
@@ -153,7 +154,7 @@ impl Quant for Iq3Xxs {
     const WEIGHTS: usize = 256;
     const BYTES: usize = 98;
     /// The scale, codes, then for each stretch four signs of seven bits and a scale.
-    const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 64, 1), field(66, 32, 4)];
+    const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 64, 4), field(66, 32, 4)];
     const HALVES: [usize; 2] = [0, 0];
     const SHAPE: Shape = signed(62, false);
     const CODES: Codes = Codes::Fours(&grids::IQ3_XXS, AROUND_128);
@@ -169,7 +170,7 @@ impl Quant for Iq3Xxs {
     #[inline(always)]
     fn codes(block: &[u8], stretch: usize, codes: &mut GridCodes) {
         for (code, entries) in codes.entries.iter_mut().enumerate() {
-            *entries = bytes(block, 2, 8 * stretch + code).map(u32::from);
+            *entries = row_words(block, 2, 2 * stretch + code / 4).map(|four| four >> (8 * (code % 4)) & 0xff);
         }
         codes.marks = row_words(block, 66, stretch).map(signs_of_sevens);
     }
@@ -191,8 +192,8 @@ impl Quant for Iq3S {
     /// The scale, low bits of codes, high bits of eight codes in a byte, signs, scales of two stretches in a byte.
     const FIELDS: &[Field] = &[
         field(0, 2, 2),
-        field(2, 64, 1),
-        field(66, 8, 1),
+        field(2, 64, 4),
+        field(66, 8, 4),
         field(74, 32, 4),
         field(106, 4, 1),
     ];
@@ -213,11 +214,12 @@ impl Quant for Iq3S {
 
     #[inline(always)]
     fn codes(block: &[u8], stretch: usize, codes: &mut GridCodes) {
-        let high = bytes(block, 66, stretch);
+        let high = row_words(block, 66, stretch / 4);
         for (code, entries) in codes.entries.iter_mut().enumerate() {
-            let low = bytes(block, 2, 8 * stretch + code);
+            let low = row_words(block, 2, 2 * stretch + code / 4);
             for row in 0..LANES {
-                entries[row] = u32::from(low[row]) | (u32::from(high[row]) >> code & 1) << 8;
+                let top = high[row] >> (8 * (stretch % 4) + code) & 1;
+                entries[row] = low[row] >> (8 * (code % 4)) & 0xff | top << 8;
             }
         }
         codes.marks = row_words(block, 74, stretch);

@@ -1,6 +1,6 @@
 //! Blocks of one and two bits a weight: IQ1_S, IQ1_M, TQ1_0, TQ2_0, Q1_0, Q2_0.
 
-use super::expanded::{Expanded, Halves, bytes, half, half_bits, words};
+use super::expanded::{Expanded, Halves, half, half_bits, row_words, words};
 use super::grids::{self, IQ1_CENTER};
 use super::lookup::{Codes, GridCodes, Mark};
 use super::planes::{Pieces, side_by_side};
@@ -41,29 +41,30 @@ impl Quant for Iq1S {
     const WEIGHTS: usize = 256;
     const BYTES: usize = 50;
     /// The scale, low bits of codes, then for each stretch high bits of four codes, a scale and the direction of its shift.
-    const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 32, 1), field(34, 16, 2)];
+    const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 32, 4), field(34, 16, 4)];
     const HALVES: [usize; 2] = [0, 0];
     const SHAPE: Shape = IQ1_SHAPE;
     const CODES: Codes = Codes::Eights(&grids::IQ1, Mark::TwoLess);
 
     #[inline(always)]
     fn scales(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
-        let words = half_bits(block, 34 + 2 * stretch);
+        let words = row_words(block, 34, stretch / 2);
         for row in 0..LANES {
-            expanded.scales[0][row] = halves[0][row] * odd(words[row] >> 12) * 0.125;
+            let bits = words[row] >> (16 * (stretch % 2) + 12);
+            expanded.scales[0][row] = halves[0][row] * odd(bits as u16) * 0.125;
         }
     }
 
     #[inline(always)]
     fn codes(block: &[u8], stretch: usize, codes: &mut GridCodes) {
-        let words = half_bits(block, 34 + 2 * stretch).map(u32::from);
+        let low = row_words(block, 2, stretch);
+        let words = row_words(block, 34, stretch / 2).map(|two| two >> (16 * (stretch % 2)));
         for (code, entries) in codes.entries[..4].iter_mut().enumerate() {
-            let low = bytes(block, 2, 4 * stretch + code);
             for row in 0..LANES {
-                entries[row] = u32::from(low[row]) | (words[row] >> (3 * code) & 7) << 8;
+                entries[row] = low[row] >> (8 * code) & 0xff | (words[row] >> (3 * code) & 7) << 8;
             }
         }
-        codes.marks = words.map(|word| (word >> 15).wrapping_neg());
+        codes.marks = words.map(|word| (word >> 15 & 1).wrapping_neg());
     }
 
     fn dequantise(block: &[u8], weights: &mut [f32]) {
@@ -80,7 +81,7 @@ impl Quant for Iq1M {
     const WEIGHTS: usize = 256;
     const BYTES: usize = 56;
     /// Low bits of codes, high bits and shifts of two codes in a byte. Arranged: the scale, scales of sixteen weights.
-    const FIELDS: &[Field] = &[field(0, 32, 1), field(32, 16, 1), field(48, 2, 2), field(50, 6, 2)];
+    const FIELDS: &[Field] = &[field(0, 32, 4), field(32, 16, 4), field(48, 2, 2), field(50, 6, 2)];
     const HALVES: [usize; 2] = [48, 48];
     const ARRANGES_HALVES: bool = true;
     const SHAPE: Shape = Shape {
@@ -102,16 +103,18 @@ impl Quant for Iq1M {
 
     #[inline(always)]
     fn codes(block: &[u8], stretch: usize, codes: &mut GridCodes) {
-        codes.marks = [0; LANES];
+        let low = row_words(block, 0, stretch);
+        let words = row_words(block, 32, stretch / 2).map(|two| two >> (16 * (stretch % 2)));
         for (code, entries) in codes.entries[..4].iter_mut().enumerate() {
-            let low = bytes(block, 0, 4 * stretch + code);
-            let high = bytes(block, 32, 2 * stretch + code / 2);
             for row in 0..LANES {
-                let four = u32::from(high[row]) >> (4 * (code % 2));
-                entries[row] = u32::from(low[row]) | (four & 7) << 8;
-                codes.marks[row] |= (four >> 3 & 1) * (0xff << (8 * code));
+                entries[row] = low[row] >> (8 * code) & 0xff | (words[row] >> (4 * code) & 7) << 8;
             }
         }
+        codes.marks = words.map(|word| {
+            let bits = word >> 3 & 1 | (word >> 7 & 1) << 8 | (word >> 11 & 1) << 16 | (word >> 15 & 1) << 24;
+            // Each bit eight times.
+            (bits << 8).wrapping_sub(bits)
+        });
     }
 
     fn dequantise(block: &[u8], weights: &mut [f32]) {
@@ -321,10 +324,8 @@ fn trit_at(index: usize) -> (usize, usize) {
 /// Digit `digit` to base 3 of a byte, which holds 256/243 of the number, the first digit on top.
 #[inline(always)]
 fn trit(byte: u8, digit: usize) -> u8 {
-    let mut rest = byte;
-    for _ in 0..digit {
-        rest = rest.wrapping_add(rest).wrapping_add(rest);
-    }
+    const POWERS: [u8; 5] = [1, 3, 9, 27, 81];
+    let rest = byte.wrapping_mul(POWERS[digit]);
     // 3 · rest / 256, rounded down.
     u8::from(rest >= 86) + u8::from(rest >= 171)
 }

@@ -126,7 +126,7 @@ macro_rules! quant_tiles {
                     prefetch(share::<Q>(block, INDEX));
                     let mut expanded = Expanded::default();
                     Q::scales(block, INDEX, &halves, &mut expanded);
-                    unpack::<Q>(block, INDEX, &mut expanded);
+                    unpack::<Q, INDEX>(block, &mut expanded);
                     let expanded = core::slice::from_ref(&expanded);
                     quant_tile(Q::SHAPE, expanded, &[&row[INDEX..=INDEX]], sums);
                 });
@@ -141,7 +141,7 @@ macro_rules! quant_tiles {
                 for_stretches!(Q, INDEX => {
                     prefetch(share::<Q>(block, INDEX));
                     Q::scales(block, INDEX, &halves, &mut expanded[INDEX]);
-                    unpack::<Q>(block, INDEX, &mut expanded[INDEX]);
+                    unpack::<Q, INDEX>(block, &mut expanded[INDEX]);
                 });
             }
         }

@@ -8,14 +8,14 @@ use crate::quant::{Codes, Expanded, Mark, Quant, STRETCH, codes};
 /// 64 bytes: four quants of 16 rows.
 type Group = [__m256i; 2];
 
-/// The quants of stretch `stretch`, a constant for the compiler.
+/// The quants of stretch `INDEX`.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(in crate::machine::isa) fn unpack<Q: Quant>(block: &[u8], stretch: usize, expanded: &mut Expanded) {
+pub(in crate::machine::isa) fn unpack<Q: Quant, const INDEX: usize>(block: &[u8], expanded: &mut Expanded) {
     match const { Q::CODES } {
-        Codes::Quants => Q::quants(block, stretch, expanded),
+        Codes::Quants => Q::quants(block, INDEX, expanded),
         Codes::Values(table) => {
-            Q::quants(block, stretch, expanded);
+            Q::quants(block, INDEX, expanded);
             let table = _mm256_broadcastsi128_si256(bytemuck::must_cast(*table));
             for codes in &mut expanded.quants {
                 let [low, high]: Group = bytemuck::must_cast(*codes);
@@ -23,14 +23,14 @@ pub(in crate::machine::isa) fn unpack<Q: Quant>(block: &[u8], stretch: usize, ex
             }
         }
         Codes::Fours(grid, mark) => {
-            let codes = codes::<Q>(block, stretch);
+            let codes = codes::<Q>(block, INDEX);
             for (group, entries) in codes.entries.iter().enumerate() {
                 let quants = fours(grid, entries);
                 expanded.quants[group] = marked(quants, mark, &codes.marks, group);
             }
         }
         Codes::Eights(grid, mark) => {
-            let codes = codes::<Q>(block, stretch);
+            let codes = codes::<Q>(block, INDEX);
             for (pair, entries) in codes.entries[..STRETCH / 8].iter().enumerate() {
                 let [low, high] = eights(grid, entries);
                 expanded.quants[2 * pair] = marked(low, mark, &codes.marks, 2 * pair);

@@ -5,28 +5,28 @@ use core::arch::x86_64::*;
 use crate::LANES;
 use crate::quant::{Codes, Expanded, Mark, Quant, STRETCH, codes};
 
-/// The quants of stretch `stretch`, a constant for the compiler.
+/// The quants of stretch `INDEX`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) fn unpack<Q: Quant>(block: &[u8], stretch: usize, expanded: &mut Expanded) {
+pub(super) fn unpack<Q: Quant, const INDEX: usize>(block: &[u8], expanded: &mut Expanded) {
     match const { Q::CODES } {
-        Codes::Quants => Q::quants(block, stretch, expanded),
+        Codes::Quants => Q::quants(block, INDEX, expanded),
         Codes::Values(table) => {
-            Q::quants(block, stretch, expanded);
+            Q::quants(block, INDEX, expanded);
             let table = _mm512_broadcast_i32x4(bytemuck::must_cast(*table));
             for codes in &mut expanded.quants {
                 *codes = bytemuck::must_cast(_mm512_shuffle_epi8(table, bytemuck::must_cast(*codes)));
             }
         }
         Codes::Fours(grid, mark) => {
-            let codes = codes::<Q>(block, stretch);
+            let codes = codes::<Q>(block, INDEX);
             for (group, entries) in codes.entries.iter().enumerate() {
                 let quants = fours(grid, entries);
                 expanded.quants[group] = marked(quants, mark, &codes.marks, group);
             }
         }
         Codes::Eights(grid, mark) => {
-            let codes = codes::<Q>(block, stretch);
+            let codes = codes::<Q>(block, INDEX);
             for (pair, entries) in codes.entries[..STRETCH / 8].iter().enumerate() {
                 let [low, high] = eights(grid, entries);
                 expanded.quants[2 * pair] = marked(low, mark, &codes.marks, 2 * pair);

@@ -119,7 +119,7 @@ fn expand<Q: Quant>(weights: &[u8], expanded: &mut [Expanded]) {
         for_stretches!(Q, INDEX => {
             prefetch_far(share::<Q>(block, INDEX), AHEAD_BYTES);
             Q::scales(block, INDEX, &halves, &mut expanded[INDEX]);
-            unpack::<Q>(block, INDEX, &mut expanded[INDEX]);
+            unpack::<Q, INDEX>(block, &mut expanded[INDEX]);
         });
     }
 }
@@ -174,7 +174,7 @@ fn unpacked<Q: Quant, const ROWS: usize>(weights: &[u8], rows: &[&[ActivationBlo
                 } else {
                     Q::scales(block, INDEX, &halves, &mut expanded);
                 }
-                unpack::<Q>(block, INDEX, &mut expanded);
+                unpack::<Q, INDEX>(block, &mut expanded);
             });
             for row in 0..ROWS {
                 activations[row] = &tokens[row][index * (Q::WEIGHTS / STRETCH) + stretch];

@@ -4,20 +4,17 @@ use core::arch::aarch64::*;
 
 use crate::quant::{Codes, Expanded, Quant, look_up};
 
-/// The quants of stretch `stretch`, a constant for the compiler. Entries of grids are read one by one.
+/// The quants of stretch `INDEX`. Entries of grids are read one by one.
 #[inline]
 #[target_feature(enable = "neon")]
-pub(in crate::machine::isa) fn unpack<Q: Quant>(block: &[u8], stretch: usize, expanded: &mut Expanded) {
+pub(in crate::machine::isa) fn unpack<Q: Quant, const INDEX: usize>(block: &[u8], expanded: &mut Expanded) {
     let Codes::Values(table) = (const { Q::CODES }) else {
-        return look_up::<Q>(block, stretch, expanded);
+        return look_up::<Q>(block, INDEX, expanded);
     };
-    Q::quants(block, stretch, expanded);
+    Q::quants(block, INDEX, expanded);
     let table: uint8x16_t = bytemuck::must_cast(*table);
     for codes in &mut expanded.quants {
         let quarters: [uint8x16_t; 4] = bytemuck::must_cast(*codes);
-        *codes = bytemuck::must_cast(quarters.map(|codes| {
-            // SAFETY: the function is compiled for NEON.
-            unsafe { vqtbl1q_u8(table, codes) }
-        }));
+        *codes = bytemuck::must_cast(quarters.map(|codes| vqtbl1q_u8(table, codes)));
     }
 }
