@@ -2,7 +2,8 @@
 
     python scripts/make_model.py OUT.gguf [--family qwen3] [--shape qwen3-0.6b|qwen3-4b|gemma3-270m|small] [--type Q8_0] [--tokenizer]
 
-Families: llama, qwen2, qwen3, phi2, phi3, gemma2, gemma3. Types: F32, F16, BF16, Q4_0 to Q8_0, Q2_K to Q6_K. Quantised
+Families: llama, qwen2, qwen3, phi2, phi3, gemma2, gemma3. Types: F32, F16, BF16, Q4_0 to Q8_0, Q2_K to Q6_K, IQ1_S to IQ4_XS with
+scales of 16 bits, TQ1_0, TQ2_0, and UD-Q4_K_M, the mix of files of that name. Quantised
 weights are random blocks under scales that give the spread a layer's weights have. Files have no tokenizer, but with
 --tokenizer one in the manner of SentencePiece whose tokens are made up. Needs numpy and gguf.
 """
@@ -24,6 +25,15 @@ SHAPES = {
 SCALES = {
     Type.Q4_0: [0], Type.Q5_0: [0], Type.Q8_0: [0], Type.Q4_1: [0, 2], Type.Q5_1: [0, 2],
     Type.Q2_K: [80, 82], Type.Q3_K: [108], Type.Q4_K: [0, 2], Type.Q5_K: [0, 2], Type.Q6_K: [208],
+    Type.IQ4_NL: [0], Type.IQ4_XS: [0], Type.IQ3_S: [0], Type.IQ3_XXS: [0], Type.IQ2_XXS: [0], Type.IQ2_XS: [0], Type.IQ2_S: [0],
+    Type.IQ1_S: [0], Type.TQ1_0: [52], Type.TQ2_0: [64],
+}
+# Types of matrices by the last part of their names; the others are Q6_K.
+MIXES = {
+    "UD-Q4_K_M": {
+        "attn_q": Type.IQ4_XS, "attn_k": Type.Q5_K, "attn_v": Type.Q8_0, "attn_output": Type.IQ4_NL,
+        "ffn_gate": Type.IQ3_S, "ffn_up": Type.IQ4_XS, "ffn_down": Type.Q4_K,
+    },
 }
 FLOATS = {Type.F32: np.float32, Type.F16: np.float16}
 
@@ -79,7 +89,10 @@ class Model:
         self.hidden, self.inner, self.layers, self.heads, self.kv_heads, self.head_dim, self.vocabulary, self.context = SHAPES[shape]
 
     def matrix(self, name, rows, columns, bias=False):
-        self.writer.add_tensor(f"{name}.weight", matrix(self.kind, rows, columns, self.random), raw_dtype=None if self.kind in FLOATS else self.kind)
+        kind = self.kind
+        if kind in MIXES:
+            kind = MIXES[kind].get(name.split(".")[-1], Type.Q6_K)
+        self.writer.add_tensor(f"{name}.weight", matrix(kind, rows, columns, self.random), raw_dtype=None if kind in FLOATS else kind)
         if bias:
             self.vector(f"{name}.bias", rows, 0.0)
 
@@ -180,7 +193,8 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokenizer", action="store_true")
     given = parser.parse_args()
-    write_model(given.out, given.family, given.shape, Type[given.type], given.seed, given.tokenizer)
+    kind = given.type if given.type in MIXES else Type[given.type]
+    write_model(given.out, given.family, given.shape, kind, given.seed, given.tokenizer)
 
 
 if __name__ == "__main__":

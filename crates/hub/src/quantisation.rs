@@ -3,10 +3,11 @@
 use crate::paths::file_name;
 
 /// The order in which a GGUF file is chosen where the name says none: the common compromise first, then those near it that
-/// keep more, then those that keep less.
-pub const PREFERENCE: [&str; 19] = [
-    "Q4_K_M", "Q4_K_S", "Q4_K_L", "Q4_K", "Q4_0", "Q4_1", "Q5_K_M", "Q5_K_S", "Q5_0", "Q5_1", "Q6_K", "Q8_0", "Q3_K_L",
-    "Q3_K_M", "Q3_K_S", "Q2_K", "BF16", "F16", "F32",
+/// keep more, then those that keep less. Those of hardly two bits a weight come last.
+pub const PREFERENCE: [&str; 36] = [
+    "Q4_K_M", "Q4_K_S", "Q4_K_L", "Q4_K", "Q4_0", "Q4_1", "IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4", "Q5_K_M", "Q5_K_S",
+    "Q5_0", "Q5_1", "Q6_K", "Q8_0", "Q3_K_L", "Q3_K_M", "IQ3_M", "IQ3_S", "Q3_K_S", "IQ3_XXS", "Q2_K", "IQ2_M",
+    "IQ2_S", "IQ2_XS", "BF16", "F16", "F32", "IQ2_XXS", "TQ2_0", "TQ1_0", "Q2_0", "IQ1_M", "IQ1_S", "Q1_0",
 ];
 
 /// The quantisation that the name of a GGUF file tells, in capitals: the last part that reads as one, between `-`, `.` and
@@ -32,7 +33,7 @@ pub(crate) fn of_file(path: &str) -> Option<String> {
 
 /// True if a word in capitals names a quantisation.
 fn is_quantisation(word: &str) -> bool {
-    if ["F32", "F16", "BF16", "FP16", "FP32", "MXFP4", "MXFP4_MOE"].contains(&word) {
+    if ["F32", "F16", "BF16", "FP16", "FP32", "MXFP4", "MXFP4_MOE", "NVFP4"].contains(&word) {
         return true;
     }
     let Some(rest) = ["IQ", "TQ", "Q"].iter().find_map(|start| word.strip_prefix(start)) else {

@@ -45,10 +45,16 @@ fn main() {
 /// A square matrix, in copies enough that one token finds none of its weights in a cache.
 fn copies(format: WeightFormat, size: usize, activations: Activations) -> Vec<PackedMatrix> {
     let row_bytes = size / format.block_weights() * format.block_bytes();
-    // Small numbers in every format: the rates do not depend on the values.
-    let bytes: Vec<u8> = (0..size * row_bytes)
+    // Small numbers in every format: the rates do not depend on the values, unless these are subnormal.
+    let mut bytes: Vec<u8> = (0..size * row_bytes)
         .map(|index| if index % 2 == 1 { 0x2c } else { index as u8 })
         .collect();
+    if format == WeightFormat::Mxfp4 {
+        bytes
+            .iter_mut()
+            .step_by(format.block_bytes())
+            .for_each(|scale| *scale = 120);
+    }
     let copies = (192 << 20) / bytes.len() + 1;
     (0..copies)
         .map(|_| PackedMatrix::pack(format, size, size, &bytes).expect("the bytes fit the shape"))

@@ -4,7 +4,9 @@ use core::fmt;
 
 use crate::float::{self, Bf16, Element, F16, F32};
 use crate::machine::Isa;
-use crate::quant::{self, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Quant};
+use crate::quant::{self, Quant};
+use crate::quant::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, Iq4Nl, Iq4Xs, Mxfp4, Nvfp4, Tq1_0, Tq2_0};
+use crate::quant::{Q1_0, Q2_0, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use crate::tasks::Product;
 
 /// Everything that a format is.
@@ -15,8 +17,8 @@ pub(crate) struct FormatRow {
     block_bytes: usize,
     /// Bytes of a file's row of which packed rows hold whole multiples.
     pub(crate) row_multiple: usize,
-    /// Offsets of the binary16 scales and minimums in a block.
-    halves: &'static [usize],
+    /// The first block with a scale or minimum that is not finite, and that number.
+    first_not_finite: fn(&[u8]) -> Option<(usize, f32)>,
     /// `(row-major bytes, outputs, inputs, packed)`
     pub(crate) pack: fn(&[u8], usize, usize, &mut [u8]),
     /// `(packed, outputs, inputs, row-major bytes)`
@@ -43,7 +45,7 @@ impl FormatRow {
             block_weights: 1,
             block_bytes: bytes,
             row_multiple: E::INPUTS * bytes,
-            halves: &[],
+            first_not_finite: |_| None,
             pack: float::pack::<E>,
             unpack: float::unpack::<E>,
             row_into: float::row_into::<E>,
@@ -60,7 +62,7 @@ impl FormatRow {
             block_weights: Q::WEIGHTS,
             block_bytes: Q::BYTES,
             row_multiple: 1,
-            halves: &Q::HALVES,
+            first_not_finite: quant::first_not_finite::<Q>,
             pack: quant::pack::<Q>,
             unpack: |packed, _, inputs, rows| quant::unpack::<Q>(packed, inputs, rows),
             row_into: |packed, _, row, output| quant::row_into::<Q>(packed, row, output),
@@ -120,6 +122,36 @@ formats! {
     Q5K = FormatRow::blocks::<Q5K>("q5_k", 13);
     /// Blocks of 256: 6 bits, 8-bit scales of each 16.
     Q6K = FormatRow::blocks::<Q6K>("q6_k", 14);
+    /// Blocks of 32: codes of 4 bits for unevenly spaced values, and a scale.
+    Iq4Nl = FormatRow::blocks::<Iq4Nl>("iq4_nl", 20);
+    /// Blocks of 256: the codes of IQ4_NL, 6-bit scales of each 32.
+    Iq4Xs = FormatRow::blocks::<Iq4Xs>("iq4_xs", 23);
+    /// Blocks of 32: floats of 4 bits, and a power of two.
+    Mxfp4 = FormatRow::blocks::<Mxfp4>("mxfp4", 39);
+    /// Blocks of 256: 4 weights in a grid of 512, signs, 4-bit scales of each 32.
+    Iq3S = FormatRow::blocks::<Iq3S>("iq3_s", 21);
+    /// Blocks of 256: 4 weights in a grid of 256, signs, 4-bit scales of each 32.
+    Iq3Xxs = FormatRow::blocks::<Iq3Xxs>("iq3_xxs", 18);
+    /// Blocks of 256: 8 weights in a grid of 256, signs, 4-bit scales of each 32.
+    Iq2Xxs = FormatRow::blocks::<Iq2Xxs>("iq2_xxs", 16);
+    /// Blocks of 256: 8 weights in a grid of 512, signs, 4-bit scales of each 16.
+    Iq2Xs = FormatRow::blocks::<Iq2Xs>("iq2_xs", 17);
+    /// Blocks of 256: 8 weights in a grid of 1024, signs, 4-bit scales of each 16.
+    Iq2S = FormatRow::blocks::<Iq2S>("iq2_s", 22);
+    /// Blocks of 64: floats of 4 bits, 8-bit float scales of each 16.
+    Nvfp4 = FormatRow::blocks::<Nvfp4>("nvfp4", 40);
+    /// Blocks of 256: digits to base 3, and a scale.
+    Tq1_0 = FormatRow::blocks::<Tq1_0>("tq1_0", 34);
+    /// Blocks of 256: 2 bits and a scale.
+    Tq2_0 = FormatRow::blocks::<Tq2_0>("tq2_0", 35);
+    /// Blocks of 256: 8 weights in a ternary grid of 2048, 3-bit scales and a shift of each 32.
+    Iq1S = FormatRow::blocks::<Iq1S>("iq1_s", 19);
+    /// Blocks of 256: 8 weights in the grid of IQ1_S, 3-bit scales of each 16, a shift of each 8.
+    Iq1M = FormatRow::blocks::<Iq1M>("iq1_m", 29);
+    /// Blocks of 128: 1 bit and a scale.
+    Q1_0 = FormatRow::blocks::<Q1_0>("q1_0", 41);
+    /// Blocks of 64: 2 bits and a scale.
+    Q2_0 = FormatRow::blocks::<Q2_0>("q2_0", 42);
 }
 
 impl WeightFormat {
@@ -153,9 +185,9 @@ impl WeightFormat {
         self.row().block_bytes
     }
 
-    /// Offsets of the binary16 scales and minimums in a block; none for floats.
-    pub fn half_offsets(self) -> &'static [usize] {
-        self.row().halves
+    /// The first of a file's blocks with a scale or minimum that is not finite, and that number; `None` for floats.
+    pub fn first_block_not_finite(self, blocks: &[u8]) -> Option<(usize, f32)> {
+        (self.row().first_not_finite)(blocks)
     }
 }
 

@@ -2,7 +2,7 @@
 
 Activations are rounded before each product as crates/linear rounds them: to 8 bits, with a scale for each 32.
 
-    python scripts/make_quantised_vectors.py PATH_TO_LLAMA_CPP
+    python scripts/make_quantised_vectors.py PATH_TO_LLAMA_CPP [CASE..]
 
 Needs torch, transformers and gguf; llama.cpp's converter, part of the source package of llama-cpp-python
 (vendor/llama.cpp), writes the hybrid models, whose matrices are then exchanged. Blocks are random bytes under sensible scales, so every bit of a block matters.
@@ -28,6 +28,8 @@ POSITIONS = 128
 SCALES = {
     Type.Q4_0: [0], Type.Q5_0: [0], Type.Q8_0: [0], Type.Q4_1: [0, 2], Type.Q5_1: [0, 2],
     Type.Q2_K: [80, 82], Type.Q3_K: [108], Type.Q4_K: [0, 2], Type.Q5_K: [0, 2], Type.Q6_K: [208],
+    Type.IQ4_NL: [0], Type.IQ4_XS: [0], Type.IQ3_S: [0], Type.IQ3_XXS: [0], Type.IQ2_XXS: [0], Type.IQ2_XS: [0], Type.IQ2_S: [0],
+    Type.IQ1_S: [0], Type.IQ1_M: [], Type.TQ1_0: [52], Type.TQ2_0: [64], Type.MXFP4: [], Type.NVFP4: [],
 }
 # case -> sizes and the type of each matrix
 CASES = {
@@ -37,6 +39,16 @@ CASES = {
     "k": (dict(hidden_size=256, intermediate_size=256, num_attention_heads=4, num_key_value_heads=1, head_dim=64), dict(
         q_proj=Type.Q5_K, k_proj=Type.Q6_K, v_proj=Type.Q3_K, o_proj=Type.Q4_K, gate_proj=Type.Q2_K, up_proj=Type.Q3_K, down_proj=Type.Q4_K,
         embed_tokens=Type.Q6_K)),
+    # The mix of files named UD-Q4_K_M.
+    "ud": (dict(hidden_size=256, intermediate_size=256, num_attention_heads=4, num_key_value_heads=1, head_dim=64), dict(
+        q_proj=Type.IQ4_XS, k_proj=Type.Q5_K, v_proj=Type.Q8_0, o_proj=Type.IQ4_NL, gate_proj=Type.IQ3_S, up_proj=Type.IQ4_XS, down_proj=Type.Q4_K,
+        embed_tokens=Type.Q6_K)),
+    "grids": (dict(hidden_size=256, intermediate_size=256, num_attention_heads=4, num_key_value_heads=1, head_dim=64), dict(
+        q_proj=Type.IQ3_XXS, k_proj=Type.IQ2_XXS, v_proj=Type.IQ2_XS, o_proj=Type.IQ2_S, gate_proj=Type.IQ1_S, up_proj=Type.IQ1_M, down_proj=Type.IQ3_S,
+        embed_tokens=Type.IQ3_XXS)),
+    "small": (dict(hidden_size=256, intermediate_size=256, num_attention_heads=4, num_key_value_heads=1, head_dim=64), dict(
+        q_proj=Type.MXFP4, k_proj=Type.NVFP4, v_proj=Type.TQ1_0, o_proj=Type.TQ2_0, gate_proj=Type.MXFP4, up_proj=Type.NVFP4, down_proj=Type.TQ2_0,
+        embed_tokens=Type.IQ4_NL)),
 }
 # case -> sizes of a Qwen3.5 with a layer of each kind, and the type of each matrix
 HYBRIDS = {
@@ -67,9 +79,37 @@ def blocks(kind, rows, columns, random):
             if at == 2 and kind in (Type.Q4_1, Type.Q5_1):
                 values = (-7.5 if kind == Type.Q4_1 else -15.5) * values
             data[..., at:at + 2] = values.astype(np.float16)[..., None].view(np.uint8)
+        scales_of_their_own(kind, data, scale, random)
         weights = gguf.quants.dequantize(data.reshape(rows, -1), kind)
         scale *= wanted / weights.std()
     return data.reshape(rows, -1), weights
+
+
+def add_letters(writer):
+    """A tokenizer of 31 tokens in the manner of SentencePiece, so that the command answers from the file."""
+    special = {"<unk>": gguf.TokenType.UNKNOWN, "<s>": gguf.TokenType.CONTROL, "</s>": gguf.TokenType.CONTROL}
+    letters = ["\u2581", ".", *map(chr, range(ord("a"), ord("z") + 1))]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([*special, *letters])
+    writer.add_token_scores([0.0] * 3 + [-1.0] * len(letters))
+    writer.add_token_types([*special.values()] + [gguf.TokenType.NORMAL] * len(letters))
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+
+
+def scales_of_their_own(kind, data, scale, random):
+    """Scales that are no half of their own."""
+    if kind == Type.MXFP4:
+        data[..., 0] = round(np.log2(scale)) + 128 + random.integers(-1, 2, data.shape[:2])
+    if kind == Type.NVFP4:
+        data[..., :4] = gguf.quants.NVFP4.fp32_to_ue4m3(2 * scale * random.uniform(0.5, 1.5, data.shape[:2] + (4,)).astype(np.float32))
+    if kind == Type.IQ1_M:
+        # Four bits in the top of each of the last four words.
+        bits = (scale * random.uniform(0.5, 1.5, data.shape[:2])).astype("<f2").view("<u2")
+        for part in range(4):
+            at = data[..., 49 + 2 * part]
+            at[...] = at & 15 | (bits >> (4 * part) & 15).astype(np.uint8) << 4
 
 
 def rounded(module, inputs):
@@ -80,7 +120,10 @@ def rounded(module, inputs):
 
 def main():
     OUT.mkdir(exist_ok=True)
+    chosen = lambda case: case in sys.argv[2:] or not sys.argv[2:]
     for seed, (case, (shape, kinds)) in enumerate(CASES.items()):
+        if not chosen(case):
+            continue
         random = np.random.default_rng(seed)
         config = transformers.LlamaConfig(vocab_size=31, num_hidden_layers=1, max_position_embeddings=256, tie_word_embeddings="lm_head" not in kinds, **shape)
         config._attn_implementation = "eager"
@@ -94,6 +137,8 @@ def main():
         writer.add_head_count_kv(config.num_key_value_heads)
         writer.add_key_length(config.head_dim)
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        if case == "ud":
+            add_letters(writer)
         for name, parameter in model.named_parameters():
             part = name.split(".")[-2]
             prefix = "blk.0." if ".layers." in name else ""
@@ -114,7 +159,8 @@ def main():
         writer.close()
         save_logits(case, model, kinds, random)
     for seed, (case, (shape, kinds)) in enumerate(HYBRIDS.items()):
-        hybrid(case, shape, kinds, np.random.default_rng(100 + seed))
+        if chosen(case):
+            hybrid(case, shape, kinds, np.random.default_rng(100 + seed))
 
 
 def save_logits(case, model, kinds, random):

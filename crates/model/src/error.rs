@@ -118,6 +118,19 @@ pub enum ModelError {
         /// The part that contradicts the format.
         problem: String,
     },
+    /// A tensor has an element type that its format has removed, or that is newer than this program.
+    #[error(
+        "{}: tensor {tensor} has the type {found}; choose another quantisation of the model, or a newer version of this program",
+        path.display()
+    )]
+    UnknownType {
+        /// The file.
+        path: PathBuf,
+        /// The first such tensor.
+        tensor: String,
+        /// Its type: the number, and the name of a removed type.
+        found: String,
+    },
     /// A shard that the index names is not there.
     #[error("{}: shard {shard} is missing (it holds {tensor}); download every file the index names", index.display())]
     MissingShard {

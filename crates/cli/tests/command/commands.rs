@@ -495,3 +495,28 @@ fn what_becomes_of_the_input_of_linear_layers_is_said() {
     let plan = run(&["plan", "--model", half]);
     assert!(stderr(&plan).is_empty(), "nothing was asked for: {}", stderr(&plan));
 }
+
+#[test]
+fn a_file_that_mixes_types_is_described_planned_and_answered_from() {
+    let mixed = shipped_model().join("../../crates/model/tests/vectors/quantised/ud.gguf");
+    let mixed = mixed.to_str().expect("a path");
+    let described = stdout(&run(&["inspect", mixed]));
+    for format in ["iq3_s", "iq4_nl", "iq4_xs", "q4_k", "q5_k", "q6_k", "q8_0", "f32"] {
+        assert!(described.contains(format), "{format} is not in: {described}");
+    }
+    let plan = json(&stdout(&run(&["plan", "--model", mixed, "--ctx", "64", "--json"])));
+    assert!(plan["weights_bytes"].as_u64() > Some(100_000), "{plan}");
+    let arguments = [
+        "run",
+        "--model",
+        mixed,
+        "--prompt",
+        "in the beginning",
+        "--ctx",
+        "64",
+        "-n",
+        "8",
+    ];
+    let answer = run(&arguments);
+    assert!(!stdout(&answer).is_empty() && stderr(&answer).contains("tokens/s"));
+}

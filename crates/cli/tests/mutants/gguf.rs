@@ -9,8 +9,8 @@ const FLOAT: u32 = 6;
 const TEXT: u32 = 8;
 const LIST: u32 = 9;
 /// Types of tensors whose elements take the same room, so that one in place of the other makes another legal file:
-/// f32 and i32; f16, bf16 and i16; q4_0, q4_k and iq4_nl.
-const EQUALLY_LARGE: [&[u32]; 3] = [&[0, 26], &[1, 30, 25], &[2, 12, 20]];
+/// f32 and i32; f16, bf16 and i16; q4_0, q4_k, iq4_nl and nvfp4; q5_0 and q5_k; q3_k and iq3_s; iq2_xxs and tq2_0.
+const EQUALLY_LARGE: [&[u32]; 6] = [&[0, 26], &[1, 30, 25], &[2, 12, 20, 40], &[6, 13], &[11, 21], &[16, 35]];
 
 /// The parts of a GGUF file.
 #[derive(Clone)]
@@ -186,7 +186,7 @@ impl Parts {
         let tensor = &mut self.tensors[at];
         match damage.below(5) {
             0 => {
-                let before = std::mem::replace(&mut tensor.kind, damage.below(40) as u32);
+                let before = std::mem::replace(&mut tensor.kind, damage.below(44) as u32);
                 let harm = if EQUALLY_LARGE
                     .iter()
                     .any(|kinds| kinds.contains(&before) && kinds.contains(&tensor.kind))

@@ -81,6 +81,12 @@ impl Subject {
             ("gguf, text", "fuzz/seeds/gguf/llama-q8_0"),
             ("gguf, llama", "crates/model/tests/vectors/gguf/llama-0.gguf"),
             ("gguf, hybrid", "crates/model/tests/vectors/gguf/qwen3_5-0.gguf"),
+            ("gguf, mixed formats", "crates/model/tests/vectors/quantised/ud.gguf"),
+            ("gguf, grids", "crates/model/tests/vectors/quantised/grids.gguf"),
+            (
+                "gguf, small floats and trits",
+                "crates/model/tests/vectors/quantised/small.gguf",
+            ),
         ] {
             subjects.push(Subject::gguf(root, name, &seeds.join(file)));
         }

@@ -2,7 +2,7 @@
 
 use riffle_linear::WeightFormat;
 
-use super::weights::{arrange, blocks, device_bytes, number};
+use super::weights::{arrange, blocks, device_bytes, is_known, number};
 use super::{MAP_THREADS, check_aligned, check_bytes, map_blocks, small};
 use crate::driver::Product16;
 use crate::{CudaError, DeviceBuffer, Gpu, Grid, Kernel, ModuleSource, Region, Stream};
@@ -32,7 +32,7 @@ impl DeviceMatrix {
     /// Brings weights to the device: `bytes` are `[outputs, inputs]` as safetensors or GGUF files hold them.
     ///
     /// # Errors
-    /// Bytes that are not the matrix, too little memory.
+    /// Bytes that are not the matrix, a format that devices do not compute with, too little memory.
     pub fn upload(
         gpu: &Gpu,
         format: WeightFormat,
@@ -52,6 +52,11 @@ impl DeviceMatrix {
             inputs,
             data,
         })
+    }
+
+    /// True if devices compute with the format. The others are refused by [`upload`](Self::upload).
+    pub fn supports(format: WeightFormat) -> bool {
+        is_known(format)
     }
 
     /// Bytes a matrix of this shape takes on the device.

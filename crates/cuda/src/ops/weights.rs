@@ -24,6 +24,11 @@ pub(super) fn planes(format: WeightFormat) -> &'static [Field] {
     }
 }
 
+/// True if kernels know the format: floats, and those with planes.
+pub(super) fn is_known(format: WeightFormat) -> bool {
+    format.block_weights() == 1 || !planes(format).is_empty()
+}
+
 /// The number kernels know the format by.
 pub(super) fn number(format: WeightFormat) -> u32 {
     let place = WeightFormat::ALL.iter().position(|other| *other == format);
@@ -32,6 +37,13 @@ pub(super) fn number(format: WeightFormat) -> u32 {
 
 /// Checks that `bytes` hold a matrix `[outputs, inputs]` and gives its blocks.
 pub(super) fn blocks(format: WeightFormat, outputs: usize, inputs: usize, bytes: usize) -> Result<usize, CudaError> {
+    if !is_known(format) {
+        return Err(CudaError::Unsupported {
+            what: "ggml type of a matrix",
+            value: format.ggml_type() as usize,
+            requirement: "a float type, q4_0 to q8_0 or q2_k to q6_k: load the model on the CPU",
+        });
+    }
     if outputs == 0 || inputs == 0 || !inputs.is_multiple_of(format.block_weights()) {
         return Err(CudaError::Unsupported {
             what: "inputs of a matrix",

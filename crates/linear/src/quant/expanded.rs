@@ -42,6 +42,13 @@ pub(crate) fn words(block: &[u8], offset: usize, index: usize) -> &[u8; 4 * LANE
     array(&block[LANES * offset + 4 * LANES * index..])
 }
 
+/// Word `index` of 16 rows, of a field interleaved by words.
+#[inline(always)]
+pub(crate) fn row_words(block: &[u8], offset: usize, index: usize) -> [u32; LANES] {
+    let words = words(block, offset, index);
+    core::array::from_fn(|row| u32::from_le_bytes(words.as_chunks().0[row]))
+}
+
 /// Byte `index` of 16 rows, of a field interleaved by bytes.
 #[inline(always)]
 pub(crate) fn bytes(block: &[u8], offset: usize, index: usize) -> &[u8; LANES] {

@@ -22,10 +22,8 @@ impl Quant for Q2K {
     const FIELDS: &[Field] = &[field(0, 16, 1), field(16, 64, 4), field(80, 2, 2), field(82, 2, 2)];
     const HALVES: [usize; 2] = [80, 82];
     const SHAPE: Shape = Shape {
-        bits: 2,
-        center: 0,
         halves: true,
-        minimums: true,
+        ..Shape::with_minimums(2)
     };
     const PLANES: usize = 16;
     const PIECES: Pieces = side_by_side(0, 2);
@@ -59,10 +57,8 @@ impl Quant for Q3K {
     const FIELDS: &[Field] = &[field(0, 96, 4), field(96, 12, 1), field(108, 2, 2)];
     const HALVES: [usize; 2] = [108, 108];
     const SHAPE: Shape = Shape {
-        bits: 3,
-        center: 4,
         halves: true,
-        minimums: false,
+        ..Shape::centered(3)
     };
     const PIECES: Pieces = {
         let mut pieces = NONE;
@@ -134,12 +130,7 @@ impl Quant for Q4K {
     const BYTES: usize = 144;
     const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 2, 2), field(4, 12, 1), field(16, 128, 4)];
     const HALVES: [usize; 2] = [0, 2];
-    const SHAPE: Shape = Shape {
-        bits: 4,
-        center: 0,
-        halves: false,
-        minimums: true,
-    };
+    const SHAPE: Shape = Shape::with_minimums(4);
     const PLANES: usize = 16;
     const PIECES: Pieces = side_by_side(0, 4);
 
@@ -169,12 +160,7 @@ impl Quant for Q5K {
         field(48, 128, 4),
     ];
     const HALVES: [usize; 2] = [0, 2];
-    const SHAPE: Shape = Shape {
-        bits: 5,
-        center: 0,
-        halves: false,
-        minimums: true,
-    };
+    const SHAPE: Shape = Shape::with_minimums(5);
     const PLANES: usize = 16;
     const PIECES: Pieces = {
         let mut pieces = side_by_side(1, 4);
@@ -209,10 +195,8 @@ impl Quant for Q6K {
     const FIELDS: &[Field] = &[field(0, 192, 4), field(192, 16, 1), field(208, 2, 2)];
     const HALVES: [usize; 2] = [208, 208];
     const SHAPE: Shape = Shape {
-        bits: 6,
-        center: 32,
         halves: true,
-        minimums: false,
+        ..Shape::centered(6)
     };
     const PIECES: Pieces = {
         let mut pieces = NONE;

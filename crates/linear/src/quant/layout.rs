@@ -3,6 +3,7 @@
 use rayon::prelude::*;
 
 use super::Quant;
+use super::expanded::half;
 use crate::LANES;
 
 /// Rearranges `source`, the row-major blocks of a file, into `packed`; missing rows of the last 16 stay zero.
@@ -75,6 +76,23 @@ pub(crate) fn unpack<Q: Quant>(packed: &[u8], inputs: usize, rows: &mut [u8]) {
             Q::restore(block);
         }
     });
+}
+
+/// The first block of a file with a scale or minimum that is not finite, and that number.
+pub(crate) fn first_not_finite<Q: Quant>(blocks: &[u8]) -> Option<(usize, f32)> {
+    if !Q::HAS_HALVES {
+        return None;
+    }
+    let mut arranged = vec![0; Q::BYTES];
+    blocks.chunks_exact(Q::BYTES).enumerate().find_map(|(index, block)| {
+        arranged.copy_from_slice(block);
+        if const { Q::ARRANGES_HALVES } {
+            Q::arrange(&mut arranged);
+        }
+        let halves = Q::HALVES.map(|offset| half(&arranged, offset));
+        let number = halves.into_iter().find(|number| !number.is_finite())?;
+        Some((index, number))
+    })
 }
 
 /// Every unit of a row's block: where it lies in the block, where among 16 rows, and its bytes.

@@ -2,14 +2,20 @@
 
 mod activation;
 mod expanded;
+mod grid_blocks;
+mod grid_codes;
+mod grids;
 mod k_blocks;
 mod layout;
+mod lookup;
 mod multiply;
 mod panels;
 mod plain_blocks;
 mod planes;
+mod ternary_blocks;
 #[cfg(test)]
 mod tests;
+mod value_blocks;
 
 use core::ops::Range;
 
@@ -17,11 +23,17 @@ pub(crate) use activation::{ActivationBlock, BiasForm, quantise};
 pub(crate) use expanded::{Expanded, Halves, half_bits};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use expanded::{bytes, words};
+pub(crate) use grid_blocks::{Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
 pub(crate) use k_blocks::{Q2K, Q3K, Q4K, Q5K, Q6K};
-pub(crate) use layout::{pack, row_into, unpack};
+pub(crate) use layout::{first_not_finite, pack, row_into, unpack};
+pub(crate) use lookup::{Codes, GridCodes, look_up};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use lookup::{Mark, codes};
 pub(crate) use multiply::multiply;
 pub(crate) use plain_blocks::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 pub(crate) use planes::Pieces;
+pub(crate) use ternary_blocks::{Iq1M, Iq1S, Q1_0, Q2_0, Tq1_0, Tq2_0};
+pub(crate) use value_blocks::{Iq4Nl, Iq4Xs, Mxfp4, Nvfp4};
 
 /// Weights that share a scale with the activations: every block is a whole number of these.
 pub(crate) const STRETCH: usize = 32;
@@ -64,10 +76,41 @@ pub(crate) struct Shape {
     pub(crate) bits: u32,
     /// Subtracted from a quant to make it signed.
     pub(crate) center: i32,
+    /// Largest magnitude of a quant less the center.
+    pub(crate) largest: u32,
     /// A scale for each 16 weights, not for each 32.
     pub(crate) halves: bool,
     /// The format has minimums.
     pub(crate) minimums: bool,
+}
+
+impl Shape {
+    /// Bits around half their range, one scale for 32.
+    const fn centered(bits: u32) -> Shape {
+        Shape {
+            bits,
+            center: 1 << (bits - 1),
+            largest: 1 << (bits - 1),
+            halves: false,
+            minimums: false,
+        }
+    }
+
+    /// Bits above a minimum, one scale for 32.
+    const fn with_minimums(bits: u32) -> Shape {
+        Shape {
+            bits,
+            center: 0,
+            largest: (1 << bits) - 1,
+            halves: false,
+            minimums: true,
+        }
+    }
+
+    /// Signed bytes plus 128, one scale for 32.
+    const fn bytes() -> Shape {
+        Shape::centered(8)
+    }
 }
 
 /// A block format of GGUF.
@@ -78,27 +121,37 @@ pub(crate) trait Quant: Copy + Send + Sync + 'static {
     const BYTES: usize;
     /// All bytes of a block, in order.
     const FIELDS: &[Field];
-    /// Where a block's scale and minimum lie, both binary16; the scale twice where there is no minimum.
+    /// Where an arranged block's scale and minimum lie, both binary16; the scale twice where there is no minimum.
     const HALVES: [usize; 2];
+    /// False if scales have a form of their own, in which each is finite.
+    const HAS_HALVES: bool = true;
+    /// True if a block of the file does not have its scale in one piece.
+    const ARRANGES_HALVES: bool = false;
     const SHAPE: Shape;
     /// Where the planes of a block of 256 begin, and what they hold of each stretch.
     const PLANES: usize = 0;
     const PIECES: Pieces = planes::NONE;
+    /// How `quants` become those of `SHAPE`; formats with a grid have `codes` instead.
+    const CODES: Codes = Codes::Quants;
 
     /// The scales and minimums of stretch `stretch` of 16 rows, from their interleaved block.
     fn scales(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded);
 
-    /// Unpacks the quants of that stretch.
+    /// Unpacks the quants of that stretch, or their codes.
     #[inline(always)]
     fn quants(block: &[u8], stretch: usize, expanded: &mut Expanded) {
         planes::quants::<Self>(block, stretch, expanded);
     }
 
-    /// Both.
+    /// The codes of that stretch in a grid.
+    #[inline(always)]
+    fn codes(_block: &[u8], _stretch: usize, _codes: &mut GridCodes) {}
+
+    /// Scales and quants in plain code.
     #[inline(always)]
     fn expand(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
         Self::scales(block, stretch, halves, expanded);
-        Self::quants(block, stretch, expanded);
+        look_up::<Self>(block, stretch, expanded);
     }
 
     /// The weights of one block as the file holds it, each operation rounded as in ggml.

@@ -27,7 +27,7 @@ pub(crate) fn multiply<Q: Quant>(isa: Isa, products: Vec<Product<'_>>, inputs: u
     // Taken, not borrowed: while this thread waits for others it may start another product.
     let mut activations = ACTIVATIONS.take();
     activations.resize(input.len() / STRETCH, ActivationBlock::default());
-    let panels = Panels::new(isa, input.len() / inputs, inputs / STRETCH);
+    let panels = Panels::new::<Q>(isa, input.len() / inputs, inputs / STRETCH);
     panels.quantise(isa, Q::SHAPE, input, &mut activations);
     let band = inputs / Q::WEIGHTS * LANES * Q::BYTES;
     let group_bands = (GROUP_BYTES / band).max(1);
@@ -41,7 +41,7 @@ pub(crate) fn multiply<Q: Quant>(isa: Isa, products: Vec<Product<'_>>, inputs: u
         } = piece;
         let width = rows[0].len();
         let bands = &packed[first_output / LANES * band..][..width.div_ceil(LANES) * band];
-        let chunk_tokens = isa.band_tokens().min(rows.len());
+        let chunk_tokens = isa.band_tokens::<Q>().min(rows.len());
         let pass_bands = match panels.count() {
             1 => 1,
             _ => group_bands.min(PASS_BANDS),

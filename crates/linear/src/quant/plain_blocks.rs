@@ -14,31 +14,12 @@ pub(crate) struct Q5_1;
 #[derive(Clone, Copy)]
 pub(crate) struct Q8_0;
 
-/// Quants of so many bits around half their range.
-const fn centered(bits: u32) -> Shape {
-    Shape {
-        bits,
-        center: 1 << (bits - 1),
-        halves: false,
-        minimums: false,
-    }
-}
-
-const fn with_minimums(bits: u32) -> Shape {
-    Shape {
-        bits,
-        center: 0,
-        halves: false,
-        minimums: true,
-    }
-}
-
 impl Quant for Q4_0 {
     const WEIGHTS: usize = 32;
     const BYTES: usize = 18;
     const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 16, 4)];
     const HALVES: [usize; 2] = [0, 0];
-    const SHAPE: Shape = centered(4);
+    const SHAPE: Shape = Shape::centered(4);
 
     #[inline(always)]
     fn scales(_block: &[u8], _stretch: usize, halves: &Halves, expanded: &mut Expanded) {
@@ -63,7 +44,7 @@ impl Quant for Q4_1 {
     const BYTES: usize = 20;
     const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 2, 2), field(4, 16, 4)];
     const HALVES: [usize; 2] = [0, 2];
-    const SHAPE: Shape = with_minimums(4);
+    const SHAPE: Shape = Shape::with_minimums(4);
 
     #[inline(always)]
     fn scales(_block: &[u8], _stretch: usize, halves: &Halves, expanded: &mut Expanded) {
@@ -89,7 +70,7 @@ impl Quant for Q5_0 {
     const BYTES: usize = 22;
     const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 4, 4), field(6, 16, 4)];
     const HALVES: [usize; 2] = [0, 0];
-    const SHAPE: Shape = centered(5);
+    const SHAPE: Shape = Shape::centered(5);
 
     #[inline(always)]
     fn scales(_block: &[u8], _stretch: usize, halves: &Halves, expanded: &mut Expanded) {
@@ -123,7 +104,7 @@ impl Quant for Q5_1 {
     const BYTES: usize = 24;
     const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 2, 2), field(4, 4, 4), field(8, 16, 4)];
     const HALVES: [usize; 2] = [0, 2];
-    const SHAPE: Shape = with_minimums(5);
+    const SHAPE: Shape = Shape::with_minimums(5);
 
     #[inline(always)]
     fn scales(_block: &[u8], _stretch: usize, halves: &Halves, expanded: &mut Expanded) {
@@ -158,7 +139,7 @@ impl Quant for Q8_0 {
     const BYTES: usize = 34;
     const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 32, 4)];
     const HALVES: [usize; 2] = [0, 0];
-    const SHAPE: Shape = centered(8);
+    const SHAPE: Shape = Shape::bytes();
 
     #[inline(always)]
     fn scales(_block: &[u8], _stretch: usize, halves: &Halves, expanded: &mut Expanded) {
@@ -183,7 +164,7 @@ impl Quant for Q8_0 {
 
 /// 16 bytes of a row hold weights 0 to 15 in their low and 16 to 31 in their high halves.
 #[inline(always)]
-fn nibbles(block: &[u8], offset: usize, expanded: &mut Expanded) {
+pub(super) fn nibbles(block: &[u8], offset: usize, expanded: &mut Expanded) {
     for group in 0..4 {
         let pairs = words(block, offset, group);
         expanded.set(group, |lane| pairs[lane] & 15);
@@ -204,7 +185,7 @@ fn nibbles_and_bits(block: &[u8], offset: usize, bits_offset: usize, expanded: &
     }
 }
 
-fn nibble(pairs: &[u8], index: usize) -> u8 {
+pub(super) fn nibble(pairs: &[u8], index: usize) -> u8 {
     pairs[index % 16] >> (4 * (index / 16)) & 15
 }
 

@@ -16,6 +16,21 @@ fn vector(format: WeightFormat) -> (&'static [u8], Vec<f32>) {
         WeightFormat::Q4K => include_bytes!("../../vectors/q4_k.bin"),
         WeightFormat::Q5K => include_bytes!("../../vectors/q5_k.bin"),
         WeightFormat::Q6K => include_bytes!("../../vectors/q6_k.bin"),
+        WeightFormat::Iq4Nl => include_bytes!("../../vectors/iq4_nl.bin"),
+        WeightFormat::Iq4Xs => include_bytes!("../../vectors/iq4_xs.bin"),
+        WeightFormat::Mxfp4 => include_bytes!("../../vectors/mxfp4.bin"),
+        WeightFormat::Iq3S => include_bytes!("../../vectors/iq3_s.bin"),
+        WeightFormat::Iq3Xxs => include_bytes!("../../vectors/iq3_xxs.bin"),
+        WeightFormat::Iq2Xxs => include_bytes!("../../vectors/iq2_xxs.bin"),
+        WeightFormat::Iq2Xs => include_bytes!("../../vectors/iq2_xs.bin"),
+        WeightFormat::Iq2S => include_bytes!("../../vectors/iq2_s.bin"),
+        WeightFormat::Nvfp4 => include_bytes!("../../vectors/nvfp4.bin"),
+        WeightFormat::Tq1_0 => include_bytes!("../../vectors/tq1_0.bin"),
+        WeightFormat::Tq2_0 => include_bytes!("../../vectors/tq2_0.bin"),
+        WeightFormat::Iq1S => include_bytes!("../../vectors/iq1_s.bin"),
+        WeightFormat::Iq1M => include_bytes!("../../vectors/iq1_m.bin"),
+        WeightFormat::Q1_0 => include_bytes!("../../vectors/q1_0.bin"),
+        WeightFormat::Q2_0 => include_bytes!("../../vectors/q2_0.bin"),
         _ => panic!("{format} has no blocks"),
     };
     let (blocks, weights) = file.split_at(2 * 512 / format.block_weights() * format.block_bytes());
@@ -302,6 +317,10 @@ fn inner_scales(format: WeightFormat) -> (core::ops::Range<usize>, u8) {
         WeightFormat::Q3K => (96..108, 0x55),
         WeightFormat::Q4K | WeightFormat::Q5K => (4..16, 0x55),
         WeightFormat::Q6K => (192..208, 1),
+        WeightFormat::Mxfp4 => (0..1, 128),
+        WeightFormat::Nvfp4 => (0..4, 64),
+        // Its scale of scales is among them.
+        WeightFormat::Iq1M => (48..56, 0x33),
         _ => (0..0, 0),
     }
 }
@@ -313,6 +332,9 @@ fn halves(format: WeightFormat) -> &'static [usize] {
         WeightFormat::Q2K => &[80, 82],
         WeightFormat::Q3K => &[108],
         WeightFormat::Q6K => &[208],
+        WeightFormat::Tq1_0 => &[52],
+        WeightFormat::Tq2_0 => &[64],
+        WeightFormat::Mxfp4 | WeightFormat::Nvfp4 | WeightFormat::Iq1M => &[],
         _ => &[0],
     }
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use super::list::List;
 use super::reader::Reader;
 use crate::ModelError;
-use crate::weights::{StoredTensor, TensorInfo, TensorType};
+use crate::weights::{NoSuchType, StoredTensor, TensorInfo, TensorType};
 
 const MAGIC: &[u8] = b"GGUF";
 const LARGEST_TENSOR_COUNT: usize = 1 << 18;
@@ -38,10 +38,7 @@ pub(crate) struct Header<'a> {
 impl<'a> Header<'a> {
     /// Reads and checks the header of a whole mapped file.
     pub(crate) fn parse(path: &'a Path, file: &'a [u8]) -> Result<Header<'a>, ModelError> {
-        let (metadata, tensors) = parse(file).map_err(|problem| ModelError::CorruptWeights {
-            path: path.to_owned(),
-            problem,
-        })?;
+        let (metadata, tensors) = parse(file).map_err(|problem| problem.at(path))?;
         Ok(Header {
             path,
             metadata,
@@ -116,16 +113,42 @@ impl Metadata<'_> {
 
 type Contents<'a> = (HashMap<String, Metadata<'a>>, Vec<StoredTensor>);
 
-fn parse(file: &[u8]) -> Result<Contents<'_>, String> {
+/// A reason not to read a header.
+enum Problem {
+    /// The header contradicts the format.
+    Damage(String),
+    /// A tensor has a type that does not exist any more, or not yet.
+    Type { tensor: String, found: NoSuchType },
+}
+
+impl Problem {
+    fn at(self, path: &Path) -> ModelError {
+        let path = path.to_owned();
+        match self {
+            Problem::Damage(problem) => ModelError::CorruptWeights { path, problem },
+            Problem::Type { tensor, found } => ModelError::UnknownType {
+                path,
+                tensor,
+                found: found.to_string(),
+            },
+        }
+    }
+}
+
+impl From<String> for Problem {
+    fn from(problem: String) -> Problem {
+        Problem::Damage(problem)
+    }
+}
+
+fn parse(file: &[u8]) -> Result<Contents<'_>, Problem> {
     let mut reader = Reader::new(file);
     if reader.take(4)? != MAGIC {
-        return Err("it does not begin with GGUF".into());
+        return Err("it does not begin with GGUF".to_owned().into());
     }
     let version = reader.u32()?;
     if !(2..=3).contains(&version) {
-        return Err(format!(
-            "GGUF version {version} is not supported; supported are 2 and 3, little endian"
-        ));
+        return Err(format!("GGUF version {version} is not supported; supported are 2 and 3, little endian").into());
     }
     let tensor_count = reader.count(24)?;
     let metadata_count = reader.count(13)?;
@@ -134,7 +157,7 @@ fn parse(file: &[u8]) -> Result<Contents<'_>, String> {
         (metadata_count, LARGEST_METADATA_COUNT, "metadata keys"),
     ] {
         if count > limit {
-            return Err(format!("{count} {what} are not plausible, {limit} is the limit"));
+            return Err(format!("{count} {what} are not plausible, {limit} is the limit").into());
         }
     }
     let mut metadata = HashMap::new();
@@ -145,7 +168,7 @@ fn parse(file: &[u8]) -> Result<Contents<'_>, String> {
             .value(kind)
             .map_err(|problem| format!("metadata {key}: {problem}"))?;
         if metadata.insert(key.to_owned(), value).is_some() {
-            return Err(format!("metadata {key} stands twice"));
+            return Err(format!("metadata {key} stands twice").into());
         }
     }
     let alignment = match metadata.get("general.alignment") {
@@ -154,7 +177,7 @@ fn parse(file: &[u8]) -> Result<Contents<'_>, String> {
         Some(_) => 0,
     };
     if !alignment.is_power_of_two() || alignment > LARGEST_ALIGNMENT {
-        return Err("general.alignment must be a power of two".into());
+        return Err("general.alignment must be a power of two".to_owned().into());
     }
     let mut entries = Vec::new();
     for _ in 0..tensor_count {
@@ -177,19 +200,19 @@ struct Entry {
     offset: u64,
 }
 
-fn entry(reader: &mut Reader<'_>) -> Result<Entry, String> {
+fn entry(reader: &mut Reader<'_>) -> Result<Entry, Problem> {
     let name = reader.name()?;
     let dimensions = reader.u32()?;
     if !(1..=4).contains(&dimensions) {
-        return Err(format!(
-            "tensor {name} has {dimensions} dimensions, 1 to 4 are possible"
-        ));
+        return Err(format!("tensor {name} has {dimensions} dimensions, 1 to 4 are possible").into());
     }
     let mut shape = (0..dimensions).map(|_| reader.u64()).collect::<Result<Vec<_>, _>>()?;
     shape.reverse();
     let kind = reader.u32()?;
-    let element_type =
-        TensorType::from_gguf(kind).ok_or_else(|| format!("tensor {name} has the unknown element type {kind}"))?;
+    let element_type = TensorType::from_gguf(kind).map_err(|found| Problem::Type {
+        tensor: name.to_owned(),
+        found,
+    })?;
     Ok(Entry {
         name: name.to_owned(),
         element_type,

@@ -218,7 +218,7 @@ impl Checkpoint {
             found @ TensorType::Other { .. } => {
                 return Err(ModelError::WrongType {
                     tensor: name.to_owned(),
-                    expected: "f32, f16, bf16, q4_0 to q8_0 or q2_k to q6_k",
+                    expected: "f32, f16, bf16 or a quantised type of GGUF",
                     found: found.clone(),
                 });
             }

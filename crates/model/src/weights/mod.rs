@@ -10,5 +10,5 @@ pub use checkpoint::Checkpoint;
 pub(crate) use checkpoint::RowOrder;
 pub(crate) use mapping::map;
 pub(crate) use shards::open_directory;
-pub(crate) use tensor::{StoredTensor, check_name, to_f32};
+pub(crate) use tensor::{NoSuchType, StoredTensor, check_name, to_f32};
 pub use tensor::{TensorInfo, TensorType};

@@ -160,14 +160,22 @@ fn what_cannot_be_computed_is_named() {
     let floats = |count: usize| vec![0; 4 * count];
     codebook[7] = ("blk.0.ffn_gate.weight".into(), vec![16, 32], 0, floats(512));
     codebook[8] = ("blk.0.ffn_up.weight".into(), vec![16, 32], 0, floats(512));
-    codebook[9] = ("blk.0.ffn_down.weight".into(), vec![32, 16], 20, vec![0; 16 * 18]);
+    codebook[9] = ("blk.0.ffn_down.weight".into(), vec![32, 16], 9, vec![0; 16 * 36]);
     let mut metadata_of_32 = metadata();
     metadata_of_32[3] = number("llama.feed_forward_length", 32);
     let error = refused(
         &gguf_file(3, &metadata_of_32, &codebook),
-        &["down_proj", "IQ4_NL", "q4_0"],
+        &["down_proj", "Q8_1", "bf16"],
     );
     assert!(matches!(error, ModelError::WrongType { .. }));
+
+    // Types that GGUF has no more, and one that it has not yet.
+    for (number, words) in [(4, "Q4_2"), (33, "Q4_0_8_8"), (36, "IQ4_NL_4_4"), (97, "97")] {
+        let mut other = tensors();
+        other[8].2 = number;
+        let error = refused(&gguf_file(3, &metadata(), &other), &["blk.0.ffn_up.weight", words]);
+        assert!(matches!(error, ModelError::UnknownType { .. }));
+    }
 
     let mut not_a_number = tensors();
     not_a_number[2].3[4..8].copy_from_slice(&f32::NAN.to_le_bytes());

@@ -301,7 +301,7 @@ fn queries_keys_and_values_stacked_in_one_tensor_of_phi2_give_the_same_logits() 
 
 #[test]
 fn quantised_logits_are_those_of_the_dequantised_weights_and_activations_of_8_bits() {
-    for case in ["plain", "k", "hybrid", "hybrid-k"] {
+    for case in ["plain", "k", "ud", "grids", "small", "hybrid", "hybrid-k"] {
         let directory = vectors().join("quantised");
         let model = load_model(directory.join(format!("{case}.gguf")));
         let expected = Expected::read(&directory.join(format!("{case}.safetensors")));
@@ -449,7 +449,7 @@ fn joined_sequences_have_the_bits_of_each_alone_with_every_kind_of_weights_where
 /// Models in f32, bf16 and the formats of GGUF files, the shipped ones among them.
 fn weights_of_every_kind() -> Vec<PathBuf> {
     let floats = ["group8-dim128-bf16", "group2-dim64-linear-bf16"].map(|case| fixtures().join("vectors").join(case));
-    let blocks = ["plain", "k", "hybrid", "hybrid-k"];
+    let blocks = ["plain", "k", "ud", "grids", "small", "hybrid", "hybrid-k"];
     let blocks = blocks.map(|case| vectors().join("quantised").join(format!("{case}.gguf")));
     let shipped = ["model", "model-hybrid"].map(|name| fixtures().join(name));
     floats.into_iter().chain(blocks).chain(shipped).collect()

@@ -4,9 +4,11 @@
 
 use core::arch::x86_64::*;
 
+use super::SHARED_STRETCHES;
 use super::avx2::few_tokens::{FEW, few_token_kernels};
+use super::avx2::lookup::unpack;
 use super::avx2::pairs::{add_minimums, add_scaled, bias, groups, parts, word};
-use super::avx2::tiles::{STRETCHES, tile_kernels, tile_tokens};
+use super::avx2::tiles::{tile_kernels, tile_tokens};
 use super::avx2::{AHEAD_BYTES, Block, load, prefetch, prefetch_far, store};
 pub(super) use super::avx2::{float_tile, round, widen};
 use super::quant::{for_stretches, quant_kernels, share};

@@ -15,8 +15,14 @@ pub(super) fn share<Q: Quant>(block: &[u8], stretch: usize) -> &[u8] {
 macro_rules! for_stretches {
     ($quant:ty, $index:ident => $body:block) => {
         for_stretches!(@ $index $body 0);
-        if <$quant>::WEIGHTS == 8 * STRETCH {
-            for_stretches!(@ $index $body 1 2 3 4 5 6 7);
+        if <$quant>::WEIGHTS >= 2 * STRETCH {
+            for_stretches!(@ $index $body 1);
+        }
+        if <$quant>::WEIGHTS >= 4 * STRETCH {
+            for_stretches!(@ $index $body 2 3);
+        }
+        if <$quant>::WEIGHTS >= 8 * STRETCH {
+            for_stretches!(@ $index $body 4 5 6 7);
         }
     };
     (@ $index:ident $body:block $($value:literal)*) => {
@@ -33,7 +39,7 @@ macro_rules! at_stretch {
         if <$quant>::WEIGHTS == STRETCH {
             at_stretch!(@ $index 0 $body)
         } else {
-            match $stretch {
+            match $stretch % (<$quant>::WEIGHTS / STRETCH) {
                 0 => at_stretch!(@ $index 0 $body),
                 1 => at_stretch!(@ $index 1 $body),
                 2 => at_stretch!(@ $index 2 $body),
@@ -77,7 +83,7 @@ macro_rules! quant_kernels {
 
 pub(super) use quant_kernels;
 
-/// Expands to `quant_band` for an instruction set with few registers, which has `prefetch` and
+/// Expands to `quant_band` for an instruction set with few registers, which has `prefetch`, `unpack` and
 /// `stretches::<HALVES, MINIMUMS, WIDE, ROWS>` in scope. `WIDE` quants use all 8 bits, others at most 7.
 #[cfg(target_arch = "aarch64")]
 macro_rules! quant_tiles {
@@ -119,7 +125,8 @@ macro_rules! quant_tiles {
                 for_stretches!(Q, INDEX => {
                     prefetch(share::<Q>(block, INDEX));
                     let mut expanded = Expanded::default();
-                    Q::expand(block, INDEX, &halves, &mut expanded);
+                    Q::scales(block, INDEX, &halves, &mut expanded);
+                    unpack::<Q, INDEX>(block, &mut expanded);
                     let expanded = core::slice::from_ref(&expanded);
                     quant_tile(Q::SHAPE, expanded, &[&row[INDEX..=INDEX]], sums);
                 });
@@ -133,7 +140,8 @@ macro_rules! quant_tiles {
                 let halves = widen_halves::<Q>(block);
                 for_stretches!(Q, INDEX => {
                     prefetch(share::<Q>(block, INDEX));
-                    Q::expand(block, INDEX, &halves, &mut expanded[INDEX]);
+                    Q::scales(block, INDEX, &halves, &mut expanded[INDEX]);
+                    unpack::<Q, INDEX>(block, &mut expanded[INDEX]);
                 });
             }
         }
@@ -145,7 +153,8 @@ macro_rules! quant_tiles {
                 (false, false, false) => any_tokens::<false, false, false>(expanded, rows, sums),
                 (false, false, true) => any_tokens::<false, false, true>(expanded, rows, sums),
                 (false, true, _) => any_tokens::<false, true, false>(expanded, rows, sums),
-                (true, false, _) => any_tokens::<true, false, false>(expanded, rows, sums),
+                (true, false, false) => any_tokens::<true, false, false>(expanded, rows, sums),
+                (true, false, true) => any_tokens::<true, false, true>(expanded, rows, sums),
                 (true, true, _) => any_tokens::<true, true, false>(expanded, rows, sums),
             }
         }

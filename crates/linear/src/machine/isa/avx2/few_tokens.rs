@@ -36,7 +36,7 @@ macro_rules! few_token_kernels {
                     let mut expanded = Expanded::default();
                     Q::scales(block, INDEX, &halves, &mut expanded);
                     if const { Q::PIECES[0][0].is_none() } {
-                        Q::quants(block, INDEX, &mut expanded);
+                        unpack::<Q, INDEX>(block, &mut expanded);
                     }
                     let mut activations = [&blocks[0][INDEX]; TOKENS];
                     for token in 0..TOKENS {

@@ -1,15 +1,18 @@
 //! AVX2 with FMA and F16C: a block is two registers.
 
 pub(super) mod few_tokens;
+pub(super) mod lookup;
 pub(super) mod pairs;
 pub(super) mod tiles;
 
 use core::arch::x86_64::*;
 
 use few_tokens::{FEW, few_token_kernels};
+use lookup::unpack;
 use pairs::{add_minimums, add_products, add_scaled, bias, chain, groups, parts, whole, word};
-use tiles::{STRETCHES, tile_kernels, tile_tokens};
+use tiles::{tile_kernels, tile_tokens};
 
+use super::SHARED_STRETCHES;
 use super::float::{float_kernels, half_kernels};
 use super::quant::{for_stretches, quant_kernels, share};
 use super::vendor::is_amd;

@@ -16,15 +16,12 @@ pub(in crate::machine::isa) const fn groups<Q: Quant>() -> usize {
     STRETCH / 4 / parts::<Q>()
 }
 
-/// Groups whose products fit 16 bits when added up. Quants with a center are added up around it, where they have half the
-/// magnitude.
+/// Groups whose products fit 16 bits when added up, a power of two. Quants with a center are added up around it, where they have
+/// half the magnitude.
 pub(in crate::machine::isa) const fn chain<Q: Quant>() -> usize {
-    let largest = match Q::SHAPE.center {
-        0 => (1 << Q::SHAPE.bits) - 1,
-        center => center as usize,
-    };
-    let fit = i16::MAX as usize / (2 * 127 * largest);
-    if fit < groups::<Q>() { fit } else { groups::<Q>() }
+    let fit = i16::MAX as u32 / (2 * 127 * Q::SHAPE.largest);
+    let chain = 1 << fit.ilog2();
+    if chain < groups::<Q>() { chain } else { groups::<Q>() }
 }
 
 /// What the first chain of a part starts from.

@@ -2,9 +2,6 @@
 
 use crate::quant::Quant;
 
-/// Stretches that are unpacked together.
-pub(in crate::machine::isa) const STRETCHES: usize = 8;
-
 /// Tokens of a tile. Sums of 16 bits for 16 rows of each take two of the sixteen registers; with two scales a stretch, four tokens hide how
 /// long their short chains take.
 pub(in crate::machine::isa) const fn tile_tokens<Q: Quant>() -> usize {
@@ -29,15 +26,15 @@ macro_rules! tile_kernels {
             }
             let stretches = activations.len() / sums.len();
             let tile_tokens = if sums.len() == 4 { 4 } else { tile_tokens::<Q>() };
-            let mut expanded = [Expanded::default(); STRETCHES];
-            let bytes = STRETCHES * STRETCH / Q::WEIGHTS * LANES * Q::BYTES;
+            let mut expanded = [Expanded::default(); SHARED_STRETCHES];
+            let bytes = SHARED_STRETCHES * STRETCH / Q::WEIGHTS * LANES * Q::BYTES;
             for (index, weights) in weights.chunks(bytes).enumerate() {
                 let count = weights.len() / (LANES * Q::BYTES) * (Q::WEIGHTS / STRETCH);
                 let expanded = &mut expanded[..count];
                 expand::<Q>(weights, expanded);
                 let tiles = activations.chunks(tile_tokens * stretches);
                 for (sums, activations) in sums.chunks_mut(tile_tokens).zip(tiles) {
-                    let rows = tile_rows(activations, stretches, index * STRETCHES..index * STRETCHES + count);
+                    let rows = tile_rows(activations, stretches, index * SHARED_STRETCHES..index * SHARED_STRETCHES + count);
                     match sums.len() {
                         1 | 2 => quant_tile::<Q, 2>(expanded, &rows, sums),
                         3 => quant_tile::<Q, 3>(expanded, &rows, sums),
@@ -55,7 +52,8 @@ macro_rules! tile_kernels {
                 let halves = widen_halves::<Q>(block);
                 for_stretches!(Q, INDEX => {
                     prefetch_far(share::<Q>(block, INDEX), AHEAD_BYTES);
-                    Q::expand(block, INDEX, &halves, &mut expanded[INDEX]);
+                    Q::scales(block, INDEX, &halves, &mut expanded[INDEX]);
+                    unpack::<Q, INDEX>(block, &mut expanded[INDEX]);
                 });
             }
         }

@@ -1,6 +1,7 @@
 //! AVX-512: 16 lanes in a register.
 
 pub(super) mod bf16;
+mod lookup;
 mod one_token;
 mod tiles;
 
@@ -23,9 +24,13 @@ float_kernels!("avx512f,avx512bw,avx512vl", 4, 4, 2);
 half_kernels!("avx512f,avx512bw,avx512vl");
 quant_kernels!("avx512f,avx512bw,avx512vl,avx512vnni", BiasForm::Whole);
 
-/// Every tile of tokens unpacks the weights by itself: that takes fewer operations than reading them unpacked.
+/// Every tile of tokens unpacks the weights by itself: that takes fewer operations than reading them unpacked. Formats with a
+/// grid are the exception.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) fn quant_band<Q: Quant>(weights: &[u8], activations: &[ActivationBlock], sums: &mut [[f32; LANES]]) {
+    if const { Q::CODES.is_costly() } && sums.len() > TILE_TOKENS {
+        return tiles::many_tokens::<Q>(weights, activations, sums);
+    }
     let stretches = activations.len() / sums.len();
     let tiles = activations.chunks(TILE_TOKENS * stretches);
     for (sums, activations) in sums.chunks_mut(TILE_TOKENS).zip(tiles) {

@@ -8,6 +8,7 @@ use core::sync::atomic::{Ordering, compiler_fence};
 
 use super::super::quant::{for_stretches, share};
 use super::super::vendor::is_amd;
+use super::lookup::unpack;
 use super::{AHEAD_BYTES, Block, load, prefetch_far, prefetch_near, store, widen_halves};
 use crate::LANES;
 use crate::float::F32;
@@ -43,10 +44,10 @@ fn ahead_of_time<Q: Quant, const AMD: bool>(weights: &[u8], row: &[ActivationBlo
             // With two scales for a stretch unpacking costs more than reading.
             let products = if const { in_three_pieces::<Q>() } {
                 products_in_pieces::<Q, INDEX>(block, activations, &mut last)
-            } else if Q::SHAPE.halves {
+            } else if const { Q::SHAPE.halves && has_planes::<Q>() } {
                 masked_products::<Q, INDEX>(block, &activations[INDEX])
             } else {
-                Q::quants(block, INDEX, &mut expanded);
+                unpack::<Q, INDEX>(block, &mut expanded);
                 products(&expanded, &activations[INDEX])
             };
             total = add_products::<Q>(products, &expanded, &activations[INDEX], total);
@@ -105,6 +106,11 @@ fn masked_products<Q: Quant, const INDEX: usize>(block: &[u8], activations: &Act
 /// True if six stretches have a plane each, and the last two are in three pieces each: Q6_K.
 const fn in_three_pieces<Q: Quant>() -> bool {
     Q::PIECES[7][2].is_some()
+}
+
+/// True if the block holds its quants in planes.
+const fn has_planes<Q: Quant>() -> bool {
+    Q::PIECES[0][0].is_some()
 }
 
 /// As [`masked_products`]; each plane is read once, for its own stretch and for one of the last two, whose sums are in

@@ -3,11 +3,13 @@
 
 use core::arch::x86_64::*;
 
-use super::super::quant::{at_stretch, share};
+use super::super::SHARED_STRETCHES;
+use super::super::quant::{at_stretch, for_stretches, share};
+use super::lookup::unpack;
 use super::one_token::look_up_scales;
 use super::{AHEAD_BYTES, Block, prefetch_far, widen_halves};
 use crate::LANES;
-use crate::quant::{ActivationBlock, Expanded, Quant, STRETCH};
+use crate::quant::{ActivationBlock, Expanded, Quant, STRETCH, TILE_TOKENS, tile_rows};
 
 /// Adds the products of one stretch with `ROWS` tokens to `$totals`; as many chains of sums run side by side as there are
 /// rows.
@@ -83,6 +85,71 @@ pub(super) fn few_tokens<Q: Quant>(weights: &[u8], rows: &[&[ActivationBlock]], 
     }
 }
 
+/// More tokens than a tile has: a few stretches at a time are unpacked to the first cache, where all tokens use them.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(super) fn many_tokens<Q: Quant>(weights: &[u8], activations: &[ActivationBlock], sums: &mut [[f32; LANES]]) {
+    let stretches = activations.len() / sums.len();
+    let mut expanded = [Expanded::default(); SHARED_STRETCHES];
+    let bytes = SHARED_STRETCHES * STRETCH / Q::WEIGHTS * LANES * Q::BYTES;
+    for (index, weights) in weights.chunks(bytes).enumerate() {
+        let count = weights.len() / (LANES * Q::BYTES) * (Q::WEIGHTS / STRETCH);
+        let expanded = &mut expanded[..count];
+        expand::<Q>(weights, expanded);
+        let range = index * SHARED_STRETCHES..index * SHARED_STRETCHES + count;
+        let tiles = activations.chunks(TILE_TOKENS * stretches);
+        for (sums, activations) in sums.chunks_mut(TILE_TOKENS).zip(tiles) {
+            let rows = tile_rows(activations, stretches, range.clone());
+            let rows = &rows[..sums.len()];
+            match rows.len() {
+                1 | 2 => from_memory::<Q, 2>(expanded, rows, sums),
+                3 | 4 => from_memory::<Q, 4>(expanded, rows, sums),
+                5 | 6 => from_memory::<Q, 6>(expanded, rows, sums),
+                _ => from_memory::<Q, 8>(expanded, rows, sums),
+            }
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn expand<Q: Quant>(weights: &[u8], expanded: &mut [Expanded]) {
+    let blocks = weights.chunks_exact(LANES * Q::BYTES);
+    for (block, expanded) in blocks.zip(expanded.chunks_exact_mut(Q::WEIGHTS / STRETCH)) {
+        let halves = widen_halves::<Q>(block);
+        for_stretches!(Q, INDEX => {
+            prefetch_far(share::<Q>(block, INDEX), AHEAD_BYTES);
+            Q::scales(block, INDEX, &halves, &mut expanded[INDEX]);
+            unpack::<Q, INDEX>(block, &mut expanded[INDEX]);
+        });
+    }
+}
+
+/// `ROWS` tokens or one less, as in [`unpacked`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn from_memory<Q: Quant, const ROWS: usize>(
+    expanded: &[Expanded],
+    rows: &[&[ActivationBlock]],
+    sums: &mut [[f32; LANES]],
+) {
+    let last = rows.len() - 1;
+    let mut activations = [&rows[0][0]; ROWS];
+    let mut tokens = [&rows[0][..expanded.len()]; ROWS];
+    let mut totals = [_mm512_setzero_ps(); ROWS];
+    for row in 0..ROWS {
+        tokens[row] = &rows[row.min(last)][..expanded.len()];
+        totals[row] = bytemuck::must_cast(sums[row.min(last)]);
+    }
+    for (index, weights) in expanded.iter().enumerate() {
+        for row in 0..ROWS {
+            activations[row] = &tokens[row][index];
+        }
+        add_stretch!(Q::SHAPE.halves, Q::SHAPE.minimums, weights, activations, totals);
+    }
+    for (sums, total) in sums[..=last].iter_mut().zip(totals) {
+        *sums = bytemuck::must_cast(total);
+    }
+}
+
 /// `ROWS` tokens or one less: the last then counts twice, which takes less time than it takes code not to.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 fn unpacked<Q: Quant, const ROWS: usize>(weights: &[u8], rows: &[&[ActivationBlock]], sums: &mut [[f32; LANES]]) {
@@ -107,7 +174,7 @@ fn unpacked<Q: Quant, const ROWS: usize>(weights: &[u8], rows: &[&[ActivationBlo
                 } else {
                     Q::scales(block, INDEX, &halves, &mut expanded);
                 }
-                Q::quants(block, INDEX, &mut expanded);
+                unpack::<Q, INDEX>(block, &mut expanded);
             });
             for row in 0..ROWS {
                 activations[row] = &tokens[row][index * (Q::WEIGHTS / STRETCH) + stretch];

@@ -4,7 +4,7 @@ use core::arch::aarch64::*;
 use core::arch::asm;
 
 use super::super::quant::{for_stretches, quant_tiles, share};
-use super::{Block, add_products, bias, dotprod, prefetch, signed, widen_halves};
+use super::{Block, add_products, bias, dotprod, prefetch, signed, unpack, widen_halves};
 use crate::LANES;
 use crate::quant::{ActivationBlock, Expanded, Quant, STRETCH, Shape, TILE_TOKENS, tile_rows};
 

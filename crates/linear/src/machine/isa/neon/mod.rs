@@ -2,8 +2,11 @@
 
 pub(super) mod dotprod;
 pub(super) mod i8mm;
+mod lookup;
 
 use core::arch::aarch64::*;
+
+use lookup::unpack;
 
 use super::float::{float_kernels, half_kernels};
 use super::quant::{for_stretches, quant_kernels, quant_tiles, share};

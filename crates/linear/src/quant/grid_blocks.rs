@@ -1,0 +1,292 @@
+//! Blocks of 256 weights whose codes are places in a grid, with a sign for each weight: IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S.
+
+use super::expanded::{Expanded, Halves, bytes, half, row_words};
+use super::grids::{self, IQ3_S_CENTER};
+use super::lookup::{Codes, GridCodes, Mark};
+use super::{Field, Quant, Shape, field};
+use crate::LANES;
+
+#[derive(Clone, Copy)]
+pub(crate) struct Iq2Xxs;
+#[derive(Clone, Copy)]
+pub(crate) struct Iq2Xs;
+#[derive(Clone, Copy)]
+pub(crate) struct Iq2S;
+#[derive(Clone, Copy)]
+pub(crate) struct Iq3Xxs;
+#[derive(Clone, Copy)]
+pub(crate) struct Iq3S;
+
+const AROUND_128: Mark = Mark::NegatedAround(0);
+
+/// Quants around 128 of at most this magnitude.
+const fn signed(largest: u32, halves: bool) -> Shape {
+    Shape {
+        largest,
+        halves,
+        ..Shape::bytes()
+    }
+}
+
+impl Quant for Iq2Xxs {
+    const WEIGHTS: usize = 256;
+    const BYTES: usize = 66;
+    /// For each stretch four codes, then four signs of seven bits and a scale.
+    const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 64, 4)];
+    const HALVES: [usize; 2] = [0, 0];
+    const SHAPE: Shape = signed(43, false);
+    const CODES: Codes = Codes::Eights(&grids::IQ2_XXS, AROUND_128);
+
+    #[inline(always)]
+    fn scales(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
+        let words = row_words(block, 2, 2 * stretch + 1);
+        for row in 0..LANES {
+            expanded.scales[0][row] = halves[0][row] * odd(words[row] >> 28) * 0.125;
+        }
+    }
+
+    #[inline(always)]
+    fn codes(block: &[u8], stretch: usize, codes: &mut GridCodes) {
+        let four = row_words(block, 2, 2 * stretch);
+        for (code, entries) in codes.entries[..4].iter_mut().enumerate() {
+            *entries = four.map(|four| four >> (8 * code) & 0xff);
+        }
+        codes.marks = row_words(block, 2, 2 * stretch + 1).map(signs_of_sevens);
+    }
+
+    fn dequantise(block: &[u8], weights: &mut [f32]) {
+        for (part, weights) in weights.chunks_exact_mut(32).enumerate() {
+            let (codes, word) = (&block[2 + 8 * part..], word(&block[6 + 8 * part..]));
+            let scale = half(block, 0) * odd(word >> 28) * 0.125;
+            let entries = weights.chunks_exact_mut(8).zip(&codes[..4]);
+            for (entry, (weights, code)) in entries.enumerate() {
+                let signs = signs_of_sevens(word) >> (8 * entry);
+                let entry = grids::IQ2_XXS[usize::from(*code)];
+                write(scale, signs, entry.to_le_bytes().map(around_128), weights);
+            }
+        }
+    }
+}
+
+impl Quant for Iq2Xs {
+    const WEIGHTS: usize = 256;
+    const BYTES: usize = 74;
+    /// The scale, pairs of code and signs, scales of two halves of a stretch in a byte.
+    const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 64, 4), field(66, 8, 1)];
+    const HALVES: [usize; 2] = [0, 0];
+    const SHAPE: Shape = signed(43, true);
+    const CODES: Codes = Codes::Eights(&grids::IQ2_XS, AROUND_128);
+
+    #[inline(always)]
+    fn scales(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
+        scales_of_halves(bytes(block, 66, stretch), halves, expanded);
+    }
+
+    #[inline(always)]
+    fn codes(block: &[u8], stretch: usize, codes: &mut GridCodes) {
+        let mut sevens = [0; LANES];
+        for (code, entries) in codes.entries[..4].iter_mut().enumerate() {
+            let two = row_words(block, 2, 2 * stretch + code / 2);
+            for row in 0..LANES {
+                let pair = two[row] >> (16 * (code % 2));
+                entries[row] = pair & 511;
+                sevens[row] |= (pair >> 9 & 0x7f) << (7 * code);
+            }
+        }
+        codes.marks = sevens.map(signs_of_sevens);
+    }
+
+    fn dequantise(block: &[u8], weights: &mut [f32]) {
+        for (index, weights) in weights.chunks_exact_mut(8).enumerate() {
+            let pair = u16::from_le_bytes([block[2 + 2 * index], block[3 + 2 * index]]);
+            let scale = scale_of_half(block, 66, index / 2);
+            let entry = grids::IQ2_XS[usize::from(pair & 511)];
+            let signs = signs_of_sevens(u32::from(pair >> 9));
+            write(scale, signs, entry.to_le_bytes().map(around_128), weights);
+        }
+    }
+}
+
+impl Quant for Iq2S {
+    const WEIGHTS: usize = 256;
+    const BYTES: usize = 82;
+    /// The scale, low bits of codes, signs, high bits of four codes in a byte, scales as in IQ2_XS.
+    const FIELDS: &[Field] = &[
+        field(0, 2, 2),
+        field(2, 32, 4),
+        field(34, 32, 4),
+        field(66, 8, 4),
+        field(74, 8, 1),
+    ];
+    const HALVES: [usize; 2] = [0, 0];
+    const SHAPE: Shape = signed(43, true);
+    const CODES: Codes = Codes::Eights(&grids::IQ2_S, AROUND_128);
+
+    #[inline(always)]
+    fn scales(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
+        scales_of_halves(bytes(block, 74, stretch), halves, expanded);
+    }
+
+    #[inline(always)]
+    fn codes(block: &[u8], stretch: usize, codes: &mut GridCodes) {
+        let (low, high) = (row_words(block, 2, stretch), row_words(block, 66, stretch / 4));
+        for (code, entries) in codes.entries[..4].iter_mut().enumerate() {
+            for row in 0..LANES {
+                let top = high[row] >> (8 * (stretch % 4) + 2 * code) & 3;
+                entries[row] = low[row] >> (8 * code) & 0xff | top << 8;
+            }
+        }
+        codes.marks = row_words(block, 34, stretch);
+    }
+
+    fn dequantise(block: &[u8], weights: &mut [f32]) {
+        for (index, weights) in weights.chunks_exact_mut(8).enumerate() {
+            let high = block[66 + index / 4] >> (2 * (index % 4)) & 3;
+            let entry = grids::IQ2_S[usize::from(block[2 + index]) | usize::from(high) << 8];
+            let signs = u32::from(block[34 + index]);
+            let scale = scale_of_half(block, 74, index / 2);
+            write(scale, signs, entry.to_le_bytes().map(around_128), weights);
+        }
+    }
+}
+
+impl Quant for Iq3Xxs {
+    const WEIGHTS: usize = 256;
+    const BYTES: usize = 98;
+    /// The scale, codes, then for each stretch four signs of seven bits and a scale.
+    const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 64, 4), field(66, 32, 4)];
+    const HALVES: [usize; 2] = [0, 0];
+    const SHAPE: Shape = signed(62, false);
+    const CODES: Codes = Codes::Fours(&grids::IQ3_XXS, AROUND_128);
+
+    #[inline(always)]
+    fn scales(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
+        let words = row_words(block, 66, stretch);
+        for row in 0..LANES {
+            expanded.scales[0][row] = halves[0][row] * odd(words[row] >> 28) * 0.25;
+        }
+    }
+
+    #[inline(always)]
+    fn codes(block: &[u8], stretch: usize, codes: &mut GridCodes) {
+        for (code, entries) in codes.entries.iter_mut().enumerate() {
+            *entries = row_words(block, 2, 2 * stretch + code / 4).map(|four| four >> (8 * (code % 4)) & 0xff);
+        }
+        codes.marks = row_words(block, 66, stretch).map(signs_of_sevens);
+    }
+
+    fn dequantise(block: &[u8], weights: &mut [f32]) {
+        for (index, weights) in weights.chunks_exact_mut(4).enumerate() {
+            let word = word(&block[66 + 4 * (index / 8)..]);
+            let scale = half(block, 0) * odd(word >> 28) * 0.25;
+            let entry = grids::IQ3_XXS[usize::from(block[2 + index])];
+            let signs = signs_of_sevens(word) >> (4 * (index % 8));
+            write(scale, signs, entry.to_le_bytes().map(around_128), weights);
+        }
+    }
+}
+
+impl Quant for Iq3S {
+    const WEIGHTS: usize = 256;
+    const BYTES: usize = 110;
+    /// The scale, low bits of codes, high bits of eight codes in a byte, signs, scales of two stretches in a byte.
+    const FIELDS: &[Field] = &[
+        field(0, 2, 2),
+        field(2, 64, 4),
+        field(66, 8, 4),
+        field(74, 32, 4),
+        field(106, 4, 1),
+    ];
+    const HALVES: [usize; 2] = [0, 0];
+    const SHAPE: Shape = Shape {
+        largest: 15,
+        ..Shape::centered(5)
+    };
+    const CODES: Codes = Codes::Fours(&grids::IQ3_S, Mark::NegatedAround(2 * IQ3_S_CENTER));
+
+    #[inline(always)]
+    fn scales(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
+        let pairs = bytes(block, 106, stretch / 2);
+        for row in 0..LANES {
+            expanded.scales[0][row] = halves[0][row] * odd(u32::from(pairs[row]) >> (4 * (stretch % 2)) & 15);
+        }
+    }
+
+    #[inline(always)]
+    fn codes(block: &[u8], stretch: usize, codes: &mut GridCodes) {
+        let high = row_words(block, 66, stretch / 4);
+        for (code, entries) in codes.entries.iter_mut().enumerate() {
+            let low = row_words(block, 2, 2 * stretch + code / 4);
+            for row in 0..LANES {
+                let top = high[row] >> (8 * (stretch % 4) + code) & 1;
+                entries[row] = low[row] >> (8 * (code % 4)) & 0xff | top << 8;
+            }
+        }
+        codes.marks = row_words(block, 74, stretch);
+    }
+
+    fn dequantise(block: &[u8], weights: &mut [f32]) {
+        for (index, weights) in weights.chunks_exact_mut(4).enumerate() {
+            let pair = block[106 + index / 16] >> (4 * (index / 8 % 2)) & 15;
+            let high = block[66 + index / 8] >> (index % 8) & 1;
+            let entry = grids::IQ3_S[usize::from(block[2 + index]) | usize::from(high) << 8];
+            let signs = u32::from(block[74 + index / 2] >> (4 * (index % 2)));
+            let scale = half(block, 0) * odd(u32::from(pair));
+            write(
+                scale,
+                signs,
+                entry.to_le_bytes().map(|quant| quant - IQ3_S_CENTER),
+                weights,
+            );
+        }
+    }
+}
+
+/// The odd number 2 · `bits` + 1 that bits of a scale stand for.
+#[inline(always)]
+fn odd(bits: u32) -> f32 {
+    (2 * bits + 1) as f32
+}
+
+/// Four times eight signs from four times seven: the eighth makes their number even.
+#[inline(always)]
+fn signs_of_sevens(word: u32) -> u32 {
+    let sevens = word & 0x7f | (word << 1) & 0x7f00 | (word << 2) & 0x7f_0000 | (word << 3) & 0x7f00_0000;
+    let mut parity = sevens ^ sevens >> 4;
+    parity ^= parity >> 2;
+    parity ^= parity >> 1;
+    sevens | (parity & 0x0101_0101) << 7
+}
+
+/// The scales of a stretch's halves in IQ2_XS and IQ2_S: eighths of the block's scale.
+#[inline(always)]
+fn scales_of_halves(pairs: &[u8; LANES], halves: &Halves, expanded: &mut Expanded) {
+    for part in 0..2 {
+        for row in 0..LANES {
+            let bits = u32::from(pairs[row]) >> (4 * part) & 15;
+            expanded.scales[part][row] = halves[0][row] * odd(bits) * 0.125;
+        }
+    }
+}
+
+/// The same for 16 weights of a row's block, whose scales begin at `offset`.
+fn scale_of_half(block: &[u8], offset: usize, part: usize) -> f32 {
+    let bits = block[offset + part / 2] >> (4 * (part % 2)) & 15;
+    half(block, 0) * odd(u32::from(bits)) * 0.125
+}
+
+fn word(bytes: &[u8]) -> u32 {
+    u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+}
+
+fn around_128(quant: u8) -> u8 {
+    quant - 128
+}
+
+/// Writes the weights of an entry.
+fn write<const COUNT: usize>(scale: f32, signs: u32, entry: [u8; COUNT], weights: &mut [f32]) {
+    for (place, (weight, value)) in weights.iter_mut().zip(entry).enumerate() {
+        let magnitude = scale * f32::from(value);
+        *weight = if signs >> place & 1 == 1 { -magnitude } else { magnitude };
+    }
+}

@@ -1,0 +1,113 @@
+//! Formats whose blocks hold codes: a table says which quants a code stands for.
+
+use super::expanded::Expanded;
+use super::{Quant, STRETCH};
+use crate::LANES;
+
+/// How the bits of a block become quants.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Codes {
+    /// The bits are the quants.
+    Quants,
+    /// Each quant has a code of four bits, its place in the table.
+    Values(&'static [u8; 16]),
+    /// Four quants share a code: the bytes of an entry, the first in the low bits. The length is a power of two.
+    Fours(&'static [u32], Mark),
+    /// Eight quants share a code.
+    Eights(&'static [u64], Mark),
+}
+
+impl Codes {
+    /// True if reading the tables costs more than writing unpacked weights to the first cache and reading them back.
+    pub(crate) const fn is_costly(&self) -> bool {
+        matches!(self, Codes::Fours(..) | Codes::Eights(..))
+    }
+}
+
+/// The change that a mark makes to a quant of a grid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mark {
+    /// The quant is negated around its center, half of this number modulo 256.
+    NegatedAround(u8),
+    /// The quant is two less.
+    TwoLess,
+}
+
+impl Mark {
+    fn of(self, quant: u8) -> u8 {
+        match self {
+            Mark::NegatedAround(twice) => twice.wrapping_sub(quant),
+            Mark::TwoLess => quant.wrapping_sub(2),
+        }
+    }
+}
+
+/// Codes of a stretch of 16 rows, for formats with grids.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct GridCodes {
+    /// `[code of the stretch, row]`: eight for grids of four quants, four for grids of eight.
+    pub(crate) entries: [[u32; LANES]; STRETCH / 4],
+    /// A bit for each weight of a row's stretch.
+    pub(crate) marks: [u32; LANES],
+}
+
+impl Default for GridCodes {
+    fn default() -> GridCodes {
+        GridCodes {
+            entries: [[0; LANES]; STRETCH / 4],
+            marks: [0; LANES],
+        }
+    }
+}
+
+/// Unpacks the quants of a stretch of 16 rows. Instruction sets with shuffles or gathers have code of their own.
+#[inline(always)]
+pub(crate) fn look_up<Q: Quant>(block: &[u8], stretch: usize, expanded: &mut Expanded) {
+    match Q::CODES {
+        Codes::Quants => Q::quants(block, stretch, expanded),
+        Codes::Values(table) => {
+            Q::quants(block, stretch, expanded);
+            for quant in expanded.quants.as_flattened_mut() {
+                *quant = table[usize::from(*quant & 15)];
+            }
+        }
+        Codes::Fours(grid, mark) => {
+            let codes = codes::<Q>(block, stretch);
+            for (group, entries) in codes.entries.iter().enumerate() {
+                for (row, entry) in entries.iter().enumerate() {
+                    let four = grid[*entry as usize % grid.len()].to_le_bytes();
+                    set(group, row, four, mark, codes.marks[row], expanded);
+                }
+            }
+        }
+        Codes::Eights(grid, mark) => {
+            let codes = codes::<Q>(block, stretch);
+            for (pair, entries) in codes.entries[..STRETCH / 8].iter().enumerate() {
+                for (row, entry) in entries.iter().enumerate() {
+                    let eight = grid[*entry as usize % grid.len()].to_le_bytes();
+                    let (low, high) = (eight.as_chunks().0[0], eight.as_chunks().0[1]);
+                    set(2 * pair, row, low, mark, codes.marks[row], expanded);
+                    set(2 * pair + 1, row, high, mark, codes.marks[row], expanded);
+                }
+            }
+        }
+    }
+}
+
+/// The codes of a stretch.
+#[inline(always)]
+pub(crate) fn codes<Q: Quant>(block: &[u8], stretch: usize) -> GridCodes {
+    let mut codes = GridCodes::default();
+    Q::codes(block, stretch, &mut codes);
+    codes
+}
+
+/// Sets four quants of a row, some of them marked.
+#[inline(always)]
+fn set(group: usize, row: usize, four: [u8; 4], mark: Mark, marks: u32, expanded: &mut Expanded) {
+    for (place, quant) in four.into_iter().enumerate() {
+        let is_marked = marks >> (4 * group + place) & 1 == 1;
+        expanded.quants[group][4 * row + place] = if is_marked { mark.of(quant) } else { quant };
+    }
+}
