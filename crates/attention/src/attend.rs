@@ -6,7 +6,7 @@ use crate::{AttendError, KvView, Partial, QueryTile, Selection, Span};
 
 /// How a call multiplies keys and values, and where it cuts a long cache.
 ///
-/// What a row computes depends on this choice, the formats, the pages and what the row sees, never on how many rows or
+/// The result of a row depends on this choice, the formats, the pages and the tokens that the row sees, never on how many rows or
 /// threads compute beside it. So a caller chooses by what the rows *are*: a token that is generated has the same bits alone,
 /// beside those of other sequences, and as one of a draft that is verified; a token of a prompt has the same bits however the
 /// prompt is cut.
@@ -38,7 +38,7 @@ pub enum Arithmetic {
     Fused,
 }
 
-/// What all tiles of a call share.
+/// Options that all tiles of a call share.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct AttendOptions<'a> {

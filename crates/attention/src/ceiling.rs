@@ -1,4 +1,4 @@
-//! What this machine could do at best: the figures that the kernels are measured against.
+//! The limits of this machine: the figures that the kernels are measured against.
 
 use core::hint::black_box;
 use std::time::{Duration, Instant};

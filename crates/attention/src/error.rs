@@ -11,7 +11,7 @@ pub enum AttendError {
     },
     /// Two parts of a call disagree about a size.
     Mismatch {
-        /// What was compared, for example `"head_dim of queries and of K/V"`.
+        /// The sizes that were compared, for example `"head_dim of queries and of K/V"`.
         what: &'static str,
         /// The size the call needs.
         expected: usize,

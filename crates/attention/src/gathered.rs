@@ -12,7 +12,7 @@ use crate::kernel::KEY_BLOCK;
 pub(crate) struct Gathered {
     keys: Vec<f32>,
     values: Vec<f32>,
-    /// Where each stood in the block.
+    /// The place of each token in the block.
     places: Vec<usize>,
 }
 

@@ -257,7 +257,7 @@ impl Partial {
         Ok(())
     }
 
-    /// What `o` is multiplied with: 1 / (l + exp(sink − m)).
+    /// The factor on `o`: 1 / (l + exp(sink − m)).
     fn normaliser(&self, at: usize, sink: Option<f32>) -> f32 {
         let (m, l) = (self.m[at], self.l[at]);
         if l == 0.0 {

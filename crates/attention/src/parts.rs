@@ -15,7 +15,7 @@ pub(crate) const PART_TOKENS: usize = 4096;
 pub(crate) struct PartUnderWay {
     /// Its number, once one has begun.
     number: Option<usize>,
-    /// What the rows have read of it; nothing where it lies in the rows' own partial, which held nothing before.
+    /// The rows' sums over it; `None` where they lie in the rows' own partial, which held nothing before.
     apart: Option<Partial>,
 }
 
@@ -29,7 +29,7 @@ impl PartUnderWay {
         }
     }
 
-    /// Where rows stand whose own partial is `whole`.
+    /// The footing of rows whose own partial is `whole`.
     pub(crate) fn footing(&self, whole: &Partial) -> Footing {
         Footing {
             number: self.number,
@@ -70,7 +70,7 @@ impl PartUnderWay {
     }
 }
 
-/// Where rows stand in the order of parts: the same for rows that go on the same way.
+/// The position of rows in the order of parts: the same for rows that go on the same way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Footing {
     number: Option<usize>,
@@ -78,7 +78,7 @@ pub(crate) struct Footing {
     apart: bool,
 }
 
-/// Where rows that are attended to in parts put what they read.
+/// The sums that rows which are attended to in parts add their reads to.
 #[derive(Debug)]
 pub(crate) struct Parts<'a> {
     pub(crate) whole: Sums<'a>,
@@ -107,7 +107,7 @@ impl Parts<'_> {
         }
     }
 
-    /// What the part under way is accumulated in.
+    /// The sums of the part under way.
     pub(crate) fn sums(&mut self) -> Sums<'_> {
         match &mut self.now.apart {
             Some(apart) => apart.sums(),

@@ -18,7 +18,7 @@ pub struct ReferenceSummary {
     pub value: Vec<f32>,
 }
 
-/// What the reference computes.
+/// The results of the reference.
 #[derive(Debug, Clone)]
 pub struct ReferenceOutput {
     /// Normalised outputs, `[rows, group, value width]`; zero for a row that reads nothing.
@@ -158,7 +158,7 @@ struct Read<'a> {
 }
 
 impl ReferenceOutput {
-    /// What query `at` reads, with the logit of a sink.
+    /// Adds the keys that query `at` reads, with the logit of a sink.
     fn add(&mut self, at: usize, read: &[Read], sink: f64, value_dim: usize) {
         let top = read.iter().fold(f64::NEG_INFINITY, |m, r| m.max(r.logit));
         let total: f64 = read.iter().map(|r| exp64(r.logit - top)).sum();

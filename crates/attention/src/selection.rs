@@ -42,7 +42,7 @@ impl Span {
     }
 }
 
-/// What one tile of queries reads of one KV head: the whole answer of a sparse policy.
+/// The tokens and summaries that one tile of queries reads of one KV head: the whole answer of a sparse policy.
 ///
 /// Kept in a canonical form, so that selections that name the same tokens the same way are equal and
 /// hash alike: spans are sorted, disjoint and merged when they touch, extras are sorted per row.

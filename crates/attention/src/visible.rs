@@ -221,7 +221,7 @@ impl Visible for Summaries<'_> {
             };
             return (0..block.len()).fold(0, |bits, i| bits | ((shared >> i) & u128::from(seen(i))) << i);
         }
-        // What the row's window or the row itself touches is one run of blocks; causally, all after it too.
+        // The blocks that the row's window or the row itself touches are one run; causally, it takes in all later blocks too.
         let mut hidden = self.selection.window_of(query, self.causal);
         if hidden.is_empty() {
             hidden = Span::new(query, query + 1);

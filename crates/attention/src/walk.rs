@@ -10,7 +10,7 @@ use crate::visible::Visible;
 use crate::workspace::Workspace;
 use crate::{Plane, Span};
 
-/// What a query block reads.
+/// A query block and the spans that it reads.
 struct Reading<'a> {
     queries: QueryBlock,
     needs: &'a [Span],
@@ -93,7 +93,7 @@ impl<V: Visible> Call<'_, V> {
         (workspace.needs, workspace.visits) = (needs, visits);
     }
 
-    /// What is read of a page's part: blocks, then diagonals.
+    /// Reads a page's part: blocks, then diagonals.
     fn page(&self, workspace: &mut Workspace, reading: &mut Reading, part: PagePart, output: &mut Output) {
         self.blocks_of_page(workspace, reading, part, output);
         if !self.visible.diagonals().is_empty() {

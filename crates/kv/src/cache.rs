@@ -22,7 +22,7 @@ pub struct KvCache {
     pub(crate) tokens: Vec<usize>,
     /// When each row of pages was begun, by the pool's count.
     pub(crate) rows: Vec<u64>,
-    /// What was read of each layer last: `[layers, kv_heads]`, spans of pages; empty for layers that lie near.
+    /// The last reads of each layer: `[layers, kv_heads]`, spans of pages; empty for layers that lie near.
     pub(crate) last_read: Vec<Vec<Vec<Span>>>,
     pub(crate) is_parked: bool,
 }
@@ -72,7 +72,7 @@ impl KvCache {
         &self.pool.tiers
     }
 
-    /// Where its pages come from, for sequences that are to share some of them.
+    /// The pool of its pages, for sequences that are to share some of them.
     pub fn pool(&self) -> PagePool {
         PagePool(Arc::clone(&self.pool))
     }

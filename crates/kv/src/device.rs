@@ -24,10 +24,10 @@ pub trait Device: Debug + Send + Sync {
 
 /// Memory of a [`Device`], as the host sees it.
 pub trait DeviceMemory: Send + Sync {
-    /// What it holds.
+    /// The bytes of the memory.
     fn bytes(&self) -> &[u8];
 
-    /// What it holds, writable.
+    /// The bytes of the memory, writable.
     fn bytes_mut(&mut self) -> &mut [u8];
 
     /// A page has been written to `bytes` from a farther tier; called on the thread that wrote it, before any kernel

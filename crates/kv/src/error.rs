@@ -14,7 +14,7 @@ pub enum KvError {
         what: &'static str,
         /// Its value.
         value: usize,
-        /// What is allowed.
+        /// The values that are allowed.
         requirement: &'static str,
     },
     /// A layer that the shape does not have.
@@ -90,7 +90,7 @@ pub enum KvError {
     /// Pages could not be written to the disk tier or read from it.
     #[error("cannot {action} KV pages in {}: {source}; free space there or choose another `disk.folder`", folder.display())]
     Disk {
-        /// What was attempted, for example `"write"`.
+        /// The action that was attempted, for example `"write"`.
         action: &'static str,
         /// The folder of the disk tier.
         folder: PathBuf,
@@ -144,7 +144,7 @@ pub enum KvError {
     /// A cache file could not be read or written.
     #[error("cannot {action} KV cache file {}: {source}; check the path, its folder and what is free there", path.display())]
     File {
-        /// What was attempted, for example `"write"`.
+        /// The action that was attempted, for example `"write"`.
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -159,7 +159,7 @@ pub enum KvError {
     OtherVersion {
         /// The file.
         path: PathBuf,
-        /// What wrote it.
+        /// The version or machine that wrote it.
         found: String,
     },
     /// The file is not a cache file.
@@ -167,7 +167,7 @@ pub enum KvError {
     NotReadable {
         /// The file.
         path: PathBuf,
-        /// What it is instead.
+        /// The fault of the file, for example `"too short"`.
         found: String,
     },
     /// The file holds the cache of another model or shape.
@@ -175,7 +175,7 @@ pub enum KvError {
     Foreign {
         /// The file.
         path: PathBuf,
-        /// What differs.
+        /// The part that differs.
         what: &'static str,
     },
     /// The file is cut or its bytes have changed.
@@ -183,7 +183,7 @@ pub enum KvError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// Where.
+        /// The fault of the file, for example `"it is cut"`.
         what: String,
     },
     /// Another process works with the file.
@@ -197,7 +197,7 @@ pub enum KvError {
     Index {
         /// The prefix cache's folder.
         folder: PathBuf,
-        /// What is wrong, and what to do.
+        /// The problem, and its remedy.
         problem: String,
     },
 }

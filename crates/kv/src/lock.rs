@@ -10,7 +10,7 @@ use crate::output::{follow, open_regular};
 
 /// The right to a path, held until it is dropped or the process ends, however it ends.
 ///
-/// What is locked is an empty file beside the path, because the file itself is replaced under its name. It stays:
+/// The locked file is an empty one beside the path, because the path's own file is replaced under its name. The empty file stays:
 /// removing it would let two processes hold locks on two files of one name.
 #[derive(Debug)]
 pub struct PathLock {

@@ -45,7 +45,7 @@ pub enum OutputError {
     NotAFile {
         /// The name.
         path: PathBuf,
-        /// What has it.
+        /// The kind of the thing that has the name, such as `a pipe`.
         found: &'static str,
     },
     /// A file of another kind has the name.
@@ -147,7 +147,7 @@ impl OutputFile {
     /// [`OutputError`].
     pub fn create(&self) -> Result<OutputWriter, OutputError> {
         let old = self.old()?;
-        // What replaces a file is nobody else's business until it has that file's permissions.
+        // The replacement of a file is private until it has that file's permissions.
         let is_private = self.is_private || old.is_some();
         let (partial, file) = self.create_partial(is_private).map_err(|source| self.failed(source))?;
         Ok(OutputWriter {

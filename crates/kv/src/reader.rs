@@ -195,7 +195,7 @@ impl<'a> SequencePages<'a> {
     }
 }
 
-/// What an error calls a plane.
+/// The id that names a plane in errors.
 pub(crate) fn plane_id(shape: &CacheShape, kind: PlaneKind, table: usize, page: usize) -> PlaneId {
     let (layer, kv_head) = shape.place_of(table);
     PlaneId {

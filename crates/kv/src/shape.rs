@@ -168,7 +168,7 @@ impl std::fmt::Debug for LayerShapes {
     }
 }
 
-/// What determines the bytes of a cache.
+/// The layers, page size and formats of a cache, which determine its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CacheShape {
     /// Layers that hold keys and values.

@@ -91,7 +91,7 @@ impl KvCache {
         tokens
     }
 
-    /// Where a row of pages of the sequence lies: the farthest tier that one of its planes lies in. `None` for a row that not every
+    /// The tier of a row of pages of the sequence: the farthest tier that one of its planes lies in. `None` for a row that not every
     /// (layer, KV head) has.
     pub fn row_tier(&self, row: usize) -> Option<RowTier> {
         let pages: Option<Vec<PageId>> = self

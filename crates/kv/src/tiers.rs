@@ -17,7 +17,7 @@ const DEFAULT_LOADERS: usize = 2;
 /// Memory of the operating system comes in pages of this size at least.
 const GRAIN_BYTES: u64 = 4096;
 
-/// Where pages may lie, nearest first: device, RAM, disk. The newest pages and the first lie near, the oldest far.
+/// The tiers of pages, nearest first: device, RAM, disk. The newest pages and the first lie near, the oldest far.
 #[derive(Debug, Clone)]
 pub struct KvTiers {
     /// The nearest tier.
@@ -357,7 +357,7 @@ fn slots(bytes: u64, of_one: u64) -> usize {
     count.map_or(usize::MAX, |count| usize::try_from(count).unwrap_or(usize::MAX))
 }
 
-/// Where keys and values lie in a slot of the ring.
+/// The layout of keys and values in a slot of the ring.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SlotLayout {
     pub(crate) values_at: usize,

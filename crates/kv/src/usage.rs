@@ -2,7 +2,7 @@ use crate::KvCache;
 use crate::pool::{PlaneKind, PlanePlace};
 use crate::table::PageTable;
 
-/// What a cache holds.
+/// The contents of a cache, in numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KvUsage {
@@ -38,7 +38,7 @@ impl TierBytes {
 }
 
 impl KvCache {
-    /// What the cache holds, pages that it shares included.
+    /// The contents of the cache in numbers, pages that it shares included.
     pub fn usage(&self) -> KvUsage {
         let store = self.pool.read();
         let (mut near, mut ram, mut disk, mut shared_bytes) = (0, 0, 0, 0);

@@ -42,7 +42,7 @@ fn the_process_never_holds_more_than_the_budget_and_gives_it_back() {
         ..KvTiers::memory(Some(budget))
     };
     let mut cache = KvCache::with_tiers(shape, tiers).unwrap();
-    // What appending itself needs is there before the measurement begins.
+    // Memory that appending itself needs is there before the measurement begins.
     append_all(&mut cache, 0, 256);
     cache.clear();
     let (before, _) = resident_bytes();

@@ -1,4 +1,4 @@
-//! What comes back from farther tiers is what was appended, within every budget, whatever the timing.
+//! Keys and values come back from farther tiers as they were appended, within every budget, whatever the timing.
 
 mod testing;
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ fn read_into(contents: &mut Contents, shape: &CacheShape, kv_head: usize, page: 
     assert!(before.is_none(), "a page is shown once");
 }
 
-/// What is streamed of a layer; checks that pages come in order.
+/// The contents that are streamed of a layer; checks that pages come in order.
 fn streamed(
     cache: &mut KvCache,
     layer: usize,
@@ -49,7 +49,7 @@ fn streamed(
     Ok(contents)
 }
 
-/// What the wanted pages hold, by a cache of which everything lies near.
+/// The contents of the wanted pages, by a cache of which everything lies near.
 fn expected(cache: &KvCache, layer: usize, wanted: Option<&[Vec<Span>]>) -> Contents {
     let shape = cache.shape();
     let mut contents = Contents::new();

@@ -62,7 +62,7 @@ fn copies(format: WeightFormat, size: usize, activations: Activations) -> Vec<Pa
         .collect()
 }
 
-/// What the machine can do at best.
+/// The limits of the machine: its peak rate and its memory.
 struct Limits {
     /// GFLOP/s.
     peak: f64,

@@ -1,6 +1,6 @@
 use core::fmt;
 
-/// What becomes of activations before they meet weights that are floats. Quantised formats round them to 8 bits either way.
+/// The rounding of activations before they meet weights that are floats. Quantised formats round them to 8 bits either way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Activations {
     /// They stay f32.

@@ -32,7 +32,7 @@ pub(crate) fn float_bytes(format: WeightFormat, values: &[f32]) -> Vec<u8> {
     }
 }
 
-/// What a float format keeps of a value.
+/// A value, rounded to a float format.
 pub(crate) fn rounded(format: WeightFormat, value: f32) -> f32 {
     match format {
         WeightFormat::F16 => half::f16::from_f32(value).to_f32(),

@@ -71,7 +71,7 @@ impl AttentionShape {
     }
 }
 
-/// What a model is made of. Sizes are counts of values unless the name says bytes.
+/// The sizes and settings of a model. Sizes are counts of values unless the name says bytes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
     /// The architecture's name in config.json, such as `LlamaForCausalLM`.

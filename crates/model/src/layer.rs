@@ -31,18 +31,18 @@ pub enum Step {
     Normalise {
         /// The norm.
         norm: Arc<Norm>,
-        /// What it reads.
+        /// The rows that it reads.
         from: Rows,
-        /// What it writes.
+        /// The rows that it writes.
         to: Rows,
     },
     /// `to = projection(from)`.
     Project {
         /// The linear layer.
         projection: Projection,
-        /// What it reads.
+        /// The rows that it reads.
         from: Rows,
-        /// What it writes.
+        /// The rows that it writes.
         to: Rows,
     },
     /// `Branch = feed_forward(Normed)`.
@@ -64,7 +64,7 @@ pub enum Step {
 pub struct Layer {
     /// Attention, done before the steps; `None` for a layer without. A layer may have attention and a [`Step::Recur`].
     pub attention: Option<Attention>,
-    /// What happens to the rows then.
+    /// The steps that the rows go through then.
     pub steps: Vec<Step>,
 }
 

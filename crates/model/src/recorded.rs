@@ -1,4 +1,4 @@
-//! What the latest rows brought to a recurrent layer, so that the layer can be taken back to any of them.
+//! The inputs of a recurrent layer from the latest rows, so that the layer can be taken back to any of them.
 //!
 //! A state of a recurrent layer cannot forget a token. Where drafted tokens are verified, a copy of the state is taken once, before them,
 //! and each row's inputs are recorded. The inputs of the rows that are kept are then replayed into the copy: far less work than the rows

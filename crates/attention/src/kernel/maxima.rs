@@ -12,7 +12,7 @@ pub(crate) const TOGETHER: usize = 8;
 /// Largest magnitude of an 8-bit integer that queries and keys are rounded to.
 const LARGEST_BYTE: f32 = 127.0;
 
-/// What the magnitude of a query or key must exceed to count: the inverse of a smaller one would overflow.
+/// The magnitude that a query or key must exceed to count: the inverse of a smaller one would overflow.
 const LEAST: f32 = 1e-30;
 
 /// Keys of one block as 8-bit integers relative to the largest of every 32 elements of a key.
@@ -91,7 +91,7 @@ pub(crate) struct ByteQueries {
     words: Vec<i32>,
     /// For every [`TOGETHER`] queries `[head_dim / 32, TOGETHER]`: what the offset of keys adds to a sum.
     offsets: Vec<[i32; TOGETHER]>,
-    /// What the product of an integer with one of scale 1 stands for.
+    /// The value of a unit of the product of an integer with one of scale 1.
     units: Vec<[f32; TOGETHER]>,
 }
 

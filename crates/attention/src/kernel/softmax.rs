@@ -10,13 +10,13 @@ pub(crate) struct Softmax<'a, const R: usize> {
     /// Added to the logits, by slot and lane.
     pub(crate) bias: Option<&'a [f32; KEY_BLOCK]>,
     pub(crate) soft_cap: Option<f32>,
-    /// Where the keys stood in their block, if they were gathered: weights are summed by those lanes, so that `l` has the
+    /// The places of the keys in their block, if they were gathered: weights are summed by those lanes, so that `l` has the
     /// bits it has when the whole block is looked at.
     pub(crate) places: Option<&'a [usize]>,
     /// `[rows]`, rows ≤ R.
     pub(crate) m: &'a mut [f32],
     pub(crate) l: &'a mut [f32],
-    /// What earlier sums of the row must be multiplied with.
+    /// The factor on earlier sums of each row.
     pub(crate) keep: &'a mut [f32; R],
 }
 

@@ -38,7 +38,7 @@ impl Kernel for Top<'_> {
     }
 }
 
-/// What is −∞ stays so.
+/// Applies the soft cap to logits; −∞ stays −∞.
 #[inline(always)]
 fn capped<S: Simd>(simd: S, v: S::V, cap: Option<f32>) -> S::V {
     finish(simd, v, cap, None, Some(simd.at_least(v, simd.splat(f32::MIN))))

@@ -32,9 +32,9 @@ pub(crate) trait Simd: Copy {
     const WIDE: bool;
     /// The most rows of a tile whose integer sums have room in registers.
     const INTEGER_ROWS: usize;
-    /// What [`factors`](Self::factors) takes from every byte.
+    /// The number that [`factors`](Self::factors) subtracts from every byte.
     const FACTOR_BIAS: i32 = 0;
-    /// What [`dot4_high`](Self::dot4_high) adds for a product of 1 with 256.
+    /// The number that [`dot4_high`](Self::dot4_high) adds for a product of 1 with 256.
     const HIGH_UNIT: i32 = 256;
 
     fn splat(self, x: f32) -> Self::V;

@@ -1,4 +1,4 @@
-//! What holds of every arithmetic: each test names the options that it runs a law with.
+//! Laws of every arithmetic: each test names the options that it runs a law with.
 
 use crate::testing::*;
 use riffle_attention::*;

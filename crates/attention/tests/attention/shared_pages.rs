@@ -17,7 +17,7 @@ struct Sequences {
     causal: bool,
     /// Tokens of each page of the document; less than a whole page leaves a gap behind them.
     document: Vec<usize>,
-    /// What each sequence holds and asks.
+    /// The pages, rows and selection of each sequence.
     each: Vec<Sequence>,
 }
 
@@ -138,7 +138,7 @@ impl Sequences {
         jobs.collect()
     }
 
-    /// What the jobs read where `together` pages of each arrive at a time.
+    /// The partials of the jobs where `together` pages of each arrive at a time.
     fn streamed(&self, jobs: &[AttendJob], together: usize) -> Vec<Partial> {
         let (options, mut partials) = (self.options(), self.partials());
         let mut stream = BatchStream::new(jobs.iter().map(|job| &job.queries), &options);
@@ -181,7 +181,7 @@ fn on_threads(work: impl Fn() + Sync) {
     work();
 }
 
-/// What sequences read: mostly the same, now and then something of their own.
+/// Selections of sequences: mostly alike, now and then each its own.
 fn selections(tokens: usize, count: usize) -> impl Strategy<Value = Vec<Selection>> {
     let own = proptest::collection::vec(selection(tokens, tokens, 4), count);
     let spans = proptest::collection::vec((0..tokens + 8, 0..tokens / 2 + 2), 1..5);

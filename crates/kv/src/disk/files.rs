@@ -13,7 +13,7 @@ const MOST_FILES: usize = 32;
 /// Bits of a place that are the number of the file's slot.
 const SLOT_BITS: u32 = 27;
 
-/// Where the planes of some layers lie on disk.
+/// The files on disk that hold the planes of some layers.
 #[derive(Debug, Clone)]
 pub(crate) struct PlaneFiles {
     files: Arc<[Arc<PlaneFile>]>,

@@ -51,7 +51,7 @@ pub(crate) struct PlaneFile {
     file: File,
     folder: PathBuf,
     plane_bytes: usize,
-    /// Where the file has to be removed by name.
+    /// The path of the file, if it has to be removed by name.
     path: Option<PathBuf>,
     space: Arc<Ledger>,
     used: Mutex<Used>,

@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io;
 
-/// Where a read found what it read.
+/// The place in which a read found its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Found {
     /// All of it in the system's cache of files.
@@ -73,7 +73,7 @@ mod linux {
         let mut left = &mut buffers[..];
         let mut found = Found::Cached;
         while !left.is_empty() {
-            // What is not in the cache is asked for again and waited for; so is everything where that cannot be told.
+            // Bytes outside the cache are asked for again and waited for; so is everything where that cannot be told.
             let flags = match found {
                 Found::Cached => ReadWriteFlags::NOWAIT,
                 Found::OnDisk => ReadWriteFlags::empty(),

@@ -19,7 +19,7 @@ pub(super) struct Load<K> {
 pub(super) struct LoadPlane {
     pub(super) id: PlaneId,
     pub(super) source: Source,
-    /// Where the plane begins in the slot.
+    /// The offset of the plane in the slot.
     pub(super) at: usize,
     /// Bytes of the plane.
     pub(super) bytes: usize,

@@ -32,7 +32,7 @@ pub(crate) use planes::{PlaneBytes, Source};
 pub use row_watch::{RowChange, RowTier};
 pub(crate) use store::PageStore;
 
-/// Where the pages of several sequences come from: their budgets are one, and pages that they hold in common are there
+/// A pool of pages for several sequences: their budgets are one, and pages that they hold in common are there
 /// once and counted once.
 ///
 /// A page that is shared never changes: who writes into one, at the end of a sequence, copies it first. It goes back to
@@ -122,7 +122,7 @@ impl PagePool {
         self.0.write().known.watch(identity);
     }
 
-    /// What has changed of the watched rows since this was last called, in order. After applying all changes a caller knows exactly
+    /// The changes of the watched rows since the last call, in order. After applying all changes a caller knows exactly
     /// which rows can be adopted under the identity, and where they lie.
     pub fn take_row_changes(&self) -> Vec<RowChange> {
         self.0.write().known.take_changes()

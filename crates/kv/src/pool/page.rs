@@ -57,7 +57,7 @@ impl PlaneKind {
 /// Pages by their size.
 pub(crate) type PageCounts = [usize; MAX_LAYER_KINDS];
 
-/// Where a plane lies.
+/// The tier and place of a plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PlanePlace {
     /// In the nearest tier.

@@ -13,7 +13,7 @@ pub(crate) struct KnownRows {
     by_key: HashMap<u128, Box<[PageId]>>,
     /// The key of the row that a page is part of.
     keys: HashMap<PageId, u128>,
-    /// What has changed of them, where somebody wants to know.
+    /// The changes of known rows, if somebody watches them.
     watch: Option<Box<RowWatch>>,
 }
 
@@ -59,7 +59,7 @@ impl KnownRows {
         }
     }
 
-    /// What was noted since this was asked for.
+    /// The changes that were noted since the last call.
     pub(crate) fn take_changes(&mut self) -> Vec<RowChange> {
         self.watch.as_mut().map(|watch| watch.take()).unwrap_or_default()
     }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::page::PlanePlace;
 use crate::TextBlock;
 
-/// Where a row of pages lies: the farthest tier that one of its planes lies in.
+/// The tier of a row of pages: the farthest tier that one of its planes lies in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RowTier {
     /// In the nearest tier, all of it.
@@ -16,30 +16,30 @@ pub enum RowTier {
     Disk,
 }
 
-/// What has changed of the rows that a sequence may [adopt](crate::KvCache::adopt).
+/// A change of the rows that a sequence may [adopt](crate::KvCache::adopt).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RowChange {
     /// A row can be adopted from now on.
     Known {
         /// Its text.
         block: TextBlock,
-        /// Where it lies.
+        /// Its tier.
         tier: RowTier,
     },
     /// A row lies elsewhere.
     Moved {
         /// The key of its text.
         key: u128,
-        /// Where it lay.
+        /// Its tier before the move.
         from: RowTier,
-        /// Where it lies now.
+        /// Its tier after the move.
         to: RowTier,
     },
     /// A row cannot be adopted any more: its pages have changed, or nobody holds them.
     Forgotten {
         /// The key of its text.
         key: u128,
-        /// Where it lay.
+        /// Its last tier.
         tier: RowTier,
     },
 }

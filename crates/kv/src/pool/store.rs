@@ -1,4 +1,4 @@
-//! What a pool owns: pages with their holders, the planes of all tiers, and the offload engine.
+//! The parts of a pool: pages with their holders, the planes of all tiers, and the offload engine.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -155,7 +155,7 @@ impl PageStore {
         self.planes(page, kind).near_plane(self.place(page, kind))
     }
 
-    /// Where a plane is loaded from; `None` for one that lies near.
+    /// The source that a plane is loaded from; `None` for one that lies near.
     pub(crate) fn source(&self, page: PageId, kind: PlaneKind) -> Option<Source> {
         self.planes(page, kind).source(self.place(page, kind))
     }

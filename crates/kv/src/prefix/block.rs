@@ -8,7 +8,7 @@
 //! hash of all the above: u128
 //! ```
 //!
-//! What a caller wants back with the pages up to a block's end lies in a file of its own, the block's *note*:
+//! Bytes that a caller wants back with the pages up to a block's end lie in a file of their own, the block's *note*:
 //!
 //! ```text
 //! "RIFFLEPN"  version u32  byte order u32
@@ -133,7 +133,7 @@ pub(super) fn root(shape: &CacheShape, identity: &[u8]) -> u128 {
     root.finish_128()
 }
 
-/// What a block's file says of itself before its pages.
+/// The head of a block's file, before its pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Head {
     pub(super) key: u128,

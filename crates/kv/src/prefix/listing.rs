@@ -6,7 +6,7 @@ use super::PrefixCache;
 use super::block::{Head, note_key};
 use crate::{CacheShape, KvError, TextBlock};
 
-/// What is kept of one identity in a [`PrefixCache`], as of the last [refresh](Self::refresh).
+/// The blocks of one identity that a [`PrefixCache`] keeps, as of the last [refresh](Self::refresh).
 #[derive(Debug)]
 pub struct PrefixListing {
     shape: CacheShape,
@@ -14,9 +14,9 @@ pub struct PrefixListing {
     root: u128,
     /// True if a block counts only where it or a block behind it has a note.
     needs_notes: bool,
-    /// What the index names: blocks that could be read, of whatever identity, and `None` for everything else.
+    /// Heads by the keys that the index names: of readable blocks, of whatever identity, and `None` for everything else.
     heads: HashMap<u128, Option<Head>>,
-    /// What was told, by the keys of the cache.
+    /// The blocks that were told, by the keys of the cache.
     listed: HashMap<u128, Listed>,
 }
 
@@ -27,7 +27,7 @@ struct Listed {
     has_note: bool,
 }
 
-/// What has changed of the blocks that a search can find.
+/// A change of the blocks that a search can find.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListingChange {
     /// A block, after the blocks before it.

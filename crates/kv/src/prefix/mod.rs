@@ -43,7 +43,7 @@ pub struct PrefixCache {
     lost_index: AtomicBool,
 }
 
-/// What a lookup gave.
+/// The result of a lookup.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PrefixFound {
@@ -65,7 +65,7 @@ pub struct NoteFound {
     pub damaged: usize,
 }
 
-/// What became of a beginning that was to be kept.
+/// The result of keeping a beginning.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PrefixStored {
@@ -201,7 +201,7 @@ impl PrefixCache {
 
     /// Keeps the whole pages of the first `tokens.len()` tokens of a cache that holds exactly these tokens first.
     ///
-    /// Where the budget does not allow for all of them, the first are kept.
+    /// If the budget does not allow for all of them, the first are kept.
     ///
     /// # Errors
     /// [`KvError::Busy`], [`KvError::File`], also for a folder that may only be read, [`KvError::Index`]; what was kept before is still
@@ -254,7 +254,7 @@ impl PrefixCache {
         if let Some(there) = note.take_if(|note| matches!(index.get(note.key), Ok(Some(_)))) {
             known.push(there.key);
         }
-        // What is used now goes last.
+        // Blocks that are used now are the last to be removed.
         index.touch(&known)?;
         let mut entries: Vec<(u128, Entry)> = new.iter().map(|(block, entry)| (block.key, *entry)).collect();
         entries.extend(note.iter().map(|note| {
@@ -269,7 +269,7 @@ impl PrefixCache {
         }
         stored.removed_blocks = self.make_room(&mut index, entries.iter().map(|(_, entry)| entry.bytes).sum())?;
         for (block, entry) in &new {
-            // Where this fails, the next sweep removes the blocks that were written before.
+            // If this fails, the next sweep removes the blocks that were written before.
             block.write(&self.path_of(block.key), cache, entry.depth as usize)?;
         }
         if let Some(note) = &note {

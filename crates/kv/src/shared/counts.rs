@@ -1,8 +1,8 @@
-//! What a shared store was used for, in numbers.
+//! The use of a shared store, in numbers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a shared store has been used for since it was opened.
+/// The use of a shared store since it was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SharedCounts {
     /// Slices of blocks, and notes, that were fetched and used.

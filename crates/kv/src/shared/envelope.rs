@@ -37,12 +37,12 @@ pub(super) struct BlockName {
 }
 
 impl BlockName {
-    /// What the store calls a slice of the block.
+    /// The store's name for a slice of the block.
     pub(super) fn slice(&self, slice: usize) -> String {
         format!("{:032x}.{}.{slice}", self.key, self.depth)
     }
 
-    /// What the store calls the block's note.
+    /// The store's name for the block's note.
     pub(super) fn note(&self) -> String {
         format!("{:032x}.{}.note", self.key, self.depth)
     }

@@ -8,12 +8,12 @@ use super::loading::{Loading, Taken};
 use super::{SharedBlocks, blocks_of};
 use crate::{CacheShape, KvCache, KvError};
 
-/// What a fetch is to bring.
+/// A request to fetch a beginning.
 #[derive(Debug, Clone, Copy)]
 pub struct FetchRequest<'a> {
     /// The shape of the caches that it fills.
     pub shape: CacheShape,
-    /// What makes the keys and values; see [`PrefixCache::known_tokens`](crate::PrefixCache::known_tokens).
+    /// The identity that keys and values are kept under; see [`PrefixCache::known_tokens`](crate::PrefixCache::known_tokens).
     pub identity: &'a [u8],
     /// The beginning, whose whole pages are looked for.
     pub tokens: &'a [u32],
@@ -64,7 +64,7 @@ impl SharedFetch {
     /// truncate the cache to [`whole_tokens`](Self::whole_tokens).
     ///
     /// # Errors
-    /// Those of an append. The cache holds some of what arrived then.
+    /// The errors of an append. The cache then holds some of the blocks that arrived.
     pub fn fill(&mut self, cache: &mut KvCache, most_bytes: usize) -> Result<bool, KvError> {
         let mut bytes = 0;
         while bytes < most_bytes {

@@ -1,11 +1,11 @@
-//! What this process knows of blocks in the store, so that it need not ask again.
+//! Knowledge of the blocks in the store, so that this process need not ask again.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 /// Blocks remembered at most.
 const MOST: usize = 1 << 17;
-/// What is known goes stale: others remove blocks.
+/// Time for which knowledge of a block holds: others remove blocks.
 const FRESH: Duration = Duration::from_secs(600);
 
 /// How a block stands in the store.
@@ -13,7 +13,7 @@ const FRESH: Duration = Duration::from_secs(600);
 pub(super) enum Standing {
     /// It is there, or waits to be written.
     There,
-    /// What is there is damaged or not all of it: it is written without asking.
+    /// The stored block is damaged or incomplete: it is written without asking.
     Bad,
 }
 

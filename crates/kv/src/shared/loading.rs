@@ -20,7 +20,7 @@ const NOTE_PATIENCE: u32 = 10;
 /// The share of blocks at the end, one in so many, that are loaded layer by layer.
 const TAIL: usize = 4;
 
-/// What a fetch's threads and its caller share.
+/// The state that a fetch's threads and its caller share.
 pub(super) struct Loading {
     pub(super) inner: Arc<Inner>,
     pub(super) shape: CacheShape,
@@ -52,14 +52,14 @@ pub(super) struct State {
     cancelled: bool,
 }
 
-/// What was kept with a beginning.
+/// A note that was kept with a beginning.
 pub(super) struct Note {
     /// Blocks of the beginning, among those of the fetch.
     pub(super) blocks: usize,
     pub(super) bytes: Vec<u8>,
 }
 
-/// What a caller is given.
+/// The answer to a caller that takes an item.
 pub(super) enum Taken {
     /// An item, by number.
     Item(usize, Vec<u8>),
@@ -221,7 +221,7 @@ impl Loading {
         }
         let is_last = state.threads == 1 && !state.cancelled;
         if let (true, true, false, Some(found)) = (is_last, self.wants_note, self.wait.is_zero(), state.found) {
-            // What other processes publish comes first, then its note is looked for.
+            // Blocks that other processes publish come first, then their note is looked for.
             let whole = state.end.min(self.items(found)) / slices(&self.shape);
             drop(state);
             let note = self.find_note(whole);

@@ -89,7 +89,7 @@ impl fmt::Debug for SharedBlocks {
     }
 }
 
-/// What fetches and publishing threads share.
+/// The state that fetches and publishing threads share.
 struct Inner {
     store: Arc<dyn BlockStore>,
     options: SharedOptions,
@@ -128,7 +128,7 @@ impl SharedBlocks {
         self.inner.store.address()
     }
 
-    /// What the store has been used for.
+    /// The use of the store so far.
     pub fn counts(&self) -> SharedCounts {
         let is_paused = lock(&self.inner.breaker).is_paused(Instant::now());
         self.inner.counts.read(is_paused, self.inner.queue.bytes() as u64)

@@ -23,7 +23,7 @@ const FLUSH_LOOK: Duration = Duration::from_millis(50);
 /// How often an idle thread looks whether something is due.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// What waits to be written.
+/// The jobs that wait to be written.
 #[derive(Default)]
 pub(super) struct Queue {
     state: Mutex<QueueState>,
@@ -61,7 +61,7 @@ impl Job {
         }
     }
 
-    /// What is written last: where it is, all of the job is.
+    /// The name that is written last: where it is, all of the job is.
     fn last_name(&self) -> String {
         match &self.content {
             Content::Slices(slices) => self.block.slice(slices.len() - 1),
@@ -157,7 +157,7 @@ impl SharedBlocks {
     /// been taken or are known to be in the store.
     ///
     /// # Errors
-    /// What reading a page can meet.
+    /// Any error of reading a page.
     pub fn publish(
         &self,
         cache: &KvCache,
@@ -270,7 +270,7 @@ fn publish_all(inner: &Inner, sweeps: bool) {
             publish(inner, job);
         }
         if sweeps && clock.is_due(&inner.options) {
-            // What cannot be listed now is swept later; the store's other uses tell of its failure.
+            // Blocks that cannot be listed now are swept later; the store's other uses tell of its failure.
             drop(super::sweep::sweep(&*inner.store, &inner.options));
         }
     }

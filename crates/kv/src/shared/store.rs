@@ -1,4 +1,4 @@
-//! What a store beyond this process has to do: keep bytes under names.
+//! The duty of a store beyond this process: to keep bytes under names.
 
 use std::fmt::Debug;
 use std::time::{Duration, Instant};

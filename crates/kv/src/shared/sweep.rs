@@ -15,7 +15,7 @@ const TOGETHER: Duration = Duration::from_secs(3600);
 /// Names that are removed at a time.
 const AT_A_TIME: usize = 256;
 
-/// What a sweep found and removed.
+/// The result of a sweep.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Swept {
     /// Bytes of all blocks and notes that stay.
@@ -62,7 +62,7 @@ pub(super) fn sweep(store: &dyn BlockStore, options: &SharedOptions) -> Result<S
     let until = Instant::now() + MOST_TIME;
     let mut blocks: HashMap<u128, Kept> = HashMap::new();
     store.list(until, &mut |item: StoredItem| {
-        // What others keep in the same place is not touched.
+        // Items that others keep in the same place are not touched.
         let Some((key, depth)) = parsed(&item.name) else {
             return;
         };

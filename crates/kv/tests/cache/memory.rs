@@ -65,7 +65,7 @@ fn a_refused_append_changes_nothing_and_says_what_fits() {
         assert!(message.contains(part), "no {part:?} in {message}");
     }
     assert_eq!((cache.usage(), all_contents(&cache)), (before, contents));
-    // What fits still goes in, to the last token.
+    // Tokens that fit still go in, to the last one.
     append_all(&mut cache, 0, 26);
     let one = tokens(&shape, 0, 0, 1);
     assert!(cache.append(0, &one, &one).is_err());

@@ -76,7 +76,7 @@ fn only_files_of_the_same_kind_are_replaced() {
     write(&path, "notes: one");
     write(&path, "notes: two");
     assert_eq!(fs::read_to_string(&path).unwrap(), "notes: two");
-    // What mktemp makes.
+    // An empty file, as mktemp makes it, is replaced too.
     File::create(&path).unwrap();
     write(&path, "notes: three");
     let diary = folder.path("diary");

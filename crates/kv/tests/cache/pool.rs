@@ -47,7 +47,7 @@ impl Device for Refusing {
 /// Bits of the keys and of the values of a token in one (layer, KV head).
 type Row = (Vec<u32>, Vec<u32>);
 
-/// What a sequence holds, apart from all others.
+/// The contents of a sequence, apart from all others.
 #[derive(Clone, Default)]
 struct Plain {
     /// `[layers, kv_heads]`
@@ -415,7 +415,7 @@ fn a_page_goes_to_the_disk_once_for_all_sequences_that_hold_it() {
     let on_disk: Vec<u64> = forks.iter().map(|fork| fork.usage().bytes_by_tier.disk).collect();
     assert!(book.usage().bytes_by_tier.disk >= SHAPE.bytes_for(100));
     assert!(on_disk.iter().all(|bytes| *bytes >= book.usage().bytes_by_tier.disk));
-    // What the files hold for all of them is what the forks hold apart, and what all hold once.
+    // The files hold the pages that the forks hold apart, and one copy of the pages that all hold.
     let apart: u64 = on_disk
         .iter()
         .map(|bytes| bytes - book.usage().bytes_by_tier.disk)
@@ -437,7 +437,7 @@ fn a_parked_sequence_leaves_the_nearest_tier_and_goes_on_to_the_bit() {
         let expected = streamed(&mut parked);
         assert_eq!(parked.park().unwrap(), SHAPE.bytes_for(150));
         assert_eq!(parked.usage().bytes_by_tier.disk, SHAPE.bytes_for(150));
-        // What others hold stays.
+        // Pages that others hold stay.
         assert_eq!(other.park().unwrap(), 0);
         assert!(streamed(&mut parked) == expected);
         let mut plain = KvCache::new(SHAPE, None).unwrap();

@@ -149,7 +149,7 @@ fn the_length_is_found_with_few_questions_whatever_it_is() {
             assert!(store.count(Operation::Contains) - before <= 7);
         }
         store.restore(&empty);
-        // What was removed is written again by a process that does not know it.
+        // Removed blocks are written again by a process that does not know them.
         publisher = open(&store, quick());
     }
 }
@@ -316,7 +316,7 @@ fn a_full_queue_and_a_paused_store_never_block_the_publisher() {
     assert!(began.elapsed() < Duration::from_secs(1) && !shared.can_publish(&shape));
     assert_eq!(shared.counts().queued_bytes, 3 * block as u64);
     assert!(!shared.flush(Duration::from_millis(1500)) && shared.counts().failures > 0);
-    // What waits is written when the store works again.
+    // Blocks that wait are written when the store works again.
     store.set_faults(|_, _| Fault::None);
     assert!(shared.flush(Duration::from_secs(20)));
     assert_eq!(store.names().len(), 3);

@@ -115,7 +115,7 @@ fn a_beginning_is_found_by_its_hash_under_the_same_origin_alone() {
     assert_eq!(third.usage().shared_bytes, shape.bytes_for(80));
     assert_eq!(all_contents(&third), all_contents(&first));
     drop((first, third));
-    // What nobody holds any more is not found.
+    // Pages that nobody holds any more are not found.
     assert_eq!(pool.cache().adopt(b"model, full", &text), 32);
     drop(second);
     assert_eq!(pool.cache().adopt(b"model, full", &text), 0);

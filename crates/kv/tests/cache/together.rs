@@ -19,17 +19,17 @@ use riffle_testing::Counted;
 const SEQUENCES: usize = 4;
 const MOST_TOKENS: usize = 300;
 
-/// Where a page begins, and the bits of its keys and values.
+/// The start of a page, and the bits of its keys and values.
 type Shown = (usize, Vec<u32>, Vec<u32>);
 
-/// What rows of a sequence read: all pages, or some of each KV head.
+/// The pages that rows of a sequence read: all, or some of each KV head.
 #[derive(Debug, Clone)]
 struct Wanted {
     sequence: usize,
     pages: Option<Vec<Vec<Span>>>,
 }
 
-/// What reads were shown, `[reads, kv_heads]`, and the attention of two rows a KV head over it.
+/// The pages that reads were shown, `[reads, kv_heads]`, and the attention of two rows a KV head over them.
 #[derive(PartialEq)]
 struct Read {
     pages: Vec<Vec<Vec<Shown>>>,
@@ -333,7 +333,7 @@ fn pages_of_the_next_layer_are_loaded_ahead_once_for_all_sequences() {
         planes_of(&mut readers, &far, layer, &device)
     });
     let mut all: Vec<&mut KvCache> = readers.iter_mut().collect();
-    // What is read of a layer next is taken to be what was read of it last.
+    // The next read of a layer is expected to equal its last.
     for layer in 0..2 {
         read(&mut all, &reads, layer, None);
     }

@@ -14,7 +14,7 @@ use riffle_kv::{
 const PAGE: usize = 16;
 const IDENTITY: &[u8] = b"model, full";
 
-/// What a subscriber knows: where each block lies.
+/// A subscriber's picture of a pool: the tier of each block.
 type Picture = HashMap<u128, RowTier>;
 
 fn apply(picture: &mut Picture, changes: Vec<RowChange>) {
@@ -231,7 +231,7 @@ fn a_pool_that_nobody_watches_notes_nothing() {
     assert_eq!(pool.take_row_changes().len(), 6);
 }
 
-/// What a subscriber knows of a prefix cache: blocks, and those with a note.
+/// A subscriber's picture of a prefix cache: blocks, and those with a note.
 #[derive(Debug, Default, PartialEq)]
 struct Kept {
     blocks: Vec<u128>,

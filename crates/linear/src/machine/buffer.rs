@@ -24,7 +24,7 @@ struct Open {
     used: usize,
     /// How far its pages are [prepared](prepare).
     prepared: usize,
-    /// Where its last huge page ends.
+    /// The end of its last huge page.
     end: usize,
 }
 

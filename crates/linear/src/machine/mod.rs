@@ -1,4 +1,4 @@
-//! What depends on the machine: its instruction sets and its pages of memory. All `unsafe` of the crate is here.
+//! Code that depends on the machine: its instruction sets and its pages of memory. All `unsafe` of the crate is here.
 
 mod buffer;
 mod isa;

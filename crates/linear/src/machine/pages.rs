@@ -29,7 +29,7 @@ struct SmallPages {
     part: Range<usize>,
 }
 
-/// What was tried so far.
+/// The results of the tries so far.
 struct Tried {
     /// Parts that are still taken for slow.
     untried_parts: usize,

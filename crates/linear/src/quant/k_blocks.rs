@@ -292,7 +292,7 @@ fn arranged_scale<const ROWS: usize>(index: usize, byte: impl Fn(usize) -> [u8; 
     core::array::from_fn(|row| a[row] >> 6 | b[row] >> 6 << 2 | c[row] >> 6 << 4)
 }
 
-/// Where the two bits of weight `index` lie: 128 weights share 32 bytes.
+/// The byte that holds the two bits of weight `index`: 128 weights share 32 bytes.
 fn two_bits_at(index: usize) -> usize {
     32 * (index / 128) + index % 32
 }
@@ -301,7 +301,7 @@ fn two_bits_shift(index: usize) -> usize {
     2 * (index / 32 % 4)
 }
 
-/// Where the four bits of weight `index` lie: 64 weights share 32 bytes.
+/// The byte that holds the four bits of weight `index`: 64 weights share 32 bytes.
 fn four_bits_at(index: usize) -> usize {
     32 * (index / 64) + index % 32
 }

@@ -1,4 +1,4 @@
-//! Where the rounded activations of a product lie.
+//! The layout of the rounded activations of a product.
 
 use core::ops::Range;
 
@@ -41,7 +41,7 @@ impl Panels {
         first..(first + self.width).min(self.stretches)
     }
 
-    /// Where the blocks of some tokens lie in a panel.
+    /// The range of the blocks of some tokens in a panel.
     pub(crate) fn blocks(self, panel: usize, tokens: Range<usize>) -> Range<usize> {
         let stretches = self.stretches(panel);
         let first = stretches.start * self.tokens;

@@ -325,7 +325,7 @@ fn inner_scales(format: WeightFormat) -> (core::ops::Range<usize>, u8) {
     }
 }
 
-/// Where a block's binary16 numbers lie.
+/// The places of a block's binary16 numbers.
 fn halves(format: WeightFormat) -> &'static [usize] {
     match format {
         WeightFormat::Q4_1 | WeightFormat::Q5_1 | WeightFormat::Q4K | WeightFormat::Q5K => &[0, 2],

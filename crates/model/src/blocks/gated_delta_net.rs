@@ -43,7 +43,7 @@ pub struct GatedDeltaNet {
     pub decay_biases: Vec<f32>,
     /// Weights `[value_dim]` of the root-mean-square norm of what each head read.
     pub norm: Vec<f32>,
-    /// What that norm adds to the mean square.
+    /// The term that this norm adds to the mean square.
     pub norm_epsilon: f32,
 }
 

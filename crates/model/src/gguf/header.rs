@@ -27,7 +27,7 @@ pub(crate) enum Metadata<'a> {
     List(List<'a>),
 }
 
-/// What a file says before its data.
+/// The header of a file, before its data.
 #[derive(Debug)]
 pub(crate) struct Header<'a> {
     pub(crate) path: &'a Path,

@@ -29,7 +29,7 @@ use crate::{GenerationDefaults, LoadOptions, ModelError, RopeScaling, Tokenizer,
 const SHARD_NUMBER: &str = "split.no";
 const SHARD_COUNT: &str = "split.count";
 const TENSOR_COUNT: &str = "split.tensors.count";
-/// What five digits of a file's name can count.
+/// The largest count that five digits of a file's name can hold.
 const LARGEST_SHARD_COUNT: i128 = 99_999;
 
 /// Reads everything of a GGUF model but its weights' data.

@@ -106,7 +106,7 @@ impl PreTokenizer {
         })
     }
 
-    /// What is done to a text before it is cut.
+    /// The changes of a text before it is cut.
     pub(super) fn normalizations(&self) -> Vec<Normalization> {
         if self.composes {
             vec![Normalization::Composed]

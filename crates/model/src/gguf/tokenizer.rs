@@ -12,7 +12,7 @@ use crate::tokenizer::{
 };
 use crate::{ChatTemplate, ModelError, Tokenizer};
 
-/// What a token is for, as GGUF numbers it.
+/// The purposes of tokens, as GGUF numbers them.
 pub(super) const NORMAL: u8 = 1;
 const UNKNOWN: u8 = 2;
 pub(super) const CONTROL: u8 = 3;
@@ -33,7 +33,7 @@ pub(super) struct Tokens<'a> {
     ends: Vec<u32>,
 }
 
-/// What is done to a text before and after the model.
+/// The steps of a text before and after the model.
 struct Steps {
     normalizations: Vec<Normalization>,
     cuts: Vec<Cut>,

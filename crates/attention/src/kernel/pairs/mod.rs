@@ -31,7 +31,7 @@ const LARGEST_VALUE: f32 = 2047.0;
 /// Largest integer of a weight.
 const LARGEST_WEIGHT: f32 = 8192.0;
 
-/// What the magnitude of a query or key must reach to count: the inverse of a smaller one would overflow.
+/// The least magnitude of a query or key that counts: the inverse of a smaller one would overflow.
 const LEAST: f32 = 1e-30;
 
 /// 16 words of two 16-bit integers each, in a cache line of their own.

@@ -149,7 +149,7 @@ fn power_of_two(exponent: i32) -> f32 {
     f32::from_bits(((exponent + 127) as u32) << 23)
 }
 
-/// Where 16 columns of a pair of tokens lie.
+/// The line that holds 16 columns of a pair of tokens.
 #[inline(always)]
 pub(super) fn line_of(vector: usize, pair: usize, vectors: usize) -> usize {
     let first = vector / 2 * 2;

@@ -21,7 +21,7 @@ pub(crate) struct WeighPairs<'a, const R: usize> {
     pub(crate) m: &'a mut [f32],
     pub(crate) l: &'a mut [f32],
     pub(crate) weights: &'a mut [PairWeights; R],
-    /// What earlier sums of the row must be multiplied with, and what one of the integers stands for.
+    /// The factor on earlier sums of each row, and the value of a unit of its integers.
     pub(crate) keep: &'a mut [f32; R],
     pub(crate) unit: &'a mut [f32; R],
 }

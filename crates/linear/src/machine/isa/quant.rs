@@ -1,4 +1,4 @@
-//! What the instruction sets share for quantised weights, around their own `stretches`.
+//! Code that the instruction sets share for quantised weights, around their own `stretches`.
 
 use crate::LANES;
 use crate::quant::{Quant, STRETCH};

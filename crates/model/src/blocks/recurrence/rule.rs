@@ -54,7 +54,7 @@ pub(crate) struct Rule {
     is_delta: bool,
 }
 
-/// What all heads read of some consecutive tokens.
+/// The inputs of all heads from some consecutive tokens.
 pub(crate) struct HeadTokens<'a> {
     /// Position of the first.
     pub(crate) start_position: usize,
@@ -299,7 +299,7 @@ impl Rule {
         }
     }
 
-    /// What the chunk reads in a piece of columns: of the memory before it, and of its own writes.
+    /// Computes the chunk's reads in a piece of columns: of the memory before it, and of its own writes.
     fn read_piece(&self, chunk: &mut Chunk, memory: &[Columns]) {
         let key_dim = self.memory.rows;
         let (scores, writes) = (Columns::values(&chunk.scores), &chunk.writes);

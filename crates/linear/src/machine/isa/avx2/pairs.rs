@@ -24,7 +24,7 @@ pub(in crate::machine::isa) const fn chain<Q: Quant>() -> usize {
     if chain < groups::<Q>() { chain } else { groups::<Q>() }
 }
 
-/// What the first chain of a part starts from.
+/// The bias that the first chain of a part starts from.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(in crate::machine::isa) fn bias<Q: Quant>(activations: &ActivationBlock, part: usize) -> __m256i {

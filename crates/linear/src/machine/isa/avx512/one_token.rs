@@ -1,6 +1,6 @@
 //! One token: each stretch goes from its block to the sum without passing through memory.
 //!
-//! What it takes to unpack a quant is paid for each multiplication here. So bits are not moved to where they belong: they
+//! The work of unpacking a quant is paid for each multiplication here. So bits are not moved to where they belong: they
 //! are masked where they lie, multiplied there, and the sums are shifted, which is exact.
 
 use core::arch::x86_64::*;

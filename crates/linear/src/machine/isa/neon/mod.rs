@@ -109,7 +109,7 @@ fn signed<const WIDE: bool>(quants: uint8x16_t) -> int8x16_t {
     }
 }
 
-/// What sums of products start from, by halves of a stretch.
+/// The biases that sums of products start from, by halves of a stretch.
 #[inline]
 #[target_feature(enable = "neon")]
 fn bias<const WIDE: bool>(activations: &ActivationBlock) -> [int32x4_t; 2] {
