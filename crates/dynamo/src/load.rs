@@ -123,15 +123,15 @@ mod tests {
         let load = Arc::new(Load::default());
         load.begin(16, 10);
         let used = || load.counts().snapshot().kv_used_blocks;
-        let mut first = load.place(32);
+        let mut first = load.count_request(32);
         assert_eq!(used(), 2);
         first.grow();
         assert_eq!(used(), 3);
-        let second = load.place(1);
+        let second = load.count_request(1);
         assert_eq!(used(), 4);
         drop(first);
         assert_eq!(used(), 1);
-        let many = load.place(16 * 100);
+        let many = load.count_request(16 * 100);
         assert_eq!(used(), 10);
         drop((second, many));
         assert_eq!(used(), 0);
