@@ -52,6 +52,14 @@ pub enum HubError {
         /// Contents of the repository in place of a model.
         problem: String,
     },
+    /// The one who asked looked at the beginning of the model and does not want the rest.
+    #[error("{repository}: {problem}; the rest of the model was not downloaded")]
+    NotWanted {
+        /// `owner/name`.
+        repository: String,
+        /// The reason.
+        problem: String,
+    },
     /// Nothing of the repository matches the name.
     #[error("{repository} has no {wanted}; it has {choices}")]
     NoSuchPart {

@@ -24,6 +24,7 @@
 //! - The token goes to the hub's own scheme, host and port alone, never with a redirect to another.
 //! - Paths that could lie outside of the model's folder, pickles and programs are never written.
 //! - Two processes that pull the same file, of which one may be Python's, write it once: both respect the same lock.
+//! - The beginning of a model is shown before its bulk comes ([`pull_after_look`]), so that a caller can refuse what it cannot run.
 //!
 //! # Why a client of our own
 //!
@@ -51,7 +52,7 @@ mod shared_blobs;
 mod stored;
 
 #[cfg(feature = "download")]
-pub use download::{Pulled, pull};
+pub use download::{Beginning, Pulled, pull, pull_after_look};
 pub use error::HubError;
 pub use name::{ModelName, ModelPart};
 #[cfg(feature = "download")]

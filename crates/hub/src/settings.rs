@@ -18,9 +18,14 @@ pub struct Settings {
     pub token: Option<Token>,
     /// True if nothing may be downloaded.
     pub offline: bool,
+    /// Bytes of a GGUF file that come before it is looked at: more than its settings, its vocabulary and its list of tensors take.
+    pub head_bytes: u64,
     /// How long is waited, and for what.
     pub waits: Waits,
 }
+
+/// [`Settings::head_bytes`] unless somebody chooses.
+const HEAD_BYTES: u64 = 32 << 20;
 
 /// A secret that proves to the hub who asks. It is sent to the hub's own host alone, and never shown.
 #[derive(Clone, PartialEq, Eq)]
@@ -213,6 +218,7 @@ impl Settings {
             cache,
             token,
             offline: is_true(text("HF_HUB_OFFLINE")?) || is_true(text("TRANSFORMERS_OFFLINE")?),
+            head_bytes: HEAD_BYTES,
             waits: Waits::default(),
         })
     }

@@ -6,9 +6,23 @@ use std::time::Instant;
 use crate::fields::{Fields, read_json};
 use crate::load::{Parts, milliseconds_since};
 use crate::tokenizer::{TOKENIZER_FILE, TokenizerSettings};
-use crate::{ChatTemplate, GenerationDefaults, LoadOptions, ModelError, RopeScaling, Tokenizer, families, weights};
+use crate::{
+    ChatTemplate, GenerationDefaults, LoadOptions, ModelConfig, ModelError, RopeScaling, Tokenizer, families, weights,
+};
 
 pub(crate) const CONFIG_FILE: &str = "config.json";
+
+/// The sizes that the settings at `path`, a `config.json`, describe. Nothing beside them is read.
+///
+/// # Errors
+/// As [`inspect`](crate::inspect), of the settings.
+pub fn configure(path: &Path, options: &LoadOptions) -> Result<ModelConfig, ModelError> {
+    let value = read_json(path)?.ok_or_else(|| ModelError::NotFound { path: path.to_owned() })?;
+    let fields = Fields::new(path, value)?.of_text_model()?;
+    let fields = RopeScaling::apply(options.rope_scaling.as_ref(), fields)?;
+    let (_, config) = families::configure(&fields, options.families)?;
+    Ok(config)
+}
 
 /// Reads everything of a directory but its weights' data.
 pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelError> {

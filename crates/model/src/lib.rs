@@ -82,6 +82,7 @@ pub use blocks::{
 pub use chat::{ChatMessage, ChatTemplate, ConversationText, TemplateLimit};
 pub use config::{AttentionShape, ModelConfig};
 pub use decoder::Decoder;
+pub use directory::configure;
 pub use error::ModelError;
 pub use families::{Family, families};
 pub use fingerprint::{fingerprint, fingerprint_with};

@@ -8,6 +8,8 @@ pub(crate) mod completions;
 pub(crate) mod demo;
 pub(crate) mod documents;
 pub(crate) mod eval;
+#[cfg(feature = "pull")]
+mod first_look;
 pub(crate) mod inspect;
 pub(crate) mod list;
 pub(crate) mod plan;

@@ -19,7 +19,7 @@ pub(crate) fn pull(arguments: &PullArguments) -> Result<(), Failure> {
     let interrupt = Interrupt::install()?;
     let mut display = PullDisplay::new();
     let start = Instant::now();
-    let pulled = riffle_hub::pull(&settings, &name, &mut |progress| {
+    let pulled = riffle_hub::pull_after_look(&settings, &name, &mut super::first_look::look, &mut |progress| {
         display.update(progress);
         interrupt.flow()
     });

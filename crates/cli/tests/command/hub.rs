@@ -109,6 +109,20 @@ fn a_model_is_pulled_used_by_its_name_listed_and_removed() {
 }
 
 #[test]
+fn a_model_that_cannot_run_is_refused_before_its_weights_come() {
+    let config = br#"{"architectures": ["MambaForCausalLM"], "model_type": "mamba"}"#;
+    let hub = Hub::start(&[("config.json", config.to_vec()), ("model.safetensors", bytes(2000, 1))]);
+    let cache = tempfile::tempdir().expect("a folder");
+    let refused = run_with(&hub.url(), cache.path(), &["pull", "owner/model"]);
+    assert_refused(
+        &refused,
+        1,
+        &["owner/model: architecture", "MambaForCausalLM", "not downloaded"],
+    );
+    assert!(hub.asked_for("model.safetensors").is_empty());
+}
+
+#[test]
 fn a_killed_pull_goes_on_where_it_was() {
     let weights = bytes(4_000_000, 1);
     let hub = Hub::start(&[("m-Q4_0.gguf", weights.clone())]);

@@ -4,6 +4,7 @@ mod address;
 mod client;
 mod exchange;
 mod listing;
+mod look;
 mod pace;
 mod sum;
 mod transfer;
@@ -21,7 +22,10 @@ use crate::{HubError, ModelName, Settings};
 
 use client::Client;
 use listing::Listing;
+pub use look::Beginning;
+use look::Look;
 use transfer::Transfer;
+use watch::Watch;
 
 /// A model that was pulled.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,25 +55,46 @@ pub fn pull(
     name: &ModelName,
     on_progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
 ) -> Result<Pulled, HubError> {
+    pull_after_look(settings, name, &mut |_| Ok(()), on_progress)
+}
+
+/// As [`pull`]; shows the model's [`Beginning`] to `on_beginning` before its bulk comes. Of a small model, and of one that is there
+/// already, nothing is shown.
+///
+/// # Errors
+/// As [`pull`]; [`HubError::NotWanted`] with the reason that `on_beginning` gives. The bytes that came by then are kept.
+pub fn pull_after_look(
+    settings: &Settings,
+    name: &ModelName,
+    on_beginning: &mut dyn FnMut(&Beginning<'_>) -> Result<(), String>,
+    on_progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+) -> Result<Pulled, HubError> {
     if settings.offline {
         return Err(HubError::Offline { name: name.to_string() });
     }
     let client = Client::new(settings, name)?;
-    pull_with(&client, settings, name, on_progress).map_err(|error| client.told(error))
+    let look = Look::new(name.repository(), settings.head_bytes, on_beginning);
+    pull_with(&client, settings, name, (look, on_progress)).map_err(|error| client.told(error))
 }
 
 fn pull_with(
     client: &Client,
     settings: &Settings,
     name: &ModelName,
-    on_progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+    (look, on_progress): (Look<'_>, &mut dyn FnMut(&Progress) -> ControlFlow<()>),
 ) -> Result<Pulled, HubError> {
     let mut progress = Progress::new();
     let listing = Listing::ask(client, name, &mut progress, on_progress)?;
     let chosen = choice::choose(name, &listing.paths())?;
     let repository = Repository::new(&settings.cache, name);
     repository.create()?;
-    let mut transfer = Transfer::new(client, &repository, &listing.commit, progress, on_progress);
+    let mut transfer = Transfer::new(
+        client,
+        &repository,
+        &listing.commit,
+        look,
+        Watch::new(progress, on_progress),
+    );
     let files = match &chosen {
         Chosen::Gguf(model) => {
             if model.missing > 0 {
@@ -81,6 +106,9 @@ fn pull_with(
             listing.files(name, &model.files)?
         }
         Chosen::Folder { files, index } => {
+            let settings = listing.files(name, &[choice::CONFIG.to_owned()])?;
+            transfer.fetch_all(&settings)?;
+            transfer.show_settings(choice::CONFIG)?;
             let mut wanted: Vec<String> = files.clone();
             if let Some(index) = index {
                 let index = listing.files(name, std::slice::from_ref(index))?;

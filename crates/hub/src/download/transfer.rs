@@ -5,20 +5,21 @@ use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::OnProgress;
 use super::client::{Answer, Client, Trouble};
 use super::listing::RemoteFile;
+use super::look::{Beginning, Look};
 use super::sum::{Sum, Summing};
 use super::watch::Watch;
 use crate::HubError;
 use crate::cache::{Lock, Repository};
-use crate::progress::{Activity, Progress};
+use crate::progress::Activity;
 
 /// Downloads of one repository at one commit.
-pub(crate) struct Transfer<'a> {
+pub(crate) struct Transfer<'a, 'l> {
     client: &'a Client,
     repository: &'a Repository,
     commit: &'a str,
+    look: Look<'l>,
     watch: Watch<'a>,
     bytes_downloaded: u64,
 }
@@ -38,19 +39,20 @@ const BLOCK: usize = 1 << 20;
 /// Between two looks at a lock.
 const LOCK_WAIT: Duration = Duration::from_millis(200);
 
-impl<'a> Transfer<'a> {
+impl<'a, 'l> Transfer<'a, 'l> {
     pub(crate) fn new(
         client: &'a Client,
         repository: &'a Repository,
         commit: &'a str,
-        progress: Progress,
-        on_progress: &'a mut OnProgress<'a>,
+        look: Look<'l>,
+        watch: Watch<'a>,
     ) -> Self {
         Self {
             client,
             repository,
             commit,
-            watch: Watch::new(progress, on_progress),
+            look,
+            watch,
             bytes_downloaded: 0,
         }
     }
@@ -58,6 +60,12 @@ impl<'a> Transfer<'a> {
     /// Bytes that have come over the network.
     pub(crate) fn bytes_downloaded(&self) -> u64 {
         self.bytes_downloaded
+    }
+
+    /// Shows the settings in the snapshot, before weights come.
+    pub(crate) fn show_settings(&mut self, name: &str) -> Result<(), HubError> {
+        let path = self.repository.snapshot(self.commit).join(name);
+        self.look.show(&Beginning::Settings(&path))
     }
 
     /// Brings files into the snapshot, the small ones first.
@@ -106,7 +114,8 @@ impl<'a> Transfer<'a> {
         let mut was_there = partial.position > 0;
         loop {
             self.watch.begin(Activity::Downloading)?;
-            let (client, commit, downloaded) = (self.client, self.commit, &mut self.bytes_downloaded);
+            let (client, commit) = (self.client, self.commit);
+            let (downloaded, look) = (&mut self.bytes_downloaded, &mut self.look);
             client.with_tries(&mut self.watch, &mut |watch| {
                 watch.progress.bytes_done = rest + partial.position;
                 if partial.position == file.bytes {
@@ -114,7 +123,7 @@ impl<'a> Transfer<'a> {
                 }
                 let answer = client.ask(&client.file(commit, &file.path), partial.position, watch)?;
                 partial.take_up(&answer, file, sum)?;
-                partial.fill(&answer, file, watch, (rest, downloaded))
+                partial.fill(&answer, file, (watch, look), (rest, downloaded))
             })?;
             let found = std::mem::replace(&mut partial.summing, sum.begin(file.bytes)).end();
             if found == *sum {
@@ -255,7 +264,7 @@ impl Partial {
         &mut self,
         answer: &Answer,
         file: &RemoteFile,
-        watch: &mut Watch<'_>,
+        (watch, look): (&mut Watch<'_>, &mut Look<'_>),
         counts: (u64, &mut u64),
     ) -> Result<(), Trouble> {
         let (rest, downloaded) = counts;
@@ -270,6 +279,9 @@ impl Partial {
             self.file.write_all(&bytes).map_err(HubError::io(&self.path))?;
             self.position += bytes.len() as u64;
             *downloaded += bytes.len() as u64;
+            if self.position >= look.head_bytes && file.path.to_ascii_lowercase().ends_with(".gguf") {
+                look.show(&Beginning::Head(&self.path, file.bytes))?;
+            }
             watch.progress.bytes_done = rest + self.position;
             watch.tick()?;
         }

@@ -21,6 +21,7 @@ fn settings(hub: &Hub, cache: &Path) -> Settings {
         cache: cache.to_owned(),
         token: Some(Token::new("hf_secret", "HF_TOKEN").expect("a token")),
         offline: false,
+        head_bytes: 60_000,
         waits: Waits {
             first: Duration::from_millis(5),
             longest: Duration::from_millis(20),

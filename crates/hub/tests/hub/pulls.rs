@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use riffle_hub::{Activity, HubError, find, pull};
+use riffle_hub::{Activity, Beginning, HubError, find, pull, pull_after_look};
 
 use crate::{name, pull_named, settings};
 use riffle_testing::hub::{Fault, Hub, bytes, sum};
@@ -47,6 +47,52 @@ fn a_gguf_file_is_pulled_into_python_s_layout_and_found() {
         1,
         "what is there is not asked for"
     );
+}
+
+#[test]
+fn the_beginning_of_a_large_file_is_shown_before_the_rest_comes() {
+    let weights = bytes(2_000_000, 4);
+    let hub = Hub::start(&[("m-Q4_K_M.gguf", weights.clone())]);
+    let cache = tempfile::tempdir().expect("a folder");
+    let model = name("owner/model");
+    let settings = settings(&hub, cache.path());
+    let mut seen = 0;
+    let mut refuse = |beginning: &Beginning<'_>| {
+        if let Beginning::Head(path, whole) = beginning {
+            assert_eq!(*whole, weights.len() as u64);
+            let head = fs::read(path).expect("a file");
+            assert!(head.len() < weights.len() && weights.starts_with(&head));
+            seen = head.len();
+        }
+        Err("it is not for us".to_owned())
+    };
+    let refused = pull_after_look(&settings, &model, &mut refuse, &mut |_| ControlFlow::Continue(()));
+    let refused = refused.expect_err("refused").to_string();
+    assert!(refused.starts_with("owner/model: it is not for us"), "{refused}");
+    assert!(seen >= 60_000);
+    // The bytes that came are kept.
+    let pulled = pull_named(&hub, cache.path(), "owner/model").expect("pulled");
+    assert_eq!(pulled.bytes_downloaded, (weights.len() - seen) as u64);
+    assert_eq!(fs::read(&pulled.path).expect("a file"), weights);
+}
+
+#[test]
+fn the_settings_of_a_folder_are_shown_before_its_weights_come() {
+    let hub = Hub::start(&[
+        ("config.json", b"{\"a\": 1}".to_vec()),
+        ("model.safetensors", bytes(5000, 1)),
+    ]);
+    let cache = tempfile::tempdir().expect("a folder");
+    let mut refuse = |beginning: &Beginning<'_>| match beginning {
+        Beginning::Settings(path) => Err(fs::read_to_string(path).expect("a file")),
+        _ => Ok(()),
+    };
+    let settings = settings(&hub, cache.path());
+    let refused = pull_after_look(&settings, &name("owner/model"), &mut refuse, &mut |_| {
+        ControlFlow::Continue(())
+    });
+    assert!(refused.expect_err("refused").to_string().contains("{\"a\": 1}"));
+    assert!(hub.asked_for("model.safetensors").is_empty());
 }
 
 #[test]

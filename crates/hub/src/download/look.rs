@@ -1,0 +1,47 @@
+//! A look at a model before its bulk is downloaded.
+
+use std::path::Path;
+
+use crate::HubError;
+
+/// The beginning of a model whose bulk has not come yet.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub enum Beginning<'a> {
+    /// The settings of a folder of safetensors, `config.json`.
+    Settings(&'a Path),
+    /// A file with the first bytes of a GGUF file, and the bytes that the whole file has.
+    Head(&'a Path, u64),
+}
+
+/// Looks at the beginning of a model; an error is the reason not to download the rest.
+pub(crate) type OnBeginning<'a> = dyn FnMut(&Beginning<'_>) -> Result<(), String> + 'a;
+
+/// A look that is taken once.
+pub(crate) struct Look<'a> {
+    repository: String,
+    /// Bytes of a file that come before.
+    pub(crate) head_bytes: u64,
+    on_beginning: Option<&'a mut OnBeginning<'a>>,
+}
+
+impl<'a> Look<'a> {
+    pub(crate) fn new(repository: String, head_bytes: u64, on_beginning: &'a mut OnBeginning<'a>) -> Self {
+        Self {
+            repository,
+            head_bytes,
+            on_beginning: Some(on_beginning),
+        }
+    }
+
+    /// Shows the beginning, unless one was shown before.
+    pub(crate) fn show(&mut self, beginning: &Beginning<'_>) -> Result<(), HubError> {
+        let Some(look) = self.on_beginning.take() else {
+            return Ok(());
+        };
+        look(beginning).map_err(|problem| HubError::NotWanted {
+            repository: self.repository.clone(),
+            problem,
+        })
+    }
+}
