@@ -58,7 +58,7 @@ fn name(layer: usize, part: &str) -> String {
     format!("model.layers.{}.{part}", LAYERS.len() + layer)
 }
 
-/// The steps of a layer; its attention comes from outside.
+/// A layer; `rotary` is the rotation of its attention, with its place among the model's.
 pub(super) fn build(
     layer: usize,
     rotary: (usize, &Arc<Rotary>),
@@ -68,35 +68,7 @@ pub(super) fn build(
     let before = Arc::new(norm(weights, &name("before.weight"))?);
     let behind = norm(weights, &name("behind.weight"))?;
     let (state, attends) = STATES[layer];
-    let mixer = match state {
-        StateShape::GatedDeltaNet(shape) => {
-            let storage = DeltaNetStorage::default();
-            let mixer = GatedDeltaNet::load(weights, &name("mixer"), &shape, HIDDEN, EPSILON, storage)?;
-            Mixer::GatedDeltaNet(Box::new(mixer))
-        }
-        StateShape::ShortConvolution(shape) => {
-            let mixer = ShortConvolution::load(weights, &name("mixer"), &shape, HIDDEN, false)?;
-            Mixer::ShortConvolution(Box::new(mixer))
-        }
-        StateShape::Mamba2(shape) => {
-            let settings = Mamba2Settings {
-                time_step_limits: LIMITS,
-                norm: Some(Mamba2Norm {
-                    groups: shape.groups,
-                    epsilon: EPSILON,
-                    before_gate: false,
-                }),
-                ..Mamba2Settings::default()
-            };
-            Mixer::Mamba2(Box::new(Mamba2::load(
-                weights,
-                &name("mixer"),
-                &shape,
-                HIDDEN,
-                settings,
-            )?))
-        }
-    };
+    let mixer = build_mixer(state, &name("mixer"), weights)?;
     let mut load = |part: &str, outputs, inputs| Projection::load(weights, &name(part), outputs, inputs, false);
     let mlp = Mlp::Plain {
         up: load("up", INNER, HIDDEN)?,
@@ -134,6 +106,33 @@ pub(super) fn build(
     }
     steps.extend(feed_forward(behind, mlp));
     Ok(Layer { attention, steps })
+}
+
+/// The mixer of a layer whose tensors' names begin with `name`.
+fn build_mixer(state: StateShape, name: &str, weights: &mut Checkpoint) -> Result<Mixer, ModelError> {
+    Ok(match state {
+        StateShape::GatedDeltaNet(shape) => {
+            let storage = DeltaNetStorage::default();
+            let mixer = GatedDeltaNet::load(weights, name, &shape, HIDDEN, EPSILON, storage)?;
+            Mixer::GatedDeltaNet(Box::new(mixer))
+        }
+        StateShape::ShortConvolution(shape) => {
+            let mixer = ShortConvolution::load(weights, name, &shape, HIDDEN, false)?;
+            Mixer::ShortConvolution(Box::new(mixer))
+        }
+        StateShape::Mamba2(shape) => {
+            let settings = Mamba2Settings {
+                time_step_limits: LIMITS,
+                norm: Some(Mamba2Norm {
+                    groups: shape.groups,
+                    epsilon: EPSILON,
+                    before_gate: false,
+                }),
+                ..Mamba2Settings::default()
+            };
+            Mixer::Mamba2(Box::new(Mamba2::load(weights, name, &shape, HIDDEN, settings)?))
+        }
+    })
 }
 
 /// The shapes of all tensors.
@@ -186,7 +185,7 @@ pub(super) fn tensors() -> Vec<(String, Vec<usize>)> {
 }
 
 /// Takes rows through the layers, in f64.
-pub(super) fn read(hidden: &mut RowsOf) {
+pub(super) fn read(hidden: &mut [Vec<f64>]) {
     for (layer, (state, attends)) in STATES.into_iter().enumerate() {
         let name = |part: &str| name(layer, part);
         let input = normed(&name("before.weight"), hidden);
@@ -222,7 +221,7 @@ fn softplus(x: f64) -> f64 {
 }
 
 /// A causal convolution of each channel.
-fn convolve(name: &str, kernel: usize, bias: Option<Vec<f32>>, rows: &RowsOf) -> RowsOf {
+fn convolve(name: &str, kernel: usize, bias: Option<Vec<f32>>, rows: &[Vec<f64>]) -> RowsOf {
     let channels = rows[0].len();
     let taps = weights(name, &[channels, 1, kernel]);
     let value = |row: usize, channel: usize| {
@@ -265,7 +264,7 @@ fn remember<'a>(corrects: bool, tokens: impl Iterator<Item = Token<'a>>) -> Rows
     read.collect()
 }
 
-fn delta_net(name: &str, input: &RowsOf) -> RowsOf {
+fn delta_net(name: &str, input: &[Vec<f64>]) -> RowsOf {
     let GatedDeltaNetShape {
         value_heads,
         key_dim,
@@ -308,7 +307,7 @@ fn delta_net(name: &str, input: &RowsOf) -> RowsOf {
     project(&part("out_proj.weight"), HIDDEN, &gates)
 }
 
-fn short_convolution(name: &str, input: &RowsOf) -> RowsOf {
+fn short_convolution(name: &str, input: &[Vec<f64>]) -> RowsOf {
     let ShortConvolutionShape { channels, kernel } = CONVOLUTION;
     let part = |part: &str| format!("{name}.{part}");
     let projected = project(&part("in_proj.weight"), 3 * channels, input);
@@ -322,7 +321,7 @@ fn short_convolution(name: &str, input: &RowsOf) -> RowsOf {
     project(&part("out_proj.weight"), HIDDEN, &mixed)
 }
 
-fn mamba2(name: &str, input: &RowsOf) -> RowsOf {
+fn mamba2(name: &str, input: &[Vec<f64>]) -> RowsOf {
     let Mamba2Shape {
         heads,
         head_dim,

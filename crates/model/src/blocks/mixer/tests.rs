@@ -75,56 +75,34 @@ impl Case {
 
     fn all() -> [Case; 7] {
         let plain = Mamba2Settings::default();
-        let of = |name, shape, settings| Case::read(name, shape, false, settings);
+        let of = |name, sizes, settings| Case::read(name, mamba2(sizes), false, settings);
+        let biased = Mamba2Settings {
+            input_bias: true,
+            output_bias: true,
+            time_step_limits: [0.5, 0.9],
+            norm: norm(2, false, 1e-5),
+            ..plain
+        };
+        let with_least_step = Mamba2Settings {
+            convolution_bias: false,
+            time_step_limits: [0.4, f32::INFINITY],
+            norm: norm(3, false, 1e-5),
+            ..plain
+        };
+        let normed = |norm| Mamba2Settings { norm, ..plain };
+        let without_norm = Mamba2Settings {
+            input_bias: true,
+            norm: None,
+            ..plain
+        };
         [
             Case::read("short_convolution", convolution(3), false, plain),
             Case::read("short_convolution_biased", convolution(4), true, plain),
-            of(
-                "mamba2",
-                mamba2([6, 8, 12, 2, 4]),
-                Mamba2Settings {
-                    input_bias: true,
-                    output_bias: true,
-                    time_step_limits: [0.5, 0.9],
-                    norm: norm(2, false, 1e-5),
-                    ..plain
-                },
-            ),
-            of(
-                "nemotron_h",
-                mamba2([3, 12, 20, 3, 3]),
-                Mamba2Settings {
-                    convolution_bias: false,
-                    time_step_limits: [0.4, f32::INFINITY],
-                    norm: norm(3, false, 1e-5),
-                    ..plain
-                },
-            ),
-            of(
-                "granite",
-                mamba2([4, 8, 16, 1, 4]),
-                Mamba2Settings {
-                    norm: norm(1, false, 1e-6),
-                    ..plain
-                },
-            ),
-            of(
-                "falcon_h1",
-                mamba2([4, 8, 8, 2, 4]),
-                Mamba2Settings {
-                    norm: norm(2, true, 1e-5),
-                    ..plain
-                },
-            ),
-            of(
-                "falcon_h1_wide",
-                mamba2([2, 72, 8, 2, 4]),
-                Mamba2Settings {
-                    input_bias: true,
-                    norm: None,
-                    ..plain
-                },
-            ),
+            of("mamba2", [6, 8, 12, 2, 4], biased),
+            of("nemotron_h", [3, 12, 20, 3, 3], with_least_step),
+            of("granite", [4, 8, 16, 1, 4], normed(norm(1, false, 1e-6))),
+            of("falcon_h1", [4, 8, 8, 2, 4], normed(norm(2, true, 1e-5))),
+            of("falcon_h1_wide", [2, 72, 8, 2, 4], without_norm),
         ]
     }
 
