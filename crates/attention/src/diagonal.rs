@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 
 use crate::block::{aligned, stripes_of};
 use crate::call::{Call, Output, QueryBlock};
-use crate::kernel::{Diagonal, DiagonalOutput, Pack, Slot, WidenKeys, WidenValues};
+use crate::kernel::{Diagonal, DiagonalOutput, Pack, Slot, widen_keys, widen_values};
 use crate::partial::Sums;
 use crate::simd::Level;
 use crate::visible::{Visible, low_bits};
@@ -245,12 +245,7 @@ impl<'a> Near<'a> {
                     stripe: 0,
                     tokens: (self.page.tokens - stripe as usize * LANES).min(LANES),
                 }];
-                self.level.run(WidenValues {
-                    values,
-                    slots: &slots,
-                    head_dim: self.value_dim,
-                    out,
-                });
+                widen_values(self.level, values, &slots, self.value_dim, out);
             }
         }
         &out[self.offset * self.value_dim..][..len]
@@ -262,12 +257,7 @@ impl<'a> Near<'a> {
                 stripe: 0,
                 tokens: LANES,
             }];
-            self.level.run(WidenKeys {
-                keys,
-                slots: &slots,
-                head_dim: self.key_dim,
-                out,
-            });
+            widen_keys(self.level, keys, &slots, self.key_dim, out);
         }
     }
 

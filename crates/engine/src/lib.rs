@@ -81,7 +81,7 @@ pub use options::{
     CacheOptions, EngineOptions, MachineOptions, ModelOptions, PromptText, SequenceOptions, StreamWindow,
     TokenSelection, rename_options,
 };
-pub use parse::{parse_bytes, parse_kv_type};
+pub use parse::{KV_TYPES, parse_bytes, parse_kv_type};
 pub use pass::{PrefillProgress, Runner, Work};
 pub use plan::{
     DevicePlan, MemoryPlan, ProcessPlan, TierPlan, available_memory_bytes, largest_text_bytes, policy_shapes,
