@@ -163,7 +163,15 @@ mod tests {
         write(&mut from.plane_mut(), 0, SOURCE_TOKENS, &rows).unwrap();
         let rows = &rows[case.from_slot * HEAD_DIM..];
         write(&mut expected.plane_mut(), case.slot, case.tokens, rows).unwrap();
-        copy(&mut found.plane_mut(), case.slot, &from.plane(), case.from_slot, case.tokens, HEAD_DIM).unwrap();
+        copy(
+            &mut found.plane_mut(),
+            case.slot,
+            &from.plane(),
+            case.from_slot,
+            case.tokens,
+            HEAD_DIM,
+        )
+        .unwrap();
         assert_eq!(found, expected, "{case:?}");
     }
 

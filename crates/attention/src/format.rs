@@ -121,6 +121,14 @@ macro_rules! formats {
                 }
             }
 
+            /// Grows the plane to `tokens` tokens, a multiple of 16; their bytes are zero. A plane that has as many stays.
+            pub fn grow(&mut self, tokens: usize, head_dim: usize) {
+                let len = self.plane().format().plane_len(tokens, head_dim);
+                match self {
+                    $(Self::$Format(data) => data.resize(data.len().max(len), <$Raw>::default()),)*
+                }
+            }
+
             /// The plane, read only.
             pub fn plane(&self) -> Plane<'_> {
                 match self {

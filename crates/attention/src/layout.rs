@@ -83,7 +83,7 @@ fn write(
                     continue;
                 }
             }
-            if kind == PlaneKind::Values && (slot - slots.start) % LANES == 0 {
+            if kind == PlaneKind::Values && (slot - slots.start).is_multiple_of(LANES) {
                 fetch_after(rows, stride, head_dim);
             }
             F::write(kind, data, slot, rows.first(head_dim), &mut buffer);

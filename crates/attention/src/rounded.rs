@@ -7,8 +7,8 @@ use alloc::vec::Vec;
 
 use crate::block::{Block, active, aligned};
 use crate::call::{Call, Output, QueryBlock, Tile};
-use crate::gathered::Gathered;
 use crate::format::{Element, PlaneFormat, with_plane};
+use crate::gathered::Gathered;
 use crate::kernel::{
     AccumulatePairs, Ahead, KEY_BLOCK, PairKeys, PairQueries, PairTile, PairValues, PairWeights, RoundPairKeys,
     RoundPairValues, STRIPES, ScorePairs, Slot, WeighPairs, WidenKeys, WidenValues,

@@ -5,8 +5,8 @@ use core::ops::Range;
 
 use crate::block::{Block, active, aligned, stripes_of, whole};
 use crate::call::{Call, Output, QueryBlock, Tile};
-use crate::gathered::Gathered;
 use crate::format::{F32, PlaneFormat, ScoreTile, with_plane};
+use crate::gathered::Gathered;
 use crate::kernel::{
     Accumulate, AddMass, Ahead, KEY_BLOCK, STRIPES, Slot, Softmax, WeighedRows, score, widen_keys, widen_values,
     with_lead,

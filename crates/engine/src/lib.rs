@@ -76,7 +76,7 @@ pub use compress::{CompressMethod, CompressOptions, Compressed, RepeatPrompt, Sp
 pub use draft_spec::{DraftCount, DraftSpec};
 pub use engine::{Engine, max_threads, plan, with_threads};
 pub use error::{EngineError, Failure};
-pub use open_device::cuda_ordinal;
+pub use open_device::{DEVICE_FORMATS, cuda_ordinal};
 pub use options::{
     CacheOptions, EngineOptions, MachineOptions, ModelOptions, PromptText, SequenceOptions, StreamWindow,
     TokenSelection, rename_options,

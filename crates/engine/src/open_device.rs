@@ -9,7 +9,7 @@ use riffle_model::ModelConfig;
 use crate::{AttentionPrecision, EngineError, EngineOptions};
 
 /// The formats of pages that a device reads.
-const READ_FORMATS: [Format; 4] = [Format::F16, Format::Bf16, Format::Q8_0, Format::Q4_0];
+pub const DEVICE_FORMATS: [Format; 4] = [Format::F16, Format::Bf16, Format::Q8_0, Format::Q4_0];
 
 impl EngineOptions {
     /// The same options on the device that `name` names: `cpu`, `cuda` or `cuda:N`; without a name on a CUDA device
@@ -88,7 +88,7 @@ fn refusal(config: &ModelConfig, options: &EngineOptions) -> Option<EngineError>
         ));
     }
     let formats = [options.cache.key_format, options.cache.value_format];
-    if let Some(format) = formats.into_iter().find(|format| !READ_FORMATS.contains(format)) {
+    if let Some(format) = formats.into_iter().find(|format| !DEVICE_FORMATS.contains(format)) {
         return Some(EngineError::option(
             "kv_type",
             format,

@@ -4,9 +4,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use super::Rows;
-use crate::kernel::{
-    Ahead, ByteKeys, Gather, Int8Queries, KEY_BLOCK, PairKeys, PairValues, Slot, WeighedRows,
-};
+use crate::kernel::{Ahead, ByteKeys, Gather, Int8Queries, KEY_BLOCK, PairKeys, PairValues, Slot, WeighedRows};
 use crate::rounded::Rounding;
 use crate::simd::{Level, Simd};
 

@@ -36,7 +36,9 @@ pub(crate) use rows::{AccumulateRows, AheadRows, ScoreRows, StripeRows, WidenRow
 pub(crate) use score::score;
 pub(crate) use softmax::{AddMass, Softmax};
 pub(crate) use weigh::{AddRows, Exponentiate, MarkHeavy, Top};
-pub(crate) use widen::{WidenKeys, WidenValues, widen_keys, widen_quantised_keys, widen_quantised_values, widen_values};
+pub(crate) use widen::{
+    WidenKeys, WidenValues, widen_keys, widen_quantised_keys, widen_quantised_values, widen_values,
+};
 
 use crate::LANES;
 use crate::format::Element;

@@ -181,12 +181,7 @@ fn make_relative<S: Simd, const R: usize>(simd: S, rows: &mut WeighedRows<'_, R>
 
 impl<S: Simd, const R: usize> Rounding<S, R> {
     #[inline(always)]
-    fn new<Q: Quant>(
-        simd: S,
-        tile: &QuantisedTile<'_, Q, R>,
-        largest_weights: &[f32; R],
-        block: usize,
-    ) -> Self {
+    fn new<Q: Quant>(simd: S, tile: &QuantisedTile<'_, Q, R>, largest_weights: &[f32; R], block: usize) -> Self {
         let zero = simd.splat(0.0);
         // Over what each row sees, so that a token it does not see changes none of its bits.
         let mut largest = [zero; R];
@@ -221,13 +216,7 @@ impl<S: Simd, const R: usize> Rounding<S, R> {
 
     /// Rounds the rows' weights of a slot.
     #[inline(always)]
-    fn round<Q: Quant>(
-        &mut self,
-        simd: S,
-        tile: &QuantisedTile<'_, Q, R>,
-        slot: usize,
-        words: &mut [[i32; 16]; R],
-    ) {
+    fn round<Q: Quant>(&mut self, simd: S, tile: &QuantisedTile<'_, Q, R>, slot: usize, words: &mut [[i32; 16]; R]) {
         let place = tile.rows.slots[slot];
         let (scales, _) = tile.block(place.stripe, self.block);
         let scales = valid_scales(simd, scales, place.tokens);

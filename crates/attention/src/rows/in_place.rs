@@ -6,9 +6,7 @@ use alloc::vec::Vec;
 use super::attend::{RowJob, blocks};
 use super::view::{Run, keys_of, values_of};
 use crate::format::{Bf16, Element, F16, F32};
-use crate::kernel::{
-    AccumulateRows, AheadRows, KEY_BLOCK, LONE_ROWS, STRIPES, ScoreRows, Softmax,
-};
+use crate::kernel::{AccumulateRows, AheadRows, KEY_BLOCK, LONE_ROWS, STRIPES, ScoreRows, Softmax};
 use crate::partial::Sums;
 use crate::simd::Level;
 use crate::visible::{Tokens, Visible, low_bits};
@@ -90,12 +88,7 @@ impl<'a> InPlace<'a> {
     }
 
     /// The rows from `first` on, whose number is that of `sums`.
-    fn tile_of<K: Element, V: Element, const R: usize>(
-        &self,
-        blocks: &[(Run<'a>, Span)],
-        first: usize,
-        sums: Sums,
-    ) {
+    fn tile_of<K: Element, V: Element, const R: usize>(&self, blocks: &[(Run<'a>, Span)], first: usize, sums: Sums) {
         let (head_dim, value_dim, rows) = (self.job.kv.head_dim, self.value_dim, sums.m.len());
         let queries = self.scaled::<R>(first, rows);
         let mut scores = [[0.0; KEY_BLOCK]; R];
@@ -137,7 +130,8 @@ impl<'a> InPlace<'a> {
                 keep: &mut keep,
             });
             let later = blocks.get(at + 1);
-            let later = later.map(|(run, block)| Listed::new(run, *block, low_bits(block.len()), head_dim, keys_of::<K>));
+            let later =
+                later.map(|(run, block)| Listed::new(run, *block, low_bits(block.len()), head_dim, keys_of::<K>));
             self.level.run(AccumulateRows::<V, R> {
                 values: values.rows(),
                 weights: &scores,

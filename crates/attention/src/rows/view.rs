@@ -1,7 +1,7 @@
 #[cfg(doc)]
 use crate::KvView;
-use crate::format::check_head_dim;
 use crate::format::Element;
+use crate::format::check_head_dim;
 use crate::{AttendError, Rows, Span};
 
 /// Consecutive tokens of one KV head in another engine's cache: keys and values lie row by row.

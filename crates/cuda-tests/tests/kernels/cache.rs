@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use riffle_attention::{
-    AttendOptions, Format, KvView, Plane, PlaneMut, QueryTile, Selection, Span, reference, rotate_heads, write_keys, write_values,
+    AttendOptions, Format, KvView, Plane, PlaneMut, QueryTile, Selection, Span, reference, rotate_heads, write_keys,
+    write_values,
 };
 use riffle_cuda::ops::{
     AppendTargets, AttentionCall, AttentionOptions, HeadRows, KeyMass, NewTokens, PlaneKind, Queries, Reads, TileReads,
@@ -193,7 +194,10 @@ fn append_in_pieces(gpu: &Gpu, stream: &Stream, formats: [Format; 2], head_dim: 
 
 /// Bits of some tokens of a plane of the CPU's.
 fn read(format: Format, kind: usize, head_dim: usize, plane: &[u16], tokens: Range<usize>) -> Vec<u32> {
-    let (plane, mut out) = (Plane::from_bytes(format, bytemuck::cast_slice(plane)), vec![0.0; tokens.len() * head_dim]);
+    let (plane, mut out) = (
+        Plane::from_bytes(format, bytemuck::cast_slice(plane)),
+        vec![0.0; tokens.len() * head_dim],
+    );
     match kind {
         0 => riffle_attention::read_keys(&plane, head_dim, tokens.start, tokens.len(), &mut out, head_dim),
         _ => riffle_attention::read_values(&plane, head_dim, tokens.start, tokens.len(), &mut out, head_dim),
