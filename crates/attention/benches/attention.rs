@@ -15,48 +15,11 @@ const KV_HEADS: usize = 8;
 const GROUP: usize = 4;
 const PAGE: usize = 256;
 
-enum Buffer {
-    F32(Vec<f32>),
-    Half(Format, Vec<u16>),
-    Bytes(Format, Vec<u8>),
-}
-
-impl Buffer {
-    fn new(format: Format, tokens: usize, head_dim: usize) -> Self {
-        let len = format.plane_len(tokens, head_dim);
-        match format {
-            Format::F32 => Self::F32(vec![0.0; len]),
-            Format::F16 | Format::Bf16 => Self::Half(format, vec![0; len]),
-            Format::Q8_0 | Format::Q4_0 => Self::Bytes(format, vec![0; len]),
-        }
-    }
-
-    fn plane(&self) -> Plane<'_> {
-        match self {
-            Self::F32(data) => Plane::F32(data),
-            Self::Half(Format::F16, data) => Plane::F16(data),
-            Self::Half(_, data) => Plane::Bf16(data),
-            Self::Bytes(Format::Q8_0, data) => Plane::Q8_0(data),
-            Self::Bytes(_, data) => Plane::Q4_0(data),
-        }
-    }
-
-    fn plane_mut(&mut self) -> PlaneMut<'_> {
-        match self {
-            Self::F32(data) => PlaneMut::F32(data),
-            Self::Half(Format::F16, data) => PlaneMut::F16(data),
-            Self::Half(_, data) => PlaneMut::Bf16(data),
-            Self::Bytes(Format::Q8_0, data) => PlaneMut::Q8_0(data),
-            Self::Bytes(_, data) => PlaneMut::Q4_0(data),
-        }
-    }
-}
-
 /// K and V of several heads in pages of 256 tokens, filled with noise.
 struct Cache {
     head_dim: usize,
     tokens: usize,
-    heads: Vec<Vec<(Buffer, Buffer)>>,
+    heads: Vec<Vec<(PlaneBuf, PlaneBuf)>>,
 }
 
 impl Cache {
@@ -66,8 +29,8 @@ impl Cache {
             .map(|head| {
                 (0..tokens.div_ceil(PAGE))
                     .map(|page| {
-                        let mut keys = Buffer::new(format, PAGE, head_dim);
-                        let mut values = Buffer::new(format, PAGE, head_dim);
+                        let mut keys = PlaneBuf::new(format, PAGE, head_dim);
+                        let mut values = PlaneBuf::new(format, PAGE, head_dim);
                         let source = &source[(head * 7 + page * 3) % 64..];
                         write_keys(&mut keys.plane_mut(), head_dim, 0, PAGE, source, head_dim).unwrap();
                         write_values(&mut values.plane_mut(), head_dim, 0, PAGE, source, head_dim).unwrap();

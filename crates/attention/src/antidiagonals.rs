@@ -3,7 +3,7 @@ use core::ops::Range;
 
 use crate::attend::check_keys;
 use crate::block::{aligned, stripes_of};
-use crate::kernel::{Antidiagonal, KEY_BLOCK, LONG_ROWS, STRIPES, Slot, WidenKeys};
+use crate::kernel::{Antidiagonal, KEY_BLOCK, LONG_ROWS, STRIPES, Slot, widen_keys};
 use crate::simd::Level;
 use crate::{AttendError, AttendOptions, KvView, LANES, Plane, QueryTile};
 
@@ -132,12 +132,7 @@ impl Antidiagonals {
                     (slot.stripe, slot.tokens) = (stripe, LANES);
                 }
                 let out = aligned(&mut self.keys, KEY_BLOCK * head_dim);
-                level.run(WidenKeys {
-                    keys: block,
-                    slots: &slots[..stripes],
-                    head_dim,
-                    out,
-                });
+                widen_keys(level, block, &slots[..stripes], head_dim, out);
                 out
             }
         };

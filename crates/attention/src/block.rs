@@ -61,13 +61,7 @@ pub(crate) fn stripes_of(plane: Plane, first: usize, tokens: usize, head_dim: us
     let format = plane.format();
     let begin = format.plane_len(first, head_dim);
     let end = begin + format.plane_len(tokens.next_multiple_of(LANES), head_dim);
-    match plane {
-        Plane::F32(data) => Plane::F32(&data[begin..end]),
-        Plane::F16(data) => Plane::F16(&data[begin..end]),
-        Plane::Bf16(data) => Plane::Bf16(&data[begin..end]),
-        Plane::Q8_0(data) => Plane::Q8_0(&data[begin..end]),
-        Plane::Q4_0(data) => Plane::Q4_0(&data[begin..end]),
-    }
+    plane.slice(begin..end)
 }
 
 /// `len` elements from a cache-line boundary, so that no vector straddles two lines.

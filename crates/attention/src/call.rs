@@ -1,6 +1,7 @@
 //! What one call attends to, where its results go, and how its rows are cut into tiles.
 
 use crate::block::Block;
+use crate::format::{PlaneKind, Reading};
 use crate::kernel::{LONE_ROWS, pack, tile_width};
 use crate::partial::Sums;
 use crate::parts::Parts;
@@ -85,26 +86,22 @@ impl<V: Visible> Call<'_, V> {
         self.fused() || total <= LONE_ROWS
     }
 
-    /// True if `total` rows read planes of floats as they lie, which costs no more than widening them for so few. The same
-    /// floats are multiplied either way.
-    fn reads_floats_in_place(&self, total: usize) -> bool {
-        total <= self.level.rows_in_place()
-    }
-
+    /// True if `total` rows read keys of a format as they lie.
     pub(crate) fn reads_keys_in_place(&self, format: Format, total: usize) -> bool {
-        match format {
-            Format::F32 => true,
-            Format::F16 | Format::Bf16 => self.reads_floats_in_place(total),
-            Format::Q8_0 | Format::Q4_0 => self.fused() && self.level.int8_dot(),
-        }
+        format.reads_in_place(PlaneKind::Keys, self.reading(total))
     }
 
+    /// True if `total` rows read the values of a block as they lie: never those of a latent block.
     pub(crate) fn reads_values_in_place(&self, block: &Block, total: usize) -> bool {
-        match block.values.format() {
-            _ if block.is_latent => false,
-            Format::F32 => true,
-            Format::F16 | Format::Bf16 => self.reads_floats_in_place(total),
-            Format::Q8_0 | Format::Q4_0 => self.fused(),
+        let format = block.values.format();
+        !block.is_latent && format.reads_in_place(PlaneKind::Values, self.reading(total))
+    }
+
+    fn reading(&self, rows: usize) -> Reading {
+        Reading {
+            level: self.level,
+            is_fused: self.fused(),
+            rows,
         }
     }
 

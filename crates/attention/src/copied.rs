@@ -1,7 +1,7 @@
 //! Tokens from plane to plane, bit by bit.
 
-use crate::format::{QUANT_BLOCK, check_head_dim};
-use crate::{AttendError, Format, LANES, Plane, PlaneMut};
+use crate::format::{PlaneFormat, PlaneKind, check_head_dim, with_plane};
+use crate::{AttendError, LANES, Plane, PlaneMut};
 
 /// Copies the keys of `tokens` tokens from slot `from_slot` of a plane to slot `slot` of another of its format, where both lie
 /// in the same lane of a stripe (`slot ≡ from_slot` modulo 16). Nothing is rounded, other tokens stay as they are.
@@ -21,7 +21,7 @@ pub fn copy_keys(
         from_slot,
         tokens,
     };
-    copy(to, from, moved, head_dim, CopiedPlane::Keys)
+    copy(to, from, moved, head_dim, PlaneKind::Keys)
 }
 
 /// Copies values as [`copy_keys`] copies keys.
@@ -41,7 +41,7 @@ pub fn copy_values(
         from_slot,
         tokens,
     };
-    copy(to, from, moved, head_dim, CopiedPlane::Values)
+    copy(to, from, moved, head_dim, PlaneKind::Values)
 }
 
 /// Neighbouring tokens and where they begin in either plane.
@@ -52,14 +52,7 @@ struct Moved {
     tokens: usize,
 }
 
-/// Whose layout two planes have.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum CopiedPlane {
-    Keys,
-    Values,
-}
-
-fn copy(to: &mut PlaneMut, from: &Plane, moved: Moved, head_dim: usize, kind: CopiedPlane) -> Result<(), AttendError> {
+fn copy(to: &mut PlaneMut, from: &Plane, moved: Moved, head_dim: usize, kind: PlaneKind) -> Result<(), AttendError> {
     let Moved {
         slot,
         from_slot,
@@ -73,29 +66,17 @@ fn copy(to: &mut PlaneMut, from: &Plane, moved: Moved, head_dim: usize, kind: Co
             what: "tokens are copied between planes of one format, from lane to the same lane",
         });
     }
-    let format = from.format();
-    match (to, from) {
-        (PlaneMut::F32(to), Plane::F32(from)) => floats(to, from, moved, head_dim, kind),
-        (PlaneMut::F16(to), Plane::F16(from)) | (PlaneMut::Bf16(to), Plane::Bf16(from)) => {
-            floats(to, from, moved, head_dim, kind);
-        }
-        (PlaneMut::Q8_0(to), Plane::Q8_0(from)) | (PlaneMut::Q4_0(to), Plane::Q4_0(from)) => {
-            let len = format.plane_len(LANES, head_dim);
-            runs(moved, |stripe, from_stripe, lanes| {
-                let to = &mut to[stripe * len..][..lanes.stripes() * len];
-                let from = &from[from_stripe * len..][..lanes.stripes() * len];
-                match lanes {
-                    Lanes::Whole(_) => to.copy_from_slice(from),
-                    Lanes::Part { first, end } => {
-                        for lane in first..end {
-                            quantised_lane(to, from, format, head_dim, lane, kind);
-                        }
-                    }
-                }
-            });
-        }
-        _ => {}
-    }
+    with_plane!((to, from), F, to, from => {
+        let len = F::plane_len(LANES, head_dim);
+        runs(moved, |stripe, from_stripe, lanes| {
+            let to = &mut to[stripe * len..][..lanes.stripes() * len];
+            let from = &from[from_stripe * len..][..lanes.stripes() * len];
+            match lanes {
+                Lanes::Whole(_) => to.copy_from_slice(from),
+                Lanes::Part { first, end } => F::copy(kind, to, from, first..end, head_dim),
+            }
+        });
+    });
     Ok(())
 }
 
@@ -142,94 +123,17 @@ fn runs(moved: Moved, mut each: impl FnMut(usize, usize, Lanes)) {
     }
 }
 
-fn floats<T: Copy>(to: &mut [T], from: &[T], moved: Moved, head_dim: usize, kind: CopiedPlane) {
-    if kind == CopiedPlane::Values {
-        let values = moved.tokens * head_dim;
-        to[moved.slot * head_dim..][..values].copy_from_slice(&from[moved.from_slot * head_dim..][..values]);
-        return;
-    }
-    let len = LANES * head_dim;
-    runs(moved, |stripe, from_stripe, lanes| {
-        let to = &mut to[stripe * len..][..lanes.stripes() * len];
-        let from = &from[from_stripe * len..][..lanes.stripes() * len];
-        match lanes {
-            Lanes::Whole(_) => to.copy_from_slice(from),
-            Lanes::Part { first, end } => {
-                for (to, from) in to.chunks_exact_mut(LANES).zip(from.chunks_exact(LANES)) {
-                    to[first..end].copy_from_slice(&from[first..end]);
-                }
-            }
-        }
-    });
-}
-
-/// One token of a quantised stripe; where its bytes lie says `layout.rs`.
-fn quantised_lane(to: &mut [u8], from: &[u8], format: Format, head_dim: usize, lane: usize, kind: CopiedPlane) {
-    let is_8_bit = format == Format::Q8_0;
-    let blocks = head_dim.div_ceil(QUANT_BLOCK);
-    let mut take = |at: usize, bytes: usize| to[at..at + bytes].copy_from_slice(&from[at..at + bytes]);
-    if kind == CopiedPlane::Keys {
-        let mut at = 0;
-        for block in 0..blocks {
-            let width = (head_dim - block * QUANT_BLOCK).min(QUANT_BLOCK);
-            let groups = if is_8_bit { width / 4 } else { width / 8 };
-            take(at + 2 * lane, 2);
-            for group in 0..groups {
-                take(at + 2 * LANES + group * 4 * LANES + 4 * lane, 4);
-            }
-            at += 2 * LANES + groups * 4 * LANES;
-        }
-        return;
-    }
-    let mut at = 2 * LANES * blocks;
-    for block in 0..blocks {
-        take(2 * LANES * block + 2 * lane, 2);
-    }
-    for block in 0..blocks {
-        let width = (head_dim - block * QUANT_BLOCK).min(QUANT_BLOCK);
-        let (together, bytes) = if is_8_bit {
-            (4, LANES * width)
-        } else {
-            (8, LANES / 2 * width)
-        };
-        let mask = match (is_8_bit, lane % 8 < 4) {
-            (true, _) => 0xff,
-            (false, true) => 0x0f,
-            (false, false) => 0xf0,
-        };
-        for d in 0..width {
-            let place = at + lane / together * 4 * width + 4 * d + lane % 4;
-            to[place] = to[place] & !mask | from[place] & mask;
-        }
-        at += bytes;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use alloc::vec;
 
     use super::*;
     use crate::testing::noise;
-    use crate::{write_keys, write_values};
+    use crate::{Format, PlaneBuf, write_keys, write_values};
 
     const HEAD_DIM: usize = 48;
     const PAGE: usize = 64;
     const SOURCE_TOKENS: usize = 80;
-
-    fn halves(format: Format, bytes: &mut [u16]) -> PlaneMut<'_> {
-        match format {
-            Format::F16 => PlaneMut::F16(bytes),
-            _ => PlaneMut::Bf16(bytes),
-        }
-    }
-
-    fn bytes(format: Format, bytes: &mut [u8]) -> PlaneMut<'_> {
-        match format {
-            Format::Q8_0 => PlaneMut::Q8_0(bytes),
-            _ => PlaneMut::Q4_0(bytes),
-        }
-    }
 
     /// Which tokens are copied, as keys or as values, in which format.
     #[derive(Debug, Clone, Copy)]
@@ -241,8 +145,8 @@ mod tests {
         format: Format,
     }
 
-    /// Copies out of a plane that holds all rows into one that holds `mark`, and compares with rows written there.
-    fn check<T: Copy + PartialEq + core::fmt::Debug>(case: Case, mark: T, plane: fn(Format, &mut [T]) -> PlaneMut<'_>) {
+    /// Copies out of a plane that holds all rows into one of other bytes, and compares with rows written there.
+    fn check(case: Case) {
         let Case { format, keys, .. } = case;
         let rows = noise(3, SOURCE_TOKENS * HEAD_DIM);
         let write = |plane: &mut PlaneMut, slot, tokens, rows: &[f32]| {
@@ -253,17 +157,21 @@ mod tests {
             }
         };
         let copy = if keys { copy_keys } else { copy_values };
-        let mut found = vec![mark; format.plane_len(PAGE, HEAD_DIM)];
+        let mut found = PlaneBuf::filled(format, PAGE, HEAD_DIM, 0x5a);
         let mut expected = found.clone();
-        let mut from = vec![mark; format.plane_len(SOURCE_TOKENS, HEAD_DIM)];
-        let mut from = plane(format, &mut from);
-        write(&mut from, 0, SOURCE_TOKENS, &rows).unwrap();
+        let mut from = PlaneBuf::filled(format, SOURCE_TOKENS, HEAD_DIM, 0x5a);
+        write(&mut from.plane_mut(), 0, SOURCE_TOKENS, &rows).unwrap();
         let rows = &rows[case.from_slot * HEAD_DIM..];
-        let mut written = plane(format, &mut expected);
-        write(&mut written, case.slot, case.tokens, rows).unwrap();
-        let mut copied = plane(format, &mut found);
-        let from = from.as_plane();
-        copy(&mut copied, case.slot, &from, case.from_slot, case.tokens, HEAD_DIM).unwrap();
+        write(&mut expected.plane_mut(), case.slot, case.tokens, rows).unwrap();
+        copy(
+            &mut found.plane_mut(),
+            case.slot,
+            &from.plane(),
+            case.from_slot,
+            case.tokens,
+            HEAD_DIM,
+        )
+        .unwrap();
         assert_eq!(found, expected, "{case:?}");
     }
 
@@ -271,18 +179,14 @@ mod tests {
     fn copied_tokens_are_those_that_were_written_and_others_stay() {
         for (slot, from_slot, tokens) in [(0, 0, 64), (5, 5, 1), (7, 23, 40), (16, 32, 33), (3, 3, 0), (13, 29, 4)] {
             for keys in [true, false] {
-                let case = |format| Case {
-                    slot,
-                    from_slot,
-                    tokens,
-                    keys,
-                    format,
-                };
-                for format in [Format::F16, Format::Bf16] {
-                    check(case(format), 0x3a5a, halves);
-                }
-                for format in [Format::Q8_0, Format::Q4_0] {
-                    check(case(format), 0x5a, bytes);
+                for format in Format::ALL {
+                    check(Case {
+                        slot,
+                        from_slot,
+                        tokens,
+                        keys,
+                        format,
+                    });
                 }
             }
         }

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 
 use crate::block::{aligned, stripes_of};
 use crate::call::{Call, Output, QueryBlock};
-use crate::kernel::{Diagonal, DiagonalOutput, Pack, Slot, WidenKeys, WidenValues};
+use crate::kernel::{Diagonal, DiagonalOutput, Pack, Slot, widen_keys, widen_values};
 use crate::latent::LatentRows;
 use crate::partial::Sums;
 use crate::simd::Level;
@@ -251,12 +251,7 @@ impl<'a> Near<'a> {
                     continue;
                 }
                 let slots = [Slot { stripe: 0, tokens }];
-                self.level.run(WidenValues {
-                    values,
-                    slots: &slots,
-                    head_dim: self.value_dim,
-                    out,
-                });
+                widen_values(self.level, values, &slots, self.value_dim, out);
             }
         }
         &out[self.offset * self.value_dim..][..len]
@@ -268,12 +263,7 @@ impl<'a> Near<'a> {
                 stripe: 0,
                 tokens: LANES,
             }];
-            self.level.run(WidenKeys {
-                keys,
-                slots: &slots,
-                head_dim: self.key_dim,
-                out,
-            });
+            widen_keys(self.level, keys, &slots, self.key_dim, out);
         }
     }
 

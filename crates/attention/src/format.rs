@@ -1,113 +1,295 @@
-use alloc::vec::Vec;
+//! The table of formats: each is one row, and everything else asks the row.
 
-use crate::half::{bf16_to_f32, f16_to_f32};
+mod floats;
+mod plane_format;
+mod q4_0;
+mod q8_0;
+mod quantised;
+mod rows;
+
+pub(crate) use floats::{Bf16, Element, F16, F32, Floats};
+pub(crate) use plane_format::{PlaneFormat, PlaneKind, Reading, ScoreTile};
+#[cfg(test)]
+pub(crate) use q4_0::Q4_0;
+#[cfg(test)]
+pub(crate) use q8_0::Q8_0;
+pub(crate) use quantised::{Place, Quant, Quantised, block_of, stripe_bytes};
+pub use rows::Rows;
+
+use alloc::vec;
+use alloc::vec::Vec;
+use core::fmt;
+use core::ops::Range;
+
 use crate::{AttendError, LANES};
 
 /// Width along `head_dim` of the blocks that share a scale in a quantised plane. The last block of
 /// a head may be narrower.
 pub const QUANT_BLOCK: usize = 32;
 
-/// Element format of one plane of K or V.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Format {
+/// Makes the public types and the dispatch over them, so that a format stands in one place.
+///
+/// A row is the format's name in code, the element of its slices, its number in files, its name on command lines, and
+/// the type that implements it. `$` is passed as `$d`, for the macros that this one makes.
+macro_rules! formats {
+    ($d:tt $($(#[$doc:meta])* $Format:ident($Raw:ty) = $number:literal, $name:literal, $type:ty;)*) => {
+        /// Element format of one plane of K or V.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Format {
+            $($(#[$doc])* $Format = $number,)*
+        }
+
+        impl Format {
+            /// Every format.
+            pub const ALL: [Self; [$($number),*].len()] = [$(Self::$Format),*];
+
+            /// The names of all formats, with `|` between them.
+            pub const NAMES: &str = concat!($("|", $name),*).split_at(1).1;
+
+            /// The name used on command lines, for example `q8_0`.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$Format => $name,)*
+                }
+            }
+        }
+
+        /// One plane (K or V) of a page, read only. Quantised planes are bytes.
+        #[derive(Debug, Clone, Copy)]
+        #[non_exhaustive]
+        pub enum Plane<'a> {
+            $(#[doc = concat!("See [`Format::", stringify!($Format), "`].")] $Format(&'a [$Raw]),)*
+        }
+
+        /// One plane (K or V) of a page, writable.
+        #[derive(Debug)]
+        #[non_exhaustive]
+        pub enum PlaneMut<'a> {
+            $(#[doc = concat!("See [`Format::", stringify!($Format), "`].")] $Format(&'a mut [$Raw]),)*
+        }
+
+        /// A plane that owns its memory.
+        #[derive(Debug, Clone, PartialEq)]
+        #[non_exhaustive]
+        pub enum PlaneBuf {
+            $(#[doc = concat!("See [`Format::", stringify!($Format), "`].")] $Format(Vec<$Raw>),)*
+        }
+
+        impl Plane<'_> {
+            /// The plane's element format.
+            pub fn format(&self) -> Format {
+                match self {
+                    $(Self::$Format(_) => Format::$Format,)*
+                }
+            }
+
+            /// A plane without tokens.
+            pub fn empty(format: Format) -> Self {
+                match format {
+                    $(Format::$Format => Self::$Format(&[]),)*
+                }
+            }
+
+            /// The elements in a range of the slice behind the plane.
+            pub(crate) fn slice(self, range: Range<usize>) -> Self {
+                match self {
+                    $(Self::$Format(data) => Self::$Format(&data[range]),)*
+                }
+            }
+        }
+
+        impl PlaneMut<'_> {
+            /// The same plane, read only.
+            pub fn as_plane(&self) -> Plane<'_> {
+                match self {
+                    $(Self::$Format(data) => Plane::$Format(data),)*
+                }
+            }
+        }
+
+        impl PlaneBuf {
+            /// A plane of `tokens` tokens, a multiple of 16, whose bytes are all `byte`. A test fills planes with 0xff, which no
+            /// kernel can read unnoticed.
+            pub fn filled(format: Format, tokens: usize, head_dim: usize, byte: u8) -> Self {
+                let len = format.plane_len(tokens, head_dim);
+                match format {
+                    $(Format::$Format => {
+                        let element = <$Raw>::from_ne_bytes([byte; size_of::<$Raw>()]);
+                        Self::$Format(vec![element; len])
+                    })*
+                }
+            }
+
+            /// Grows the plane to `tokens` tokens, a multiple of 16; their bytes are zero. A plane that has as many stays.
+            pub fn grow(&mut self, tokens: usize, head_dim: usize) {
+                let len = self.plane().format().plane_len(tokens, head_dim);
+                match self {
+                    $(Self::$Format(data) => data.resize(data.len().max(len), <$Raw>::default()),)*
+                }
+            }
+
+            /// The plane, read only.
+            pub fn plane(&self) -> Plane<'_> {
+                match self {
+                    $(Self::$Format(data) => Plane::$Format(data),)*
+                }
+            }
+
+            /// The plane, writable.
+            pub fn plane_mut(&mut self) -> PlaneMut<'_> {
+                match self {
+                    $(Self::$Format(data) => PlaneMut::$Format(data),)*
+                }
+            }
+        }
+
+        #[cfg(feature = "bytemuck")]
+        impl<'a> Plane<'a> {
+            /// The plane that lies in these bytes.
+            ///
+            /// # Panics
+            /// When the bytes are not aligned for the format's elements, or are no whole number of them.
+            pub fn from_bytes(format: Format, bytes: &'a [u8]) -> Self {
+                match format {
+                    $(Format::$Format => Self::$Format(bytemuck::cast_slice(bytes)),)*
+                }
+            }
+
+            /// The bytes of the plane.
+            pub fn bytes(&self) -> &'a [u8] {
+                match *self {
+                    $(Self::$Format(data) => bytemuck::cast_slice(data),)*
+                }
+            }
+        }
+
+        #[cfg(feature = "bytemuck")]
+        impl<'a> PlaneMut<'a> {
+            /// The plane that lies in these bytes.
+            ///
+            /// # Panics
+            /// As [`Plane::from_bytes`].
+            pub fn from_bytes(format: Format, bytes: &'a mut [u8]) -> Self {
+                match format {
+                    $(Format::$Format => Self::$Format(bytemuck::cast_slice_mut(bytes)),)*
+                }
+            }
+        }
+
+        /// The types that implement the formats, by the formats' names.
+        pub(crate) mod types {
+            use super::*;
+
+            $(pub(crate) type $Format = $type;)*
+        }
+
+        /// Evaluates an expression in which `F` is the type that implements a format.
+        macro_rules! with_format {
+            ($d format:expr, $d F:ident => $d body:expr) => {
+                match $d format {
+                    $($crate::Format::$Format => {
+                        type $d F = $crate::format::types::$Format;
+                        $d body
+                    })*
+                }
+            };
+        }
+
+        /// Evaluates an expression in which `F` implements a plane's format and `data` is the slice behind it. With two
+        /// planes, writable and read only, nothing is evaluated unless they are of one format.
+        macro_rules! with_plane {
+            (($d to:expr, $d from:expr), $d F:ident, $d a:ident, $d b:ident => $d body:expr) => {
+                match ($d to, $d from) {
+                    $(($crate::PlaneMut::$Format($d a), $crate::Plane::$Format($d b)) => {
+                        type $d F = $crate::format::types::$Format;
+                        $d body
+                    })*
+                    _ => {}
+                }
+            };
+            ($d Plane:ident $d plane:expr, $d F:ident, $d data:ident => $d body:expr) => {
+                match $d plane {
+                    $($crate::$d Plane::$Format($d data) => {
+                        #[allow(dead_code, reason = "some ask for the slice alone")]
+                        type $d F = $crate::format::types::$Format;
+                        $d body
+                    })*
+                }
+            };
+        }
+        pub(crate) use with_plane;
+    };
+}
+
+formats! { $
     /// IEEE single precision, 4 bytes an element.
-    F32,
+    F32(f32) = 0, "f32", Floats<floats::F32>;
     /// IEEE half precision as bits, 2 bytes an element.
-    F16,
+    F16(u16) = 1, "f16", Floats<floats::F16>;
     /// bfloat16 as bits, 2 bytes an element.
-    Bf16,
+    Bf16(u16) = 2, "bf16", Floats<floats::Bf16>;
     /// Signed 8-bit integers with one f16 scale for 32 elements of a token.
-    Q8_0,
+    Q8_0(u8) = 3, "q8_0", Quantised<q8_0::Q8_0>;
     /// 4-bit integers with one f16 scale for 32 elements of a token.
-    Q4_0,
+    Q4_0(u8) = 4, "q4_0", Quantised<q4_0::Q4_0>;
+}
+
+impl PlaneBuf {
+    /// A plane of `tokens` tokens, a multiple of 16, whose bytes are zero.
+    pub fn new(format: Format, tokens: usize, head_dim: usize) -> Self {
+        Self::filled(format, tokens, head_dim, 0)
+    }
 }
 
 impl Format {
-    /// Every format.
-    pub const ALL: [Self; 5] = [Self::F32, Self::F16, Self::Bf16, Self::Q8_0, Self::Q4_0];
-
     /// Elements of the slice behind a plane of `page_tokens`: f32s, u16s, or bytes when quantised.
     pub fn plane_len(self, page_tokens: usize, head_dim: usize) -> usize {
-        let scale_bytes = 2 * head_dim.div_ceil(QUANT_BLOCK);
-        page_tokens
-            * match self {
-                Self::F32 | Self::F16 | Self::Bf16 => head_dim,
-                Self::Q8_0 => head_dim + scale_bytes,
-                Self::Q4_0 => head_dim / 2 + scale_bytes,
-            }
+        with_format!(self, F => F::plane_len(page_tokens, head_dim))
+    }
+
+    /// Bytes of one element of the slice behind a plane: 4, 2, or 1.
+    pub fn element_bytes(self) -> usize {
+        with_format!(self, F => size_of::<<F as PlaneFormat>::Raw>())
     }
 
     /// Bytes of a plane of `page_tokens`.
     pub fn plane_bytes(self, page_tokens: usize, head_dim: usize) -> usize {
-        self.plane_len(page_tokens, head_dim)
-            * match self {
-                Self::F32 => 4,
-                Self::F16 | Self::Bf16 => 2,
-                Self::Q8_0 | Self::Q4_0 => 1,
-            }
+        self.plane_len(page_tokens, head_dim) * self.element_bytes()
     }
 
-    /// The name used on command lines: `f32`, `f16`, `bf16`, `q8_0`, `q4_0`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::Q8_0 => "q8_0",
-            Self::Q4_0 => "q4_0",
-        }
+    /// True for a format of integers that share scales.
+    pub fn is_quantised(self) -> bool {
+        with_format!(self, F => F::IS_QUANTISED)
+    }
+
+    /// True if a format is so coarse that heads are better rotated before they are stored in it, see
+    /// [`rotate_heads`](crate::rotate_heads).
+    pub fn gains_by_rotation(self) -> bool {
+        with_format!(self, F => F::GAINS_BY_ROTATION)
+    }
+
+    /// The number that stands for the format in files. It never changes.
+    pub fn number(self) -> u64 {
+        self as u64
+    }
+
+    /// True if planes of this format are read as they lie, rather than widened first.
+    pub(crate) fn reads_in_place(self, kind: PlaneKind, reading: Reading) -> bool {
+        with_format!(self, F => F::reads_in_place(kind, reading))
     }
 }
 
-/// One plane (K or V) of a page, read only. Quantised planes are bytes.
-#[derive(Debug, Clone, Copy)]
-pub enum Plane<'a> {
-    /// See [`Format::F32`].
-    F32(&'a [f32]),
-    /// See [`Format::F16`].
-    F16(&'a [u16]),
-    /// See [`Format::Bf16`].
-    Bf16(&'a [u16]),
-    /// See [`Format::Q8_0`].
-    Q8_0(&'a [u8]),
-    /// See [`Format::Q4_0`].
-    Q4_0(&'a [u8]),
-}
-
-/// One plane (K or V) of a page, writable.
-#[derive(Debug)]
-pub enum PlaneMut<'a> {
-    /// See [`Format::F32`].
-    F32(&'a mut [f32]),
-    /// See [`Format::F16`].
-    F16(&'a mut [u16]),
-    /// See [`Format::Bf16`].
-    Bf16(&'a mut [u16]),
-    /// See [`Format::Q8_0`].
-    Q8_0(&'a mut [u8]),
-    /// See [`Format::Q4_0`].
-    Q4_0(&'a mut [u8]),
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 impl Plane<'_> {
-    /// The plane's element format.
-    pub fn format(&self) -> Format {
-        match self {
-            Self::F32(_) => Format::F32,
-            Self::F16(_) => Format::F16,
-            Self::Bf16(_) => Format::Bf16,
-            Self::Q8_0(_) => Format::Q8_0,
-            Self::Q4_0(_) => Format::Q4_0,
-        }
-    }
-
     /// Elements of the slice behind the plane (bytes when quantised).
     pub fn len(&self) -> usize {
-        match self {
-            Self::F32(data) => data.len(),
-            Self::F16(data) | Self::Bf16(data) => data.len(),
-            Self::Q8_0(data) | Self::Q4_0(data) => data.len(),
-        }
+        with_plane!(Plane self, F, data => data.len())
     }
 
     /// True if the slice is empty.
@@ -115,13 +297,9 @@ impl Plane<'_> {
         self.len() == 0
     }
 
-    /// Where the slice begins, to tell planes from one another.
+    /// The address of the slice, to tell planes from one another.
     pub(crate) fn address(&self) -> usize {
-        match self {
-            Self::F32(data) => data.as_ptr().addr(),
-            Self::F16(data) | Self::Bf16(data) => data.as_ptr().addr(),
-            Self::Q8_0(data) | Self::Q4_0(data) => data.as_ptr().addr(),
-        }
+        with_plane!(Plane self, F, data => data.as_ptr().addr())
     }
 
     /// True if both are the same slice in the same format.
@@ -137,116 +315,6 @@ impl Plane<'_> {
             return Err(AttendError::Short { what, needed, found });
         }
         Ok(())
-    }
-}
-
-impl PlaneMut<'_> {
-    /// The same plane, read only.
-    pub fn as_plane(&self) -> Plane<'_> {
-        match self {
-            Self::F32(data) => Plane::F32(data),
-            Self::F16(data) => Plane::F16(data),
-            Self::Bf16(data) => Plane::Bf16(data),
-            Self::Q8_0(data) => Plane::Q8_0(data),
-            Self::Q4_0(data) => Plane::Q4_0(data),
-        }
-    }
-}
-
-/// Tokens of a tensor that lies row by row: `[tokens, head_dim]`, from token to token a stride that the call names.
-///
-/// A slice, an array or a vector of f32 converts into it. Other crates' half types are bits here: `half::f16` slices
-/// reinterpret as `&[u16]` (`bytemuck::cast_slice`, or `half`'s own `reinterpret_cast`).
-#[derive(Debug, Clone, Copy)]
-#[non_exhaustive]
-pub enum Rows<'a> {
-    /// IEEE single precision.
-    F32(&'a [f32]),
-    /// IEEE half precision as bits.
-    F16(&'a [u16]),
-    /// bfloat16 as bits.
-    Bf16(&'a [u16]),
-}
-
-impl<'a> Rows<'a> {
-    /// Elements of the slice.
-    pub fn len(&self) -> usize {
-        match self {
-            Self::F32(data) => data.len(),
-            Self::F16(data) | Self::Bf16(data) => data.len(),
-        }
-    }
-
-    /// True if the slice is empty.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// The elements from `first` on; none if there are fewer.
-    pub fn skip(self, first: usize) -> Self {
-        match self {
-            Self::F32(data) => Self::F32(data.get(first..).unwrap_or_default()),
-            Self::F16(data) => Self::F16(data.get(first..).unwrap_or_default()),
-            Self::Bf16(data) => Self::Bf16(data.get(first..).unwrap_or_default()),
-        }
-    }
-
-    /// The format of its elements.
-    pub fn format(&self) -> Format {
-        match self {
-            Self::F32(_) => Format::F32,
-            Self::F16(_) => Format::F16,
-            Self::Bf16(_) => Format::Bf16,
-        }
-    }
-
-    /// The elements, where they are f32.
-    pub(crate) fn floats(self) -> &'a [f32] {
-        match self {
-            Self::F32(data) => data,
-            Self::F16(_) | Self::Bf16(_) => &[],
-        }
-    }
-
-    /// The elements' bits, where they are of 16 bits.
-    pub(crate) fn halves(self) -> &'a [u16] {
-        match self {
-            Self::F32(_) => &[],
-            Self::F16(data) | Self::Bf16(data) => data,
-        }
-    }
-
-    /// The first `len` elements as f32, in `buffer` unless they are f32 already.
-    pub(crate) fn widened<'b>(self, len: usize, buffer: &'b mut Vec<f32>) -> &'b [f32]
-    where
-        'a: 'b,
-    {
-        let (bits, widen): (_, fn(u16) -> f32) = match self {
-            Self::F32(data) => return &data[..len],
-            Self::F16(bits) => (bits, f16_to_f32),
-            Self::Bf16(bits) => (bits, bf16_to_f32),
-        };
-        buffer.clear();
-        buffer.extend(bits[..len].iter().map(|bits| widen(*bits)));
-        buffer
-    }
-}
-
-impl<'a> From<&'a [f32]> for Rows<'a> {
-    fn from(data: &'a [f32]) -> Self {
-        Self::F32(data)
-    }
-}
-
-impl<'a> From<&'a Vec<f32>> for Rows<'a> {
-    fn from(data: &'a Vec<f32>) -> Self {
-        Self::F32(data)
-    }
-}
-
-impl<'a, const N: usize> From<&'a [f32; N]> for Rows<'a> {
-    fn from(data: &'a [f32; N]) -> Self {
-        Self::F32(data)
     }
 }
 

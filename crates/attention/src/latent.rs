@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 
 use crate::block::{Block, aligned};
 use crate::call::Call;
-use crate::kernel::{KEY_BLOCK, Slot, TurnStripes, WidenKeys};
+use crate::kernel::{KEY_BLOCK, Slot, TurnStripes, widen_keys};
 use crate::simd::Level;
 use crate::visible::Visible;
 use crate::workspace::Workspace;
@@ -23,12 +23,7 @@ impl<V: Visible> Call<'_, V> {
             Plane::F32(keys) => keys,
             keys => {
                 if !keys_widened {
-                    self.level.run(WidenKeys {
-                        keys,
-                        slots,
-                        head_dim: key_dim,
-                        out: widened,
-                    });
+                    widen_keys(self.level, keys, slots, key_dim, widened);
                 }
                 widened
             }
@@ -61,12 +56,7 @@ impl LatentRows {
     ) -> &[f32] {
         let slots = &[Slot { stripe: 0, tokens }];
         let widened = aligned(&mut self.keys, LANES * key_dim);
-        level.run(WidenKeys {
-            keys,
-            slots,
-            head_dim: key_dim,
-            out: widened,
-        });
+        widen_keys(level, keys, slots, key_dim, widened);
         let values = aligned(&mut self.values, LANES * value_dim);
         level.run(TurnStripes {
             keys: widened,

@@ -1,25 +1,14 @@
-//! Where an element lies in a plane.
+//! Tokens written into planes from rows, and read back.
 //!
 //! Keys of 16 tokens form a *stripe*, interleaved so that one vector load covers the same dimension
-//! of 16 keys: `[tokens / 16, head_dim, 16]`. Values stay row-major: `[tokens, head_dim]`.
-//!
-//! Quantised stripes, with blocks of 32 along `head_dim` (the last may be 16 wide):
-//! - `q8_0` keys, per block: 16 f16 scales, then `[width / 4, 16, 4]` bytes with an offset of 128;
-//! - `q4_0` keys, per block: 16 f16 scales, then `[width / 8, 16, 4]` bytes, whose low nibbles are
-//!   dimensions 0..4 of the eight and whose high nibbles are 4..8, with an offset of 8;
-//! - `q8_0` values, per stripe: `[blocks, 16]` f16 scales, then per block `[4, width, 4]` bytes (four
-//!   tokens together) with an offset of 128;
-//! - `q4_0` values, per stripe: as many scales, then per block `[2, width, 4]` bytes, whose low nibbles are
-//!   the first four tokens of the eight and whose high nibbles the other four, with an offset of 8.
-
-mod quantised;
+//! of 16 keys. Values stay row-major. Where the bits of a token lie says its format (`format/`).
 
 use alloc::vec;
 use alloc::vec::Vec;
+use core::ops::Range;
 
-use crate::format::check_head_dim;
-use crate::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
-use crate::kernel::{Bf16, F16, FetchRows, Pack, StripeRows};
+use crate::format::{PlaneFormat, PlaneKind, check_head_dim, with_plane};
+use crate::kernel::FetchRows;
 use crate::simd::Level;
 use crate::{AttendError, LANES, Plane, PlaneMut, Rows};
 
@@ -51,88 +40,8 @@ pub fn write_keys<'s>(
     source: impl Into<Rows<'s>>,
     source_stride: usize,
 ) -> Result<(), AttendError> {
-    let source = source.into();
-    check_copy(
-        &plane.as_plane(),
-        head_dim,
-        first_token_in_page,
-        tokens,
-        source.len(),
-        source_stride,
-    )?;
-    let mut widened = Vec::new();
-    let mut t = 0;
-    while t < tokens {
-        let slot = first_token_in_page + t;
-        let rows = source.skip(t * source_stride);
-        if let PlaneMut::F32(data) = plane
-            && slot.is_multiple_of(LANES)
-            && tokens - t >= LANES
-        {
-            let stripe = &mut data[slot * head_dim..][..LANES * head_dim];
-            write_stripe(stripe, rows, source_stride);
-            t += LANES;
-            continue;
-        }
-        match (&mut *plane, rows) {
-            (PlaneMut::F16(data), Rows::F16(rows)) | (PlaneMut::Bf16(data), Rows::Bf16(rows)) => {
-                write_lane(data, slot, &rows[..head_dim], |bits| bits);
-            }
-            (plane, rows) => write_key(plane, slot, rows.widened(head_dim, &mut widened)),
-        }
-        t += 1;
-    }
-    Ok(())
-}
-
-/// Writes 16 keys, `[16, head_dim]` with `stride` elements from one to the next, into a whole stripe of f32.
-fn write_stripe(stripe: &mut [f32], source: Rows, stride: usize) {
-    let (level, head_dim) = (Level::best(), stripe.len() / LANES);
-    let keys = match source {
-        Rows::F32(source) => return write_f32_stripe(stripe, source, stride),
-        Rows::F16(keys) | Rows::Bf16(keys) => keys,
-    };
-    let rows: [&[u16]; LANES] = core::array::from_fn(|lane| &keys[lane * stride..][..head_dim]);
-    let (rows, out) = (&rows[..], stripe);
-    match source {
-        Rows::Bf16(_) => level.run(StripeRows::<Bf16> { rows, head_dim, out }),
-        _ => level.run(StripeRows::<F16> { rows, head_dim, out }),
-    }
-}
-
-fn write_f32_stripe(stripe: &mut [f32], source: &[f32], stride: usize) {
-    let (level, head_dim) = (Level::best(), stripe.len() / LANES);
-    level.run(FetchRows {
-        data: source.get(2 * LANES * stride..).unwrap_or_default(),
-        stride,
-        width: head_dim,
-        rows: LANES,
-    });
-    let rows: [&[f32]; LANES] = core::array::from_fn(|lane| &source[lane * stride..][..head_dim]);
-    level.run(Pack {
-        rows: &rows,
-        scale: 1.0,
-        out: stripe.as_chunks_mut::<LANES>().0,
-    });
-}
-
-fn write_key(plane: &mut PlaneMut, slot: usize, row: &[f32]) {
-    match plane {
-        PlaneMut::F32(data) => write_lane(data, slot, row, |value| value),
-        PlaneMut::F16(data) => write_lane(data, slot, row, f32_to_f16),
-        PlaneMut::Bf16(data) => write_lane(data, slot, row, f32_to_bf16),
-        PlaneMut::Q8_0(data) => quantised::write_key_q8(data, slot, row),
-        PlaneMut::Q4_0(data) => quantised::write_key_q4(data, slot, row),
-    }
-}
-
-/// Writes a key into its lane of a stripe of floats.
-#[inline]
-fn write_lane<T, F: Copy>(data: &mut [T], slot: usize, row: &[F], convert: impl Fn(F) -> T) {
-    let (stripe, lane, len) = (slot / LANES, slot % LANES, LANES * row.len());
-    for (out, value) in data[stripe * len..][..len].chunks_exact_mut(LANES).zip(row) {
-        out[lane] = convert(*value);
-    }
+    let slots = first_token_in_page..first_token_in_page.saturating_add(tokens);
+    write(PlaneKind::Keys, plane, head_dim, slots, source.into(), source_stride)
 }
 
 /// Writes values into a page, converting to the plane's format. Arguments and errors as for [`write_keys`].
@@ -147,54 +56,52 @@ pub fn write_values<'s>(
     source: impl Into<Rows<'s>>,
     source_stride: usize,
 ) -> Result<(), AttendError> {
-    let source = source.into();
-    check_copy(
-        &plane.as_plane(),
-        head_dim,
-        first_token_in_page,
-        tokens,
-        source.len(),
-        source_stride,
-    )?;
-    let mut widened = Vec::new();
-    for t in 0..tokens {
-        if let Rows::F32(source) = source
-            && t % LANES == 0
-        {
-            Level::best().run(FetchRows {
-                data: source.get((t + 2 * LANES) * source_stride..).unwrap_or_default(),
-                stride: source_stride,
-                width: head_dim,
-                rows: LANES,
-            });
-        }
-        let slot = first_token_in_page + t;
-        match (&mut *plane, source.skip(t * source_stride)) {
-            (PlaneMut::F16(data), Rows::F16(row)) | (PlaneMut::Bf16(data), Rows::Bf16(row)) => {
-                data[slot * head_dim..][..head_dim].copy_from_slice(&row[..head_dim]);
+    let slots = first_token_in_page..first_token_in_page.saturating_add(tokens);
+    write(PlaneKind::Values, plane, head_dim, slots, source.into(), source_stride)
+}
+
+/// Writes tokens into `slots`.
+fn write(
+    kind: PlaneKind,
+    plane: &mut PlaneMut,
+    head_dim: usize,
+    slots: Range<usize>,
+    source: Rows<'_>,
+    stride: usize,
+) -> Result<(), AttendError> {
+    check_copy(&plane.as_plane(), head_dim, &slots, source.len(), stride)?;
+    let mut buffer = Vec::new();
+    with_plane!(PlaneMut plane, F, data => {
+        let mut slot = slots.start;
+        while slot < slots.end {
+            let rows = source.skip((slot - slots.start) * stride);
+            let is_whole = slot.is_multiple_of(LANES) && slots.end - slot >= LANES;
+            if kind == PlaneKind::Keys && is_whole {
+                let len = F::plane_len(LANES, head_dim);
+                if F::write_stripe(&mut data[slot / LANES * len..][..len], rows, stride) {
+                    slot += LANES;
+                    continue;
+                }
             }
-            (plane, row) => write_value(plane, slot, row.widened(head_dim, &mut widened)),
+            if kind == PlaneKind::Values && (slot - slots.start).is_multiple_of(LANES) {
+                fetch_after(rows, stride, head_dim);
+            }
+            F::write(kind, data, slot, rows.first(head_dim), &mut buffer);
+            slot += 1;
         }
-    }
+    });
     Ok(())
 }
 
-fn write_value(plane: &mut PlaneMut, slot: usize, row: &[f32]) {
-    let at = slot * row.len();
-    match plane {
-        PlaneMut::F32(data) => data[at..][..row.len()].copy_from_slice(row),
-        PlaneMut::F16(data) => {
-            for (out, value) in data[at..][..row.len()].iter_mut().zip(row) {
-                *out = f32_to_f16(*value);
-            }
-        }
-        PlaneMut::Bf16(data) => {
-            for (out, value) in data[at..][..row.len()].iter_mut().zip(row) {
-                *out = f32_to_bf16(*value);
-            }
-        }
-        PlaneMut::Q8_0(data) => quantised::write_value_q8(data, slot, row),
-        PlaneMut::Q4_0(data) => quantised::write_value_q4(data, slot, row),
+/// Asks for the rows after the next 16 of a tensor of f32.
+fn fetch_after(rows: Rows<'_>, stride: usize, width: usize) {
+    if let Rows::F32(rows) = rows {
+        Level::best().run(FetchRows {
+            data: rows.get(2 * LANES * stride..).unwrap_or_default(),
+            stride,
+            width,
+            rows: LANES,
+        });
     }
 }
 
@@ -212,27 +119,8 @@ pub fn read_keys(
     out: &mut [f32],
     out_stride: usize,
 ) -> Result<(), AttendError> {
-    check_copy(plane, head_dim, first_token_in_page, tokens, out.len(), out_stride)?;
-    for t in 0..tokens {
-        let (row, slot) = (&mut out[t * out_stride..][..head_dim], first_token_in_page + t);
-        match plane {
-            Plane::F32(data) => read_lane(data, slot, row, |value| value),
-            Plane::F16(data) => read_lane(data, slot, row, f16_to_f32),
-            Plane::Bf16(data) => read_lane(data, slot, row, bf16_to_f32),
-            Plane::Q8_0(data) => quantised::read_key_q8(data, slot, row),
-            Plane::Q4_0(data) => quantised::read_key_q4(data, slot, row),
-        }
-    }
-    Ok(())
-}
-
-/// Reads a key out of its lane of a stripe of floats.
-#[inline]
-fn read_lane<T: Copy>(data: &[T], slot: usize, row: &mut [f32], convert: impl Fn(T) -> f32) {
-    let (stripe, lane, len) = (slot / LANES, slot % LANES, LANES * row.len());
-    for (value, lanes) in row.iter_mut().zip(data[stripe * len..][..len].chunks_exact(LANES)) {
-        *value = convert(lanes[lane]);
-    }
+    let slots = first_token_in_page..first_token_in_page.saturating_add(tokens);
+    read(PlaneKind::Keys, plane, head_dim, slots, out, out_stride)
 }
 
 /// Reads values back as f32. Arguments and errors as for [`read_keys`].
@@ -247,25 +135,24 @@ pub fn read_values(
     out: &mut [f32],
     out_stride: usize,
 ) -> Result<(), AttendError> {
-    check_copy(plane, head_dim, first_token_in_page, tokens, out.len(), out_stride)?;
-    for t in 0..tokens {
-        let (row, slot) = (&mut out[t * out_stride..][..head_dim], first_token_in_page + t);
-        match plane {
-            Plane::F32(data) => row.copy_from_slice(&data[slot * head_dim..][..head_dim]),
-            Plane::F16(data) => {
-                for (value, bits) in row.iter_mut().zip(&data[slot * head_dim..]) {
-                    *value = f16_to_f32(*bits);
-                }
-            }
-            Plane::Bf16(data) => {
-                for (value, bits) in row.iter_mut().zip(&data[slot * head_dim..]) {
-                    *value = bf16_to_f32(*bits);
-                }
-            }
-            Plane::Q8_0(data) => quantised::read_value_q8(data, slot, row),
-            Plane::Q4_0(data) => quantised::read_value_q4(data, slot, row),
+    let slots = first_token_in_page..first_token_in_page.saturating_add(tokens);
+    read(PlaneKind::Values, plane, head_dim, slots, out, out_stride)
+}
+
+fn read(
+    kind: PlaneKind,
+    plane: &Plane,
+    head_dim: usize,
+    slots: Range<usize>,
+    out: &mut [f32],
+    stride: usize,
+) -> Result<(), AttendError> {
+    check_copy(plane, head_dim, &slots, out.len(), stride)?;
+    with_plane!(Plane plane, F, data => {
+        for slot in slots.clone() {
+            F::read(kind, data, slot, &mut out[(slot - slots.start) * stride..][..head_dim]);
         }
-    }
+    });
     Ok(())
 }
 
@@ -283,17 +170,16 @@ pub(crate) fn value_at(plane: &Plane, head_dim: usize, slot: usize) -> alloc::ve
     row
 }
 
+/// Checks that a plane has room for `slots`, and that so many rows lie in a row-major slice.
 fn check_copy(
     plane: &Plane,
     head_dim: usize,
-    first_token: usize,
-    tokens: usize,
+    slots: &Range<usize>,
     rows_len: usize,
     stride: usize,
 ) -> Result<(), AttendError> {
     check_head_dim(head_dim)?;
-    let too_large = AttendError::TooLarge { what: "token range" };
-    let end = first_token.checked_add(tokens).ok_or(too_large.clone())?;
+    let (end, tokens) = (slots.end, slots.len());
     if end > plane.len() {
         return Err(AttendError::Short {
             what: "plane",
@@ -313,7 +199,7 @@ fn check_copy(
         });
     }
     let needed = (tokens - 1).checked_mul(stride).and_then(|n| n.checked_add(head_dim));
-    let needed = needed.ok_or(too_large)?;
+    let needed = needed.ok_or(AttendError::TooLarge { what: "token range" })?;
     if rows_len < needed {
         return Err(AttendError::Short {
             what: "row-major slice",

@@ -3,7 +3,7 @@
 //! - [`attend`] adds what a tile of queries reads of some pages under a [`Selection`] to a [`Partial`]; prefill,
 //!   chunked prefill, decode and tiers that arrive one by one are all calls of it. [`attend_batch`] runs many
 //!   on all threads, [`BatchStream`] runs them over pages that arrive a few at a time, [`attend_summaries`] reads block means, [`add_column_mass`] says where the attention went.
-//! - Pages hold K and V in f32, f16, bf16, `q8_0` or `q4_0`, each plane its own; [`write_keys`] and
+//! - Pages hold K and V in a [`Format`] (f32, f16, bf16, `q8_0`, `q4_0`), each plane its own; [`write_keys`] and
 //!   [`write_values`] lay them out from rows of f32, f16 or bf16. Planes that begin on a 64-byte boundary are read fastest.
 //! - [`attend_rows`] reads another engine's cache where it lies, row by row; [`BlockCache`] finds its way in a block table.
 //! - [`Scan`] weighs all keys for a few queries, and [`attend_scanned`] then reads values alone; [`Scorer`],
@@ -49,7 +49,7 @@
 //! Kernels are chosen at run time: AVX-512 (F, BW, DQ, VL, VNNI), AVX2 with FMA and F16C, NEON, or plain Rust; the
 //! environment variable `RIFFLE_INSTRUCTIONS` (`scalar`, `avx2`, `avx512`, `neon`) asks for another that the machine has. Features:
 //! `std` (default: detection, scratch per thread), `simd` (default: without it the crate forbids unsafe code),
-//! `parallel` (rayon). Without `std` it needs only `alloc`.
+//! `parallel` (rayon), `bytemuck` (planes from bytes). Without `std` it needs only `alloc`.
 //!
 //! ```
 //! use riffle_attention::*;
@@ -125,7 +125,7 @@ pub use attend::{Arithmetic, AttendJob, AttendOptions, add_column_mass, attend};
 pub use batch::{BatchStream, attend_batch};
 pub use copied::{copy_keys, copy_values};
 pub use error::AttendError;
-pub use format::{Format, Plane, PlaneMut, QUANT_BLOCK, Rows};
+pub use format::{Format, Plane, PlaneBuf, PlaneMut, QUANT_BLOCK, Rows};
 pub use hadamard::rotate_heads;
 pub use half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub use layout::{read_keys, read_values, write_keys, write_values};

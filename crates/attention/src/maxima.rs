@@ -2,8 +2,9 @@ use alloc::vec::Vec;
 
 use crate::attend::check_keys;
 use crate::block::{aligned, stripes_of};
+use crate::format::{PlaneFormat, with_plane};
 use crate::kernel::{
-    ByteKeys, ByteQueries, KEY_BLOCK, Maxima, RoundKeys, RoundQueries, STRIPES, Slot, TOGETHER, Top, WidenKeys,
+    ByteKeys, ByteQueries, KEY_BLOCK, Maxima, RoundKeys, RoundQueries, STRIPES, Slot, TOGETHER, Top, widen_keys,
 };
 use crate::simd::Level;
 use crate::{AttendError, AttendOptions, KvView, LANES, Plane, QueryTile};
@@ -120,8 +121,10 @@ impl BlockMaxima {
     fn round_keys(&mut self, keys: Plane, tokens: usize, head_dim: usize) {
         let (level, stripes) = (Level::best(), tokens.div_ceil(LANES));
         let len = stripes * LANES * head_dim;
+        if with_plane!(Plane keys, F, data => F::take_bytes(data, stripes, head_dim, &mut self.keys)) {
+            return;
+        }
         let keys = match keys {
-            Plane::Q8_0(data) => return self.keys.take(data, stripes, head_dim),
             Plane::F32(data) => &data[..len],
             _ => {
                 let mut slots = [Slot::default(); STRIPES];
@@ -129,12 +132,7 @@ impl BlockMaxima {
                     (slot.stripe, slot.tokens) = (stripe, LANES);
                 }
                 let out = aligned(&mut self.widened, KEY_BLOCK * head_dim);
-                level.run(WidenKeys {
-                    keys,
-                    slots: &slots[..stripes],
-                    head_dim,
-                    out,
-                });
+                widen_keys(level, keys, &slots[..stripes], head_dim, out);
                 &out[..len]
             }
         };
@@ -183,7 +181,7 @@ mod tests {
     use super::*;
     use crate::layout::key_at;
     use crate::testing::{Problem, noise};
-    use crate::{Format, PageView, PlaneMut, write_keys};
+    use crate::{Format, PageView, PlaneBuf, write_keys};
 
     /// Σ |q|·(error of k) + |k|·(error of q) + both errors, by half a step of 8 bits.
     fn largest_error(query: &[f32], key: &[f32]) -> f64 {
@@ -294,28 +292,18 @@ mod tests {
         };
         for format in [Format::F16, Format::Q8_0] {
             let found = |page_tokens: usize, block: usize| {
-                let len = format.plane_len(page_tokens, head_dim);
                 let planes = source.chunks(page_tokens * head_dim).map(|source| {
-                    let (mut halves, mut bytes) = (vec![0; len], vec![0; len]);
-                    let mut plane = match format {
-                        Format::F16 => PlaneMut::F16(&mut halves),
-                        _ => PlaneMut::Q8_0(&mut bytes),
-                    };
-                    write_keys(&mut plane, head_dim, 0, source.len() / head_dim, source, head_dim).unwrap();
-                    (halves, bytes)
+                    let mut plane = PlaneBuf::new(format, page_tokens, head_dim);
+                    let tokens = source.len() / head_dim;
+                    write_keys(&mut plane.plane_mut(), head_dim, 0, tokens, source, head_dim).unwrap();
+                    plane
                 });
                 let planes: Vec<_> = planes.collect();
-                let pages = planes.iter().enumerate().map(|(number, (halves, bytes))| {
-                    let keys = match format {
-                        Format::F16 => Plane::F16(halves),
-                        _ => Plane::Q8_0(bytes),
-                    };
-                    PageView {
-                        start: number * page_tokens,
-                        tokens: page_tokens.min(400 - number * page_tokens),
-                        keys,
-                        values: keys,
-                    }
+                let pages = planes.iter().enumerate().map(|(number, plane)| PageView {
+                    start: number * page_tokens,
+                    tokens: page_tokens.min(400 - number * page_tokens),
+                    keys: plane.plane(),
+                    values: plane.plane(),
                 });
                 let pages: Vec<PageView<'_>> = pages.collect();
                 let kv = KvView {

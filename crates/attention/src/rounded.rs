@@ -7,16 +7,18 @@ use alloc::vec::Vec;
 
 use crate::block::{Block, active, aligned};
 use crate::call::{Call, Output, QueryBlock, Tile};
+use crate::format::{Element, F32, PlaneFormat, with_plane};
 use crate::gathered::Gathered;
 use crate::kernel::{
-    AccumulatePairs, Ahead, Bf16, Element, F16, F32, KEY_BLOCK, PairKeys, PairQueries, PairTile, PairValues,
-    PairWeights, RoundPairKeys, RoundPairValues, STRIPES, ScorePairs, Slot, WeighPairs, WidenKeys, WidenValues,
+    AccumulatePairs, Ahead, KEY_BLOCK, PairKeys, PairQueries, PairTile, PairValues, PairWeights, RoundPairKeys,
+    RoundPairValues, STRIPES, ScorePairs, Slot, WeighPairs, WidenKeys, WidenValues,
 };
 use crate::partial::Sums;
+use crate::simd::Level;
 use crate::tile::{TilePart, TileWork, scores_of};
 use crate::visible::Visible;
 use crate::workspace::Workspace;
-use crate::{Arithmetic, LANES, Plane};
+use crate::{Arithmetic, LANES};
 
 /// Scratch of a call in [`Arithmetic::Rounded`].
 #[derive(Debug, Default)]
@@ -108,35 +110,14 @@ impl<V: Visible> Call<'_, V> {
     /// Rounds the keys and values of some slots.
     fn round_block(&self, workspace: &mut Workspace, block: &Block, slots: &[Slot]) {
         let (key_dim, value_dim) = self.widths();
-        let (key_len, value_len) = (KEY_BLOCK * key_dim, KEY_BLOCK * value_dim);
-        let keys_widened = is_quantised(block.keys);
-        if keys_widened {
-            // The block's first key is taken off the others, whether it is read or not.
-            let beginning = Slot {
-                stripe: 0,
-                tokens: LANES.min(block.span.len()),
-            };
-            for slots in [&[beginning], slots] {
-                self.level.run(WidenKeys {
-                    keys: block.keys,
-                    slots,
-                    head_dim: key_dim,
-                    out: aligned(&mut workspace.keys, key_len),
-                });
-            }
-        }
         if block.is_latent {
-            self.turn_values(workspace, block, slots, keys_widened);
-        } else if is_quantised(block.values) {
-            self.level.run(WidenValues {
-                values: block.values,
-                slots,
-                head_dim: value_dim,
-                out: aligned(&mut workspace.values, value_len),
-            });
+            self.turn_values(workspace, block, slots, false);
         }
         let Workspace {
-            rounded, keys, values, ..
+            rounded: Rounded { keys, values, .. },
+            keys: wide_keys,
+            values: wide_values,
+            ..
         } = workspace;
         let task = Rounding {
             level: self.level,
@@ -144,19 +125,11 @@ impl<V: Visible> Call<'_, V> {
             key_dim,
             value_dim,
         };
-        match block.keys {
-            Plane::F32(data) => task.keys::<F32>(data, &mut rounded.keys),
-            Plane::F16(data) => task.keys::<F16>(data, &mut rounded.keys),
-            Plane::Bf16(data) => task.keys::<Bf16>(data, &mut rounded.keys),
-            Plane::Q8_0(_) | Plane::Q4_0(_) => task.keys::<F32>(aligned(keys, key_len), &mut rounded.keys),
+        with_plane!(Plane block.keys, F, data => F::round_keys(&task, data, wide_keys, keys));
+        if block.is_latent {
+            return task.values::<F32>(aligned(wide_values, KEY_BLOCK * value_dim), values);
         }
-        match block.values {
-            _ if block.is_latent => task.values::<F32>(aligned(values, value_len), &mut rounded.values),
-            Plane::F32(data) => task.values::<F32>(data, &mut rounded.values),
-            Plane::F16(data) => task.values::<F16>(data, &mut rounded.values),
-            Plane::Bf16(data) => task.values::<Bf16>(data, &mut rounded.values),
-            Plane::Q8_0(_) | Plane::Q4_0(_) => task.values::<F32>(aligned(values, value_len), &mut rounded.values),
-        }
+        with_plane!(Plane block.values, F, data => F::round_values(&task, data, wide_values, values));
     }
 
     fn rounded_tiles(&self, workspace: &mut Workspace, block: &Block, part: &TilePart, sums: &mut Sums) {
@@ -257,15 +230,15 @@ fn keep(bits: &mut [u128], kept: impl Fn(u128) -> bool) -> u128 {
 }
 
 /// Slots whose keys and values are rounded.
-struct Rounding<'a> {
-    level: crate::simd::Level,
+pub(crate) struct Rounding<'a> {
+    level: Level,
     slots: &'a [Slot],
     key_dim: usize,
     value_dim: usize,
 }
 
 impl Rounding<'_> {
-    fn keys<E: Element>(&self, keys: &[E::Raw], out: &mut PairKeys) {
+    pub(crate) fn keys<E: Element>(&self, keys: &[E::Raw], out: &mut PairKeys) {
         self.level.run(RoundPairKeys::<E> {
             keys,
             slots: self.slots,
@@ -274,7 +247,7 @@ impl Rounding<'_> {
         });
     }
 
-    fn values<E: Element>(&self, values: &[E::Raw], out: &mut PairValues) {
+    pub(crate) fn values<E: Element>(&self, values: &[E::Raw], out: &mut PairValues) {
         self.level.run(RoundPairValues::<E> {
             values,
             slots: self.slots,
@@ -282,10 +255,37 @@ impl Rounding<'_> {
             out,
         });
     }
-}
 
-fn is_quantised(plane: Plane) -> bool {
-    matches!(plane, Plane::Q8_0(_) | Plane::Q4_0(_))
+    /// Keys as f32, in `buffer`.
+    pub(crate) fn widened_keys<'b, F: PlaneFormat>(&self, keys: &[F::Raw], buffer: &'b mut Vec<f32>) -> &'b [f32] {
+        let out = aligned(buffer, KEY_BLOCK * self.key_dim);
+        // The block's first key is taken off the others, even where it is not read.
+        let beginning = Slot {
+            stripe: 0,
+            tokens: LANES,
+        };
+        for slots in [&[beginning], self.slots] {
+            self.level.run(WidenKeys::<F> {
+                keys,
+                slots,
+                head_dim: self.key_dim,
+                out,
+            });
+        }
+        out
+    }
+
+    /// Values as f32, in `buffer`.
+    pub(crate) fn widened_values<'b, F: PlaneFormat>(&self, values: &[F::Raw], buffer: &'b mut Vec<f32>) -> &'b [f32] {
+        let out = aligned(buffer, KEY_BLOCK * self.value_dim);
+        self.level.run(WidenValues::<F> {
+            values,
+            slots: self.slots,
+            head_dim: self.value_dim,
+            out,
+        });
+        out
+    }
 }
 
 /// The integer weights of a tile of `R` rows, in scratch.

@@ -1,13 +1,14 @@
 //! Attends to values alone, where a scan has weighed the keys.
 
 use alloc::vec::Vec;
-use core::marker::PhantomData;
 
 use crate::block::stripes_of;
-use crate::kernel::{Bf16, Element, F16, F32, FetchTokens, Gather, GatherQuantised, GatherRows};
+use crate::format::types::F32;
+use crate::format::{PlaneFormat, with_plane};
+use crate::kernel::Gather;
 use crate::latent::LatentRows;
 use crate::simd::Level;
-use crate::{AttendError, KvView, LANES, PageView, Partial, Plane, QUANT_BLOCK, Scan, Selection};
+use crate::{AttendError, KvView, LANES, PageView, Partial, Scan, Selection};
 
 /// Adds to `partial` what the queries of a scan read of the values in the selection's spans.
 ///
@@ -145,7 +146,7 @@ impl ScannedPart<'_> {
             if !out.tokens.is_empty() {
                 out.page = place.page - 1;
                 for row in rows.iter().take(self.count) {
-                    fetch(&row[page.start..], &out.tokens, 1, None);
+                    F32::fetch(Level::best(), &out.tokens, &row[page.start..], 1);
                 }
                 self.fetch(out);
                 return;
@@ -170,16 +171,10 @@ impl ScannedPart<'_> {
     }
 
     fn fetch<const R: usize>(&self, list: &Listed<R>) {
-        let (value_dim, page) = (self.value_dim, &self.kv.pages[list.page]);
-        if page.is_latent() {
-            return;
-        }
-        let quantised = |per_column: usize| Some((32 * value_dim.div_ceil(QUANT_BLOCK), per_column));
-        match page.values {
-            Plane::F32(values) => fetch(values, &list.tokens, value_dim, None),
-            Plane::F16(values) | Plane::Bf16(values) => fetch(values, &list.tokens, value_dim, None),
-            Plane::Q8_0(values) => fetch(values, &list.tokens, value_dim, quantised(16)),
-            Plane::Q4_0(values) => fetch(values, &list.tokens, value_dim, quantised(8)),
+        let page = &self.kv.pages[list.page];
+        if !page.is_latent() {
+            let fetch = (Level::best(), &list.tokens[..], self.value_dim);
+            with_plane!(Plane page.values, F, values => F::fetch(fetch.0, fetch.1, values, fetch.2));
         }
     }
 
@@ -196,13 +191,7 @@ impl ScannedPart<'_> {
             o,
             head_dim: self.value_dim,
         };
-        match values {
-            Plane::F32(values) => gather::<F32, R>(level, list, values),
-            Plane::F16(values) => gather::<F16, R>(level, list, values),
-            Plane::Bf16(values) => gather::<Bf16, R>(level, list, values),
-            Plane::Q8_0(values) => level.run(GatherQuantised::<R, false> { list, values }),
-            Plane::Q4_0(values) => level.run(GatherQuantised::<R, true> { list, values }),
-        }
+        with_plane!(Plane values, F, values => F::gather(level, list, values));
     }
 
     /// [`gather`](Self::gather) of a latent page, stripe by stripe.
@@ -222,27 +211,10 @@ impl ScannedPart<'_> {
                 o: &mut *o,
                 head_dim: self.value_dim,
             };
-            gather::<F32, R>(level, list, values);
+            F32::gather(level, list, values);
             first += tokens.len();
         }
     }
-}
-
-fn fetch<T>(values: &[T], tokens: &[usize], head_dim: usize, quantised: Option<(usize, usize)>) {
-    Level::best().run(FetchTokens {
-        values,
-        tokens,
-        head_dim,
-        quantised,
-    });
-}
-
-fn gather<E: Element, const R: usize>(level: Level, list: Gather<'_, R>, values: &[E::Raw]) {
-    level.run(GatherRows::<E, R> {
-        list,
-        values,
-        element: PhantomData,
-    });
 }
 
 #[cfg(test)]

@@ -1,11 +1,8 @@
 use alloc::vec::Vec;
 
 use crate::block::{aligned, stripes_of};
-use crate::format::check_head_dim;
-use crate::kernel::{
-    Ahead, Bf16, F16, F32, Int8Queries, KEY_BLOCK, STRIPES, ScoreInt8, Slot, WidenKeys, pack, score, tile_width,
-    with_lead,
-};
+use crate::format::{F32, PlaneFormat, PlaneKind, Reading, ScoreTile, check_head_dim, with_plane};
+use crate::kernel::{Ahead, Int8Queries, KEY_BLOCK, STRIPES, Slot, pack, score, tile_width, widen_keys, with_lead};
 use crate::simd::Level;
 use crate::{Arithmetic, AttendError, LANES, Plane};
 
@@ -54,6 +51,8 @@ struct Packed {
 /// A block of keys that meets all vectors.
 struct KeyBlock<'a> {
     keys: Plane<'a>,
+    /// True if they are multiplied as they lie.
+    is_in_place: bool,
     tokens: usize,
     slots: &'a [Slot],
     /// What the first vectors ask for beside them.
@@ -200,19 +199,21 @@ impl Scorer {
                 tokens: (tokens - stripe * LANES).min(LANES),
             };
         }
+        let reading = Reading {
+            level,
+            is_fused: self.arithmetic == Arithmetic::Fused,
+            rows: 1,
+        };
         let block = KeyBlock {
             keys,
+            is_in_place: keys.format().reads_in_place(PlaneKind::Keys, reading),
             tokens,
             slots: &slots[..stripes],
             ahead: Ahead::new(Some(with_lead(level, keys)), ahead.map(|plane| with_lead(level, plane))),
         };
-        if matches!(keys, Plane::Q8_0(_) | Plane::Q4_0(_)) && !self.in_integers(level) {
-            level.run(WidenKeys {
-                keys,
-                slots: block.slots,
-                head_dim: self.head_dim,
-                out: aligned(&mut self.keys, KEY_BLOCK * self.head_dim),
-            });
+        if !block.is_in_place {
+            let out = aligned(&mut self.keys, KEY_BLOCK * self.head_dim);
+            widen_keys(level, keys, block.slots, self.head_dim, out);
         }
         for at in 0..self.packs.len() {
             let pack = self.packs[at];
@@ -237,7 +238,6 @@ impl Scorer {
         out: &mut [f32],
         out_stride: usize,
     ) {
-        let integers = self.in_integers(level);
         let ahead = if pack.first == 0 { block.ahead } else { Ahead::default() };
         let (head_dim, slots) = (self.head_dim, block.slots);
         let vectors = &self.vectors[pack.at..pack.at + R * head_dim].as_chunks::<R>().0[..head_dim];
@@ -245,30 +245,19 @@ impl Scorer {
         let Some(scores) = scores.first_chunk_mut::<R>() else {
             return;
         };
-        match block.keys {
-            Plane::F32(data) => score::<F32, R>(level, vectors, data, ahead, slots, scores),
-            Plane::F16(data) => score::<F16, R>(level, vectors, data, ahead, slots, scores),
-            Plane::Bf16(data) => score::<Bf16, R>(level, vectors, data, ahead, slots, scores),
-            Plane::Q8_0(data) if integers && R <= 8 => level.run(ScoreInt8::<R, false> {
-                queries: self.int8.tile(pack.at, R, head_dim),
-                keys: data,
+        if block.is_in_place {
+            let tile = ScoreTile {
+                level,
+                queries: vectors,
+                integers: (&self.int8, pack.at),
                 ahead,
                 slots,
-                head_dim,
                 scores,
-            }),
-            Plane::Q4_0(data) if integers && R <= 8 => level.run(ScoreInt8::<R, true> {
-                queries: self.int8.tile(pack.at, R, head_dim),
-                keys: data,
-                ahead,
-                slots,
-                head_dim,
-                scores,
-            }),
-            Plane::Q8_0(_) | Plane::Q4_0(_) => {
-                let keys = aligned(&mut self.keys, KEY_BLOCK * head_dim);
-                score::<F32, R>(level, vectors, keys, Ahead::default(), slots, scores);
-            }
+            };
+            with_plane!(Plane block.keys, F, keys => F::score(tile, keys));
+        } else {
+            let keys = aligned(&mut self.keys, KEY_BLOCK * head_dim);
+            score::<F32, R>(level, vectors, keys, Ahead::default(), slots, scores);
         }
         for (row, scores) in scores.iter().enumerate().take(pack.rows) {
             out[row * out_stride..][..block.tokens].copy_from_slice(&scores[..block.tokens]);

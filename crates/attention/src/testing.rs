@@ -1,6 +1,5 @@
 //! Problems of odd shapes for the unit tests.
 
-use alloc::vec;
 use alloc::vec::Vec;
 
 use crate::*;
@@ -8,34 +7,8 @@ use crate::*;
 pub(crate) struct Page {
     start: usize,
     tokens: usize,
-    keys: (Format, Vec<f32>, Vec<u16>, Vec<u8>),
-    values: (Format, Vec<f32>, Vec<u16>, Vec<u8>),
-}
-
-type Buffers = (Format, Vec<f32>, Vec<u16>, Vec<u8>);
-
-fn buffers(format: Format, len: usize) -> Buffers {
-    (format, vec![0.0; len], vec![0; len], vec![0; len])
-}
-
-fn plane(buffers: &Buffers) -> Plane<'_> {
-    match buffers.0 {
-        Format::F32 => Plane::F32(&buffers.1),
-        Format::F16 => Plane::F16(&buffers.2),
-        Format::Bf16 => Plane::Bf16(&buffers.2),
-        Format::Q8_0 => Plane::Q8_0(&buffers.3),
-        Format::Q4_0 => Plane::Q4_0(&buffers.3),
-    }
-}
-
-fn plane_mut(buffers: &mut Buffers) -> PlaneMut<'_> {
-    match buffers.0 {
-        Format::F32 => PlaneMut::F32(&mut buffers.1),
-        Format::F16 => PlaneMut::F16(&mut buffers.2),
-        Format::Bf16 => PlaneMut::Bf16(&mut buffers.2),
-        Format::Q8_0 => PlaneMut::Q8_0(&mut buffers.3),
-        Format::Q4_0 => PlaneMut::Q4_0(&mut buffers.3),
-    }
+    keys: PlaneBuf,
+    values: PlaneBuf,
 }
 
 impl Page {
@@ -43,8 +16,8 @@ impl Page {
         PageView {
             start: self.start,
             tokens: self.tokens,
-            keys: plane(&self.keys),
-            values: plane(&self.values),
+            keys: self.keys.plane(),
+            values: self.values.plane(),
         }
     }
 }
@@ -86,10 +59,8 @@ impl Problem {
     }
 
     pub(crate) fn quantised(&self) -> bool {
-        let quantised = |format| matches!(format, Format::Q8_0 | Format::Q4_0);
-        self.pages
-            .iter()
-            .any(|page| quantised(page.keys.0) || quantised(page.values.0))
+        let planes = self.pages.iter().flat_map(|page| [&page.keys, &page.values]);
+        planes.into_iter().any(|plane| plane.plane().format().is_quantised())
     }
 
     pub(crate) fn partial(&self) -> Partial {
@@ -117,7 +88,7 @@ impl Problem {
         for (case, (head_dim, value_dim, group, rows)) in sizes.into_iter().enumerate() {
             for (index, format) in Format::ALL.into_iter().enumerate() {
                 let seed = (case * 10 + index) as u64;
-                let value_format = Format::ALL[(index + case) % 5];
+                let value_format = Format::ALL[(index + case) % Format::ALL.len()];
                 let starts = [(0, 256), (256, 256), (768, 37)];
                 let page = |place| Page::noise(place, seed, (format, head_dim), (value_format, value_dim));
                 let mut pages = Vec::from(starts.map(page));
@@ -160,12 +131,12 @@ impl Page {
         (format, head_dim): (Format, usize),
         (value_format, value_dim): (Format, usize),
     ) -> Self {
-        let mut keys = buffers(format, format.plane_len(256, head_dim));
-        let mut values = buffers(value_format, value_format.plane_len(256, value_dim));
+        let mut keys = PlaneBuf::new(format, 256, head_dim);
+        let mut values = PlaneBuf::new(value_format, 256, value_dim);
         let source = noise(seed + start as u64, tokens * head_dim);
-        write_keys(&mut plane_mut(&mut keys), head_dim, 0, tokens, &source, head_dim).unwrap();
+        write_keys(&mut keys.plane_mut(), head_dim, 0, tokens, &source, head_dim).unwrap();
         let source = noise(seed + start as u64 + 1, tokens * value_dim);
-        write_values(&mut plane_mut(&mut values), value_dim, 0, tokens, &source, value_dim).unwrap();
+        write_values(&mut values.plane_mut(), value_dim, 0, tokens, &source, value_dim).unwrap();
         Self {
             start,
             tokens,

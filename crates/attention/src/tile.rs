@@ -5,13 +5,13 @@ use core::ops::Range;
 
 use crate::block::{Block, active, aligned, stripes_of, whole};
 use crate::call::{Call, Output, QueryBlock, Tile};
+use crate::format::{F32, PlaneFormat, ScoreTile, with_plane};
 use crate::gathered::Gathered;
 use crate::kernel::{
-    Accumulate, AccumulateInt8, AccumulateQuantised, AddMass, Ahead, Bf16, Element, F16, F32, KEY_BLOCK, QuantisedTile,
-    STRIPES, ScoreInt8, Slot, Softmax, WeighedRows, WidenKeys, WidenValues, score, with_lead,
+    Accumulate, AddMass, Ahead, KEY_BLOCK, STRIPES, Slot, Softmax, WeighedRows, score, widen_keys, widen_values,
+    with_lead,
 };
 use crate::partial::Sums;
-use crate::simd::Level;
 use crate::visible::{Visible, low_bits};
 use crate::workspace::Workspace;
 use crate::{Format, LANES, Plane, Span};
@@ -170,12 +170,7 @@ impl<V: Visible> Call<'_, V> {
         let keys_in_place = total.map_or(keys == Format::F32, |total| self.reads_keys_in_place(keys, total));
         if !keys_in_place {
             let out = aligned(&mut workspace.keys, KEY_BLOCK * self.kv.head_dim);
-            self.level.run(WidenKeys {
-                keys: block.keys,
-                slots,
-                head_dim: self.kv.head_dim,
-                out,
-            });
+            widen_keys(self.level, block.keys, slots, self.kv.head_dim, out);
         }
         if keys_only {
             return;
@@ -184,12 +179,7 @@ impl<V: Visible> Call<'_, V> {
             self.turn_values(workspace, block, slots, !keys_in_place);
         } else if !total.map_or(values == Format::F32, |total| self.reads_values_in_place(block, total)) {
             let out = aligned(&mut workspace.values, KEY_BLOCK * self.value_dim);
-            self.level.run(WidenValues {
-                values: block.values,
-                slots,
-                head_dim: self.value_dim,
-                out,
-            });
+            widen_values(self.level, block.values, slots, self.value_dim, out);
         }
     }
 
@@ -275,8 +265,7 @@ impl<V: Visible> Call<'_, V> {
             &masks
         });
         if let Some(sums) = output.sums() {
-            let values = Some(block.values).filter(|_| !block.is_latent);
-            self.accumulate_tile(workspace, values, work, masks, sums);
+            self.accumulate_tile(workspace, block.values, work, masks, sums);
         } else {
             self.add_tile_mass(workspace, block.span.start, work, masks, output);
         }
@@ -288,46 +277,26 @@ impl<V: Visible> Call<'_, V> {
         let queries = &workspace.queries[work.queries..work.queries + R * head_dim];
         let queries = &queries.as_chunks::<R>().0[..head_dim];
         let scores = scores_of::<R>(&mut workspace.scores);
-        match keys {
-            Plane::F32(data) => score::<F32, R>(level, queries, data, ahead, slots, scores),
-            Plane::F16(data) if work.keys_in_place => {
-                score::<F16, R>(level, queries, data, ahead, slots, scores);
-            }
-            Plane::Bf16(data) if work.keys_in_place => {
-                score::<Bf16, R>(level, queries, data, ahead, slots, scores);
-            }
-            Plane::Q8_0(keys) if work.keys_in_place && R <= 8 => {
-                level.run(ScoreInt8::<R, false> {
-                    queries: workspace.int8.tile(work.queries, R, head_dim),
-                    keys,
-                    ahead,
-                    slots,
-                    head_dim,
-                    scores,
-                });
-            }
-            Plane::Q4_0(keys) if work.keys_in_place && R <= 8 => {
-                level.run(ScoreInt8::<R, true> {
-                    queries: workspace.int8.tile(work.queries, R, head_dim),
-                    keys,
-                    ahead,
-                    slots,
-                    head_dim,
-                    scores,
-                });
-            }
-            _ => {
-                let widened = aligned(&mut workspace.keys, KEY_BLOCK * head_dim);
-                score::<F32, R>(level, queries, widened, ahead, slots, scores);
-            }
+        if !work.keys_in_place {
+            let widened = aligned(&mut workspace.keys, KEY_BLOCK * head_dim);
+            return score::<F32, R>(level, queries, widened, ahead, slots, scores);
         }
+        let tile = ScoreTile {
+            level,
+            queries,
+            integers: (&workspace.int8, work.queries),
+            ahead,
+            slots,
+            scores,
+        };
+        with_plane!(Plane keys, F, keys => F::score(tile, keys));
     }
 
-    /// Turns the workspace's logits into weights and adds the values they weigh: those of the workspace where no plane is given.
+    /// Turns the workspace's logits into weights and adds the values they weigh.
     fn accumulate_tile<const R: usize>(
         &self,
         workspace: &mut Workspace,
-        values: Option<Plane>,
+        values: Plane,
         work: &TileWork,
         masks: Option<&[[u16; STRIPES]; R]>,
         Sums { m, l, o }: Sums,
@@ -355,24 +324,11 @@ impl<V: Visible> Call<'_, V> {
             o: &mut o[range.start * head_dim..range.end * head_dim],
             head_dim,
         };
-        match values {
-            Some(Plane::F32(values)) => accumulate::<F32, R>(level, rows, values),
-            Some(Plane::F16(values)) if work.values_in_place => accumulate::<F16, R>(level, rows, values),
-            Some(Plane::Bf16(values)) if work.values_in_place => accumulate::<Bf16, R>(level, rows, values),
-            Some(plane @ (Plane::Q8_0(data) | Plane::Q4_0(data))) if work.values_in_place && R <= 8 => {
-                let four_bits = plane.format() == Format::Q4_0;
-                let tile = QuantisedTile { rows, values: data };
-                match (level.int8_dot(), four_bits) {
-                    (true, false) => level.run(AccumulateInt8::<R, false>(tile)),
-                    (true, true) => level.run(AccumulateInt8::<R, true>(tile)),
-                    (false, false) => level.run(AccumulateQuantised::<R, false>(tile)),
-                    (false, true) => level.run(AccumulateQuantised::<R, true>(tile)),
-                }
-            }
-            _ => {
-                let widened = aligned(&mut workspace.values, KEY_BLOCK * head_dim);
-                accumulate::<F32, R>(level, rows, widened);
-            }
+        if work.values_in_place {
+            with_plane!(Plane values, F, values => F::accumulate(level, rows, values));
+        } else {
+            let values = aligned(&mut workspace.values, KEY_BLOCK * head_dim);
+            level.run(Accumulate::<F32, R> { rows, values });
         }
     }
 
@@ -507,8 +463,4 @@ impl TileWork<'_> {
 pub(crate) fn scores_of<const R: usize>(scores: &mut Vec<f32>) -> &mut [[f32; KEY_BLOCK]; R] {
     let scores = aligned(scores, R * KEY_BLOCK).as_chunks_mut::<KEY_BLOCK>().0;
     scores.first_chunk_mut::<R>().expect("as long as was asked for")
-}
-
-fn accumulate<E: Element, const R: usize>(level: Level, rows: WeighedRows<R>, values: &[E::Raw]) {
-    level.run(Accumulate::<E, R> { rows, values });
 }

@@ -148,10 +148,8 @@ impl<'a> QueryTile<'a> {
 impl KvView<'_> {
     /// True if any plane holds integers.
     pub(crate) fn is_quantised(&self) -> bool {
-        let quantised = |plane: &Plane| matches!(plane, Plane::Q8_0(_) | Plane::Q4_0(_));
-        self.pages
-            .iter()
-            .any(|page| quantised(&page.keys) || quantised(&page.values))
+        let planes = self.pages.iter().flat_map(|page| [page.keys, page.values]);
+        planes.into_iter().any(|plane| plane.format().is_quantised())
     }
 
     /// Checks keys of `head_dim` elements and values of `value_dim`.

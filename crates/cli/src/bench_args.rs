@@ -192,7 +192,7 @@ pub(crate) struct BenchKvArguments {
     #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value_t = riffle_kv::DEFAULT_PAGE_TOKENS)]
     pub(crate) page_tokens: usize,
     /// Element format of keys and values
-    #[arg(long, value_name = "f32|f16|bf16|q8_0|q4_0", default_value = "f16")]
+    #[arg(long, value_name = riffle_engine::KV_TYPES, default_value = "f16")]
     pub(crate) kv_type: String,
     /// Folder of the disk tier [default: the system's for temporary files]
     #[arg(long, value_name = "DIR")]

@@ -77,7 +77,7 @@ pub(crate) struct EngineArguments {
     /// models.
     #[arg(
         long,
-        value_name = "f32|f16|bf16|q8_0|q4_0",
+        value_name = riffle_engine::KV_TYPES,
         default_value = "f16",
         help_heading = "KV cache",
         hide_short_help = true

@@ -76,12 +76,12 @@ pub use compress::{CompressMethod, CompressOptions, Compressed, RepeatPrompt, Sp
 pub use draft_spec::{DraftCount, DraftSpec};
 pub use engine::{Engine, max_threads, plan, with_threads};
 pub use error::{EngineError, Failure};
-pub use open_device::cuda_ordinal;
+pub use open_device::{DEVICE_FORMATS, cuda_ordinal};
 pub use options::{
     CacheOptions, EngineOptions, MachineOptions, ModelOptions, PromptText, SequenceOptions, StreamWindow,
     TokenSelection, rename_options,
 };
-pub use parse::{parse_bytes, parse_kv_type};
+pub use parse::{KV_TYPES, parse_bytes, parse_kv_type};
 pub use pass::{PrefillProgress, Runner, Work};
 pub use plan::{
     DevicePlan, MemoryPlan, ProcessPlan, TierPlan, available_memory_bytes, largest_text_bytes, policy_shapes,

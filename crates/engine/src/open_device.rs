@@ -8,6 +8,9 @@ use riffle_model::ModelConfig;
 
 use crate::{AttentionPrecision, EngineError, EngineOptions};
 
+/// The formats of pages that a device reads.
+pub const DEVICE_FORMATS: [Format; 4] = [Format::F16, Format::Bf16, Format::Q8_0, Format::Q4_0];
+
 impl EngineOptions {
     /// The same options on the device that `name` names: `cpu`, `cuda` or `cuda:N`; without a name on a CUDA device
     /// where there is one that computes the model, else on the CPU. `open` opens the CUDA device of a number.
@@ -90,10 +93,11 @@ fn refusal(config: &ModelConfig, options: &EngineOptions) -> Option<EngineError>
             ),
         ));
     }
-    if [options.cache.key_format, options.cache.value_format].contains(&Format::F32) {
+    let formats = [options.cache.key_format, options.cache.value_format];
+    if let Some(format) = formats.into_iter().find(|format| !DEVICE_FORMATS.contains(format)) {
         return Some(EngineError::option(
             "kv_type",
-            "f32",
+            format,
             "the device reads f16, bf16, q8_0 and q4_0: use one of these, or `device=cpu`",
         ));
     }

@@ -4,6 +4,9 @@ use riffle_attention::Format;
 
 use crate::EngineError;
 
+/// The formats that [`parse_kv_type`] takes, with `|` between them.
+pub const KV_TYPES: &str = Format::NAMES;
+
 /// Formats of keys and values: `f16` for both, or `f32:bf16` for keys and values, in lower or upper case.
 ///
 /// # Errors

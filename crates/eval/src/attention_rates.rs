@@ -7,7 +7,7 @@ use riffle_attention::ceiling::{instructions, multiply_add_gflops};
 use riffle_attention::{
     AttendJob, AttendOptions, Format, KvView, PageView, Partial, QueryTile, Selection, Span, attend_batch, reference,
 };
-use riffle_engine::{AttentionPrecision, EngineError};
+use riffle_engine::{AttentionPrecision, DEVICE_FORMATS, EngineError};
 use riffle_kv::{CacheShape, KvCache, LayerShape, LayerShapes};
 use riffle_policy::Phase;
 use serde::{Deserialize, Serialize};
@@ -124,7 +124,7 @@ pub fn device_cases() -> Vec<AttentionCase> {
         precision: AttentionPrecision::Exact,
     };
     let mut cases = attention_cases();
-    cases.retain(|case| case.format != Format::F32 && case.precision == AttentionPrecision::Exact);
+    cases.retain(|case| DEVICE_FORMATS.contains(&case.format) && case.precision == AttentionPrecision::Exact);
     cases.push(case(32_768, 32_768, Format::Bf16, 1.0));
     cases.extend([1.0, 0.5, 0.25, 0.1, 0.05].map(|density| case(4096, 131_072, Format::F16, density)));
     cases

@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use riffle_attention::{Format, Plane, PlaneMut};
+use riffle_attention::{Format, PlaneMut};
 
 use crate::ledger::Ledger;
 use crate::reclaim::OS_PAGE_BYTES;
@@ -160,7 +160,7 @@ impl Arena {
 
     pub(crate) fn plane_mut(&mut self, slot: Slot) -> PlaneMut<'_> {
         let format = self.format;
-        as_plane_mut(format, self.bytes_mut(slot))
+        PlaneMut::from_bytes(format, self.bytes_mut(slot))
     }
 
     /// A plane's bytes.
@@ -292,28 +292,6 @@ impl Arena {
 impl Drop for Arena {
     fn drop(&mut self) {
         self.ledger.give(self.mapped_bytes() as u64);
-    }
-}
-
-/// Bytes, aligned for the format's elements, as a plane.
-pub(crate) fn as_plane(format: Format, bytes: &[u8]) -> Plane<'_> {
-    match format {
-        Format::F32 => Plane::F32(bytemuck::cast_slice(bytes)),
-        Format::F16 => Plane::F16(bytemuck::cast_slice(bytes)),
-        Format::Bf16 => Plane::Bf16(bytemuck::cast_slice(bytes)),
-        Format::Q8_0 => Plane::Q8_0(bytes),
-        Format::Q4_0 => Plane::Q4_0(bytes),
-    }
-}
-
-/// Bytes, aligned for the format's elements, as a plane.
-pub(crate) fn as_plane_mut(format: Format, bytes: &mut [u8]) -> PlaneMut<'_> {
-    match format {
-        Format::F32 => PlaneMut::F32(bytemuck::cast_slice_mut(bytes)),
-        Format::F16 => PlaneMut::F16(bytemuck::cast_slice_mut(bytes)),
-        Format::Bf16 => PlaneMut::Bf16(bytemuck::cast_slice_mut(bytes)),
-        Format::Q8_0 => PlaneMut::Q8_0(bytes),
-        Format::Q4_0 => PlaneMut::Q4_0(bytes),
     }
 }
 

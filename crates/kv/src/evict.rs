@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use riffle_attention::{Plane, read_keys, read_values, write_keys, write_values};
 
-use crate::arena::as_plane;
 use crate::pool::{PageStore, PlaneKind};
 use crate::reader::plane_id;
 use crate::{KvCache, KvError};
@@ -114,7 +113,7 @@ impl KvCache {
                 _ => self.pages_in(store).bytes(table, number, kind)?,
             };
             let out = &mut rows[from * width..];
-            read(&as_plane(format, &plane), width, slot, run, out, width).expect("lengths are checked");
+            read(&Plane::from_bytes(format, &plane), width, slot, run, out, width).expect("lengths are checked");
             source = Some((number, plane));
         }
         Ok(rows)

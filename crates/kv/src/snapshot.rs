@@ -19,7 +19,6 @@ use std::path::Path;
 use riffle_attention::{Format, LANES, PlaneMut, write_keys, write_values};
 use twox_hash::XxHash3_128;
 
-use crate::arena::as_plane_mut;
 use crate::output::{FileKind, OutputFile};
 use crate::reader::PagePlanes;
 use crate::{CacheShape, KvCache, KvError, KvTiers, PagePool};
@@ -229,7 +228,7 @@ fn plane_parts(
         let bytes = &mut bytemuck::cast_slice_mut(&mut copy)[..last.len()];
         bytes.copy_from_slice(last);
         let zeros = vec![0.0; LANES * width];
-        write_zeros(&mut as_plane_mut(format, bytes), tokens % LANES, &zeros);
+        write_zeros(&mut PlaneMut::from_bytes(format, bytes), tokens % LANES, &zeros);
         each(bytes);
     }
 }
@@ -422,13 +421,6 @@ fn numbers(bytes: &[u8]) -> impl Iterator<Item = u64> {
 }
 
 pub(crate) fn shape_numbers(shape: &CacheShape) -> [u64; 6] {
-    let format = |format| match format {
-        Format::F32 => 0,
-        Format::F16 => 1,
-        Format::Bf16 => 2,
-        Format::Q8_0 => 3,
-        Format::Q4_0 => 4,
-    };
     let alike = shape
         .layers
         .uniform()
@@ -446,8 +438,8 @@ pub(crate) fn shape_numbers(shape: &CacheShape) -> [u64; 6] {
         kv_heads,
         head_dim,
         shape.page_tokens as u64,
-        format(shape.key_format),
-        format(shape.value_format),
+        shape.key_format.number(),
+        shape.value_format.number(),
     ]
 }
 

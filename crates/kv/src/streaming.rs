@@ -1,8 +1,7 @@
 //! A cache that moves on: pages leave from its middle, and keys are turned to new positions.
 
-use riffle_attention::{read_keys, write_keys};
+use riffle_attention::{Plane, read_keys, write_keys};
 
-use crate::arena::as_plane;
 use crate::pool::PlaneKind;
 use crate::{CacheShape, KvCache, KvError};
 
@@ -43,7 +42,7 @@ impl KvCache {
                 let from = start.max(first);
                 let to = (start + page_tokens).min(first + tokens);
                 let plane = sequence.bytes(table, page, PlaneKind::Keys)?;
-                let plane = as_plane(key_format, &plane);
+                let plane = Plane::from_bytes(key_format, &plane);
                 let out = &mut keys[(from - first) * width + kv_head * key_width..];
                 read_keys(&plane, key_width, from - start, to - from, out, width).expect("lengths are checked");
             }

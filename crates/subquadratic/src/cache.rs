@@ -3,7 +3,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::cell::{Cell, RefCell};
 
-use riffle_attention::{Format, LANES, PageView, Plane, PlaneMut, read_keys, read_values, write_keys, write_values};
+use riffle_attention::{Format, LANES, PageView, PlaneBuf, read_keys, read_values, write_keys, write_values};
 
 use crate::{IncrementalLandmarks, SubquadraticError, Tensor3};
 
@@ -20,56 +20,11 @@ pub struct Evicted {
     pub value: Vec<f32>,
 }
 
-#[derive(Debug, Clone)]
-enum Buffer {
-    F32(Vec<f32>),
-    F16(Vec<u16>),
-}
-
-impl Buffer {
-    fn new(format: Format) -> Self {
-        if format == Format::F16 {
-            Self::F16(Vec::new())
-        } else {
-            Self::F32(Vec::new())
-        }
-    }
-
-    fn grow(&mut self, len: usize) {
-        match self {
-            Self::F32(data) if data.len() < len => data.resize(len, 0.0),
-            Self::F16(data) if data.len() < len => data.resize(len, 0),
-            _ => {}
-        }
-    }
-
-    fn plane(&self) -> Plane<'_> {
-        match self {
-            Self::F32(data) => Plane::F32(data),
-            Self::F16(data) => Plane::F16(data),
-        }
-    }
-
-    fn plane_mut(&mut self) -> PlaneMut<'_> {
-        match self {
-            Self::F32(data) => PlaneMut::F32(data),
-            Self::F16(data) => PlaneMut::F16(data),
-        }
-    }
-
-    fn bytes(&self) -> usize {
-        match self {
-            Self::F32(data) => data.len() * 4,
-            Self::F16(data) => data.len() * 2,
-        }
-    }
-}
-
 /// One KV head: slots in the layout of a page, and where each token lies.
 #[derive(Debug, Clone)]
 pub(crate) struct Head {
-    keys: Buffer,
-    values: Buffer,
+    keys: PlaneBuf,
+    values: PlaneBuf,
     /// Absolute position of the token in each slot.
     positions: Vec<usize>,
     /// Slot of each held position.
@@ -135,9 +90,9 @@ impl Head {
         votes: u64,
     ) -> Result<(), SubquadraticError> {
         let (dim, head_dim) = (key.len(), key.len().next_multiple_of(LANES));
-        let len = Format::F32.plane_len((slot + 1).next_multiple_of(LANES), head_dim);
-        self.keys.grow(len);
-        self.values.grow(len);
+        let tokens = (slot + 1).next_multiple_of(LANES);
+        self.keys.grow(tokens, head_dim);
+        self.values.grow(tokens, head_dim);
         let mut row = vec![0.0; head_dim];
         row[..dim].copy_from_slice(key);
         write_keys(&mut self.keys.plane_mut(), head_dim, slot, 1, &row, head_dim)?;
@@ -165,6 +120,11 @@ impl Head {
     }
 }
 
+fn plane_bytes(plane: &PlaneBuf) -> usize {
+    let plane = plane.plane();
+    plane.len() * plane.format().element_bytes()
+}
+
 /// State that [`KvCache`] and [`KvCacheF16`] share.
 #[derive(Debug, Clone)]
 pub(crate) struct Store {
@@ -181,8 +141,8 @@ pub(crate) struct Store {
 impl Store {
     fn new(format: Format, capacity: usize, kv_heads: usize, dim: usize, block_size: usize) -> Self {
         let head = Head {
-            keys: Buffer::new(format),
-            values: Buffer::new(format),
+            keys: PlaneBuf::new(format, 0, 0),
+            values: PlaneBuf::new(format, 0, 0),
             positions: Vec::new(),
             slots: BTreeMap::new(),
             landmarks: IncrementalLandmarks::new(block_size, dim).ok(),
@@ -294,7 +254,7 @@ impl Store {
     fn bytes(&self) -> usize {
         self.heads
             .iter()
-            .map(|head| head.keys.bytes() + head.values.bytes())
+            .map(|head| plane_bytes(&head.keys) + plane_bytes(&head.values))
             .sum()
     }
 }

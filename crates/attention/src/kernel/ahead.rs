@@ -2,6 +2,7 @@ use core::marker::PhantomData;
 use core::ops::Range;
 
 use crate::Plane;
+use crate::format::with_plane;
 use crate::simd::{Level, Simd};
 
 /// Bytes of a cache line.
@@ -19,9 +20,10 @@ pub(crate) struct Ahead<'a> {
 /// A plane that is read as it lies, and how many of its bytes are asked for before the first is read: all where it is
 /// quantised.
 pub(crate) fn with_lead(level: Level, plane: Plane) -> (Plane, usize) {
-    match plane {
-        Plane::Q8_0(_) | Plane::Q4_0(_) => (plane, usize::MAX),
-        _ => (plane, level.lead_bytes()),
+    if plane.format().is_quantised() {
+        (plane, usize::MAX)
+    } else {
+        (plane, level.lead_bytes())
     }
 }
 
@@ -51,11 +53,7 @@ impl Lines {
     }
 
     fn of_plane(plane: Plane, skip_bytes: usize, most_bytes: usize) -> Self {
-        match plane {
-            Plane::F32(data) => Self::of(data, skip_bytes, most_bytes),
-            Plane::F16(data) | Plane::Bf16(data) => Self::of(data, skip_bytes, most_bytes),
-            Plane::Q8_0(data) | Plane::Q4_0(data) => Self::of(data, skip_bytes, most_bytes),
-        }
+        with_plane!(Plane plane, F, data => Self::of(data, skip_bytes, most_bytes))
     }
 }
 

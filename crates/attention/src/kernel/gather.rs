@@ -3,9 +3,8 @@
 use core::marker::PhantomData;
 
 use super::accumulate::{load_sums, store_sums};
-use super::quantised_values::four_tokens;
 use super::{Element, halves};
-use crate::format::QUANT_BLOCK;
+use crate::format::{PlaneKind, QUANT_BLOCK, Quant, block_of, stripe_bytes};
 use crate::simd::{Kernel, Simd};
 
 /// Tokens of one page and what each of `R` rows weighs them.
@@ -28,9 +27,10 @@ pub(crate) struct GatherRows<'a, E: Element, const R: usize> {
 }
 
 /// Of quantised values.
-pub(crate) struct GatherQuantised<'a, const R: usize, const FOUR_BITS: bool> {
+pub(crate) struct GatherQuantised<'a, Q: Quant, const R: usize> {
     pub(crate) list: Gather<'a, R>,
     pub(crate) values: &'a [u8],
+    pub(crate) format: PhantomData<Q>,
 }
 
 impl<E: Element, const R: usize> Kernel for GatherRows<'_, E, R> {
@@ -77,45 +77,41 @@ fn columns<S: Simd, E: Element, const R: usize, const N: usize>(
     store_sums(simd, task.list.o, head_dim, rows, column, &sums);
 }
 
-impl<const R: usize, const FOUR_BITS: bool> Kernel for GatherQuantised<'_, R, FOUR_BITS> {
+impl<Q: Quant, const R: usize> Kernel for GatherQuantised<'_, Q, R> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         let whole = self.list.head_dim / QUANT_BLOCK;
         for block in 0..whole {
-            quantised_columns::<S, R, FOUR_BITS, 2>(simd, &mut self, block);
+            quantised_columns::<S, Q, R, 2>(simd, &mut self, block);
         }
         if !self.list.head_dim.is_multiple_of(QUANT_BLOCK) {
-            quantised_columns::<S, R, FOUR_BITS, 1>(simd, &mut self, whole);
+            quantised_columns::<S, Q, R, 1>(simd, &mut self, whole);
         }
     }
 }
 
 #[inline(always)]
-fn quantised_columns<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usize>(
+fn quantised_columns<S: Simd, Q: Quant, const R: usize, const N: usize>(
     simd: S,
-    task: &mut GatherQuantised<'_, R, FOUR_BITS>,
+    task: &mut GatherQuantised<'_, Q, R>,
     block: usize,
 ) {
     let head_dim = task.list.head_dim;
-    let scales_len = 32 * head_dim.div_ceil(QUANT_BLOCK);
-    let bytes_per_column = if FOUR_BITS { 8 } else { 16 };
-    let len = scales_len + bytes_per_column * head_dim;
+    let len = stripe_bytes::<Q>(head_dim);
     let rows = task.list.o.len() / head_dim;
     let column = block * QUANT_BLOCK;
     let mut sums = load_sums::<S, R, N>(simd, task.list.o, head_dim, rows, column, &[1.0; R]);
     for (token, weights) in task.list.tokens.iter().zip(task.list.weights) {
-        let (scales, bytes) = task.values[token / 16 * len..][..len].split_at(scales_len);
+        let stripe = &task.values[token / 16 * len..][..len];
+        let (scales, bytes) = block_of::<Q>(PlaneKind::Values, stripe, head_dim, block);
         let mut lanes = [0.0; 16];
-        simd.store(simd.load_f16(&halves(&scales.as_chunks().0[block])), &mut lanes);
+        simd.store(simd.load_f16(&halves(scales)), &mut lanes);
         let scale = lanes[token % 16];
-        let offset = simd.splat(scale * if FOUR_BITS { -8.0 } else { -128.0 });
-        let bytes = bytes[column * bytes_per_column..][..16 * N * bytes_per_column]
-            .as_chunks()
-            .0;
+        let offset = simd.splat(scale * -Q::OFFSET as f32);
         let value: [S::V; N] = core::array::from_fn(|n| {
-            let four = four_tokens::<S, FOUR_BITS, N>(simd, bytes, token % 16 / 4, n);
+            let four = Q::four_tokens::<S, N>(simd, bytes, token % 16 / 4, n);
             let whole = match token % 4 {
                 0 => simd.byte_to_f32::<0>(four),
                 1 => simd.byte_to_f32::<1>(four),
@@ -170,7 +166,7 @@ impl<T> Kernel for FetchTokens<'_, T> {
             }
             for column in (0..self.head_dim).step_by(QUANT_BLOCK) {
                 let width = (self.head_dim - column).min(QUANT_BLOCK);
-                let part = token % 16 / (64 / per_column) * 4 * width;
+                let part = token % 16 * per_column / 64 * 4 * width;
                 for at in (0..4 * width).step_by(64) {
                     simd.prefetch(self.values, stripe + scales_len + column * per_column + part + at);
                 }

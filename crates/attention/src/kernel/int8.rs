@@ -1,8 +1,9 @@
 use alloc::vec::Vec;
+use core::marker::PhantomData;
 
 use super::ahead::{Ahead, Fetch};
 use super::{KEY_BLOCK, LARGEST_INTEGER, Slot, halves};
-use crate::format::QUANT_BLOCK;
+use crate::format::{QUANT_BLOCK, Quant, stripe_bytes};
 use crate::simd::{Kernel, Level, Simd};
 
 /// Queries as integers of 15 bits and a sign, relative to the largest of every block of 32, so that the integer dot
@@ -11,16 +12,15 @@ use crate::simd::{Kernel, Level, Simd};
 pub(crate) struct Int8Queries {
     /// Of each tile, `[head_dim / 4, 2, R]`: four integers in two words, in the order of the instructions that multiply them.
     words: Vec<i32>,
-    /// Of each tile, `[blocks, R]`: what one of the integers stands for, and what the offsets of 8-bit and of 4-bit keys add
-    /// to a dot product.
-    blocks: Vec<(f32, [i32; 2])>,
+    /// Of each tile, `[blocks, R]`: what one of the integers stands for, and their sum.
+    blocks: Vec<(f32, i32)>,
 }
 
 /// The integers of one tile.
 #[derive(Clone, Copy)]
 pub(crate) struct Int8Tile<'a> {
     words: &'a [i32],
-    blocks: &'a [(f32, [i32; 2])],
+    blocks: &'a [(f32, i32)],
 }
 
 impl Int8Queries {
@@ -94,15 +94,14 @@ impl<const R: usize> Kernel for PackInt8<'_, R> {
                         words[(2 * four + 1) * R + r] = packed[4 * four + 1];
                     }
                 }
-                let offsets = [(S::FACTOR_BIAS - 128) * sum, -8 * sum];
-                out.blocks.push((largest / LARGEST_INTEGER, offsets));
+                out.blocks.push((largest / LARGEST_INTEGER, sum));
             }
         }
     }
 }
 
 /// Logits of a tile over quantised keys by integer dot products.
-pub(crate) struct ScoreInt8<'a, const R: usize, const FOUR_BITS: bool> {
+pub(crate) struct ScoreInt8<'a, Q: Quant, const R: usize> {
     pub(crate) queries: Int8Tile<'a>,
     /// The block's stripes in the layout of a quantised key plane.
     pub(crate) keys: &'a [u8],
@@ -110,19 +109,20 @@ pub(crate) struct ScoreInt8<'a, const R: usize, const FOUR_BITS: bool> {
     pub(crate) slots: &'a [Slot],
     pub(crate) head_dim: usize,
     pub(crate) scores: &'a mut [[f32; KEY_BLOCK]; R],
+    pub(crate) format: PhantomData<Q>,
 }
 
-impl<const R: usize, const FOUR_BITS: bool> Kernel for ScoreInt8<'_, R, FOUR_BITS> {
+impl<Q: Quant, const R: usize> Kernel for ScoreInt8<'_, Q, R> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         match rows_at_once(S::INTEGER_ROWS, R) {
-            1 => score_stripes::<S, R, FOUR_BITS, 1>(simd, self),
-            2 => score_stripes::<S, R, FOUR_BITS, 2>(simd, self),
-            3 => score_stripes::<S, R, FOUR_BITS, 3>(simd, self),
-            4 => score_stripes::<S, R, FOUR_BITS, 4>(simd, self),
-            _ => score_stripes::<S, R, FOUR_BITS, R>(simd, self),
+            1 => score_stripes::<S, Q, R, 1>(simd, self),
+            2 => score_stripes::<S, Q, R, 2>(simd, self),
+            3 => score_stripes::<S, Q, R, 3>(simd, self),
+            4 => score_stripes::<S, Q, R, 4>(simd, self),
+            _ => score_stripes::<S, Q, R, R>(simd, self),
         }
     }
 }
@@ -139,20 +139,16 @@ pub(super) const fn rows_at_once(most: usize, rows: usize) -> usize {
 
 /// The stripes of a block, `P` rows at a time.
 #[inline(always)]
-fn score_stripes<S: Simd, const R: usize, const FOUR_BITS: bool, const P: usize>(
-    simd: S,
-    task: ScoreInt8<'_, R, FOUR_BITS>,
-) {
-    let bytes_per_dim = if FOUR_BITS { 8 } else { 16 };
+fn score_stripes<S: Simd, Q: Quant, const R: usize, const P: usize>(simd: S, task: ScoreInt8<'_, Q, R>) {
     let blocks = task.head_dim.div_ceil(QUANT_BLOCK);
-    let len = 32 * blocks + bytes_per_dim * task.head_dim;
+    let len = stripe_bytes::<Q>(task.head_dim);
     let mut fetch = task.ahead.over(task.slots.len() * blocks);
     let mut idle = Ahead::default().over(1);
     for (slot, place) in task.slots.iter().enumerate() {
         let data = &task.keys[place.stripe * len..][..len];
         for first in (0..R).step_by(P) {
             let fetch = if first == 0 { &mut fetch } else { &mut idle };
-            let sums = score_stripe::<S, R, FOUR_BITS, P>(simd, task.queries, data, task.head_dim, first, fetch);
+            let sums = score_stripe::<S, Q, R, P>(simd, task.queries, data, task.head_dim, first, fetch);
             for p in 0..P {
                 simd.store(sums[p], &mut task.scores[first + p].as_chunks_mut::<16>().0[slot]);
             }
@@ -161,7 +157,7 @@ fn score_stripes<S: Simd, const R: usize, const FOUR_BITS: bool, const P: usize>
 }
 
 #[inline(always)]
-fn score_stripe<S: Simd, const R: usize, const FOUR_BITS: bool, const P: usize>(
+fn score_stripe<S: Simd, Q: Quant, const R: usize, const P: usize>(
     simd: S,
     queries: Int8Tile<'_>,
     mut data: &[u8],
@@ -169,46 +165,33 @@ fn score_stripe<S: Simd, const R: usize, const FOUR_BITS: bool, const P: usize>(
     first: usize,
     fetch: &mut Fetch,
 ) -> [S::V; P] {
-    let bytes_per_dim = if FOUR_BITS { 8 } else { 16 };
     let mut words = queries.words.as_chunks::<R>().0;
     let mut sums = [simd.splat(0.0); P];
     for (b, block) in queries.blocks.as_chunks::<R>().0.iter().enumerate() {
         fetch.step(simd, 1);
         let width = (head_dim - b * QUANT_BLOCK).min(QUANT_BLOCK);
         let (scale, rest) = data.split_first_chunk::<32>().expect("a block begins with its scales");
-        let (bytes, rest) = rest.split_at(width * bytes_per_dim);
+        let (bytes, rest) = rest.split_at(width * 2 * Q::BITS);
         data = rest;
         let (block_words, rest) = words.split_at(width / 2);
         words = rest;
         let mut dots = [simd.zero_sums(); P];
-        let bytes = bytes.as_chunks::<64>().0;
-        if FOUR_BITS {
-            for (bytes, words) in bytes.iter().zip(block_words.as_chunks::<4>().0) {
-                let bytes = simd.load_bytes(bytes);
-                let low = simd.small_factors(simd.low_nibbles(bytes));
-                for p in 0..P {
-                    dots[p] = simd.dot4(dots[p], low, [words[0][first + p], words[1][first + p]]);
-                }
-                let high = simd.small_factors(simd.high_nibbles(bytes));
-                for p in 0..P {
-                    dots[p] = simd.dot4(dots[p], high, [words[2][first + p], words[3][first + p]]);
-                }
+        let eights = bytes.chunks_exact(16 * Q::BITS);
+        for (bytes, words) in eights.zip(block_words.as_chunks::<4>().0) {
+            let [low, high] = Q::eight_dimensions(simd, bytes);
+            let low = Q::factors(simd, low);
+            for p in 0..P {
+                dots[p] = simd.dot4(dots[p], low, [words[0][first + p], words[1][first + p]]);
             }
-        } else {
-            for (bytes, words) in bytes.iter().zip(block_words.as_chunks::<2>().0) {
-                let bytes = simd.factors(simd.load_bytes(bytes));
-                for p in 0..P {
-                    dots[p] = simd.dot4(dots[p], bytes, [words[0][first + p], words[1][first + p]]);
-                }
+            let high = Q::factors(simd, high);
+            for p in 0..P {
+                dots[p] = simd.dot4(dots[p], high, [words[2][first + p], words[3][first + p]]);
             }
         }
         let scale = simd.load_f16(&halves(scale));
         for p in 0..P {
-            let (unit, offsets) = block[first + p];
-            let dot = simd.add_i32(
-                simd.sums_to_i32(dots[p]),
-                simd.splat_i32(offsets[usize::from(FOUR_BITS)]),
-            );
+            let (unit, sum) = block[first + p];
+            let dot = simd.add_i32(simd.sums_to_i32(dots[p]), simd.splat_i32(Q::bias::<S>() * sum));
             let dot = simd.mul(simd.i32_to_f32(dot), simd.splat(unit));
             sums[p] = simd.fma(dot, scale, sums[p]);
         }
@@ -218,53 +201,50 @@ fn score_stripe<S: Simd, const R: usize, const FOUR_BITS: bool, const P: usize>(
 
 #[cfg(test)]
 mod tests {
-    use alloc::vec;
-
     use super::*;
+    use crate::format::{Q4_0, Q8_0};
     use crate::layout::{key_at, write_keys};
     use crate::testing::noise;
-    use crate::{Format, Plane, PlaneMut};
+    use crate::{Format, PlaneBuf};
 
     /// Two stripes of three.
     const SLOTS: [Slot; 2] = [Slot { stripe: 0, tokens: 16 }, Slot { stripe: 2, tokens: 16 }];
 
-    fn quantised_keys<const FOUR_BITS: bool>(head_dim: usize) -> Vec<u8> {
-        let format = if FOUR_BITS { Format::Q4_0 } else { Format::Q8_0 };
-        let plane = if FOUR_BITS { PlaneMut::Q4_0 } else { PlaneMut::Q8_0 };
-        let mut keys = vec![0; format.plane_len(48, head_dim)];
+    fn quantised_keys(format: Format, head_dim: usize) -> PlaneBuf {
+        let mut keys = PlaneBuf::new(format, 48, head_dim);
         let source = noise(3, 48 * head_dim);
-        write_keys(&mut plane(&mut keys), head_dim, 0, 48, &source, head_dim).unwrap();
+        write_keys(&mut keys.plane_mut(), head_dim, 0, 48, &source, head_dim).unwrap();
         keys
     }
 
-    fn logits<const R: usize, const FOUR_BITS: bool>(
-        level: Level,
-        queries: &[[f32; R]],
-        keys: &[u8],
-    ) -> [[f32; KEY_BLOCK]; R] {
+    fn logits<Q: Quant, const R: usize>(level: Level, queries: &[[f32; R]], keys: &[u8]) -> [[f32; KEY_BLOCK]; R] {
         let (mut packed, mut scores) = (Int8Queries::default(), [[0.0; KEY_BLOCK]; R]);
         level.run(PackInt8::<R> {
             queries,
             out: &mut packed,
         });
-        level.run(ScoreInt8::<R, FOUR_BITS> {
+        level.run(ScoreInt8::<Q, R> {
             queries: packed.tile(0, R, queries.len()),
             keys,
             ahead: Ahead::default(),
             slots: &SLOTS,
             head_dim: queries.len(),
             scores: &mut scores,
+            format: PhantomData,
         });
         scores
     }
 
-    fn logits_agree<const R: usize, const FOUR_BITS: bool>(head_dim: usize) {
-        let keys = quantised_keys::<FOUR_BITS>(head_dim);
+    fn logits_agree<Q: Quant, const R: usize>(format: Format, head_dim: usize) {
+        let plane = quantised_keys(format, head_dim);
+        let (PlaneBuf::Q8_0(keys) | PlaneBuf::Q4_0(keys)) = &plane else {
+            panic!("bytes")
+        };
         let queries = noise(7, head_dim * R);
         let queries = queries.as_chunks().0;
-        let expected = logits::<R, FOUR_BITS>(Level::SCALAR, queries, &keys);
+        let expected = logits::<Q, R>(Level::SCALAR, queries, keys);
         for level in Level::all() {
-            let scores = logits::<R, FOUR_BITS>(level, queries, &keys);
+            let scores = logits::<Q, R>(level, queries, keys);
             for (r, (scores, expected)) in scores.iter().zip(&expected).enumerate() {
                 for (score, expected) in scores.iter().zip(expected) {
                     let name = level.name();
@@ -275,9 +255,8 @@ mod tests {
                 }
             }
         }
-        let plane = if FOUR_BITS { Plane::Q4_0 } else { Plane::Q8_0 };
         for (at, token) in [(0, 0), (15, 15), (16, 32), (31, 47)] {
-            let key = key_at(&plane(&keys), head_dim, token);
+            let key = key_at(&plane.plane(), head_dim, token);
             for r in 0..R {
                 let products = key.iter().zip(queries).map(|(k, q)| f64::from(*k) * f64::from(q[r]));
                 let exact: f64 = products.sum();
@@ -286,20 +265,20 @@ mod tests {
         }
     }
 
-    fn logits_of_all_widths_agree<const FOUR_BITS: bool>(head_dim: usize) {
-        logits_agree::<1, FOUR_BITS>(head_dim);
-        logits_agree::<2, FOUR_BITS>(head_dim);
-        logits_agree::<3, FOUR_BITS>(head_dim);
-        logits_agree::<4, FOUR_BITS>(head_dim);
-        logits_agree::<6, FOUR_BITS>(head_dim);
-        logits_agree::<8, FOUR_BITS>(head_dim);
+    fn logits_of_all_widths_agree<Q: Quant>(format: Format, head_dim: usize) {
+        logits_agree::<Q, 1>(format, head_dim);
+        logits_agree::<Q, 2>(format, head_dim);
+        logits_agree::<Q, 3>(format, head_dim);
+        logits_agree::<Q, 4>(format, head_dim);
+        logits_agree::<Q, 6>(format, head_dim);
+        logits_agree::<Q, 8>(format, head_dim);
     }
 
     #[test]
     fn integer_logits_are_the_same_with_every_instruction_set_and_number_of_rows() {
         for head_dim in [16, 48, 80, 128, 256] {
-            logits_of_all_widths_agree::<false>(head_dim);
-            logits_of_all_widths_agree::<true>(head_dim);
+            logits_of_all_widths_agree::<Q8_0>(Format::Q8_0, head_dim);
+            logits_of_all_widths_agree::<Q4_0>(Format::Q4_0, head_dim);
         }
     }
 

@@ -36,9 +36,12 @@ pub(crate) use rows::{AccumulateRows, AheadRows, ScoreRows, StripeRows, WidenRow
 pub(crate) use score::score;
 pub(crate) use softmax::{AddMass, Softmax};
 pub(crate) use weigh::{AddRows, Exponentiate, MarkHeavy, Top};
-pub(crate) use widen::{WidenKeys, WidenValues};
+pub(crate) use widen::{
+    WidenKeys, WidenValues, widen_keys, widen_quantised_keys, widen_quantised_values, widen_values,
+};
 
 use crate::LANES;
+use crate::format::Element;
 use crate::simd::{Level, Simd};
 
 /// Keys of a page that are scored, exponentiated and accumulated together.
@@ -72,40 +75,6 @@ pub(crate) struct Slot {
     pub(crate) stripe: usize,
     /// Valid tokens in it, 1..=16.
     pub(crate) tokens: usize,
-}
-
-/// A plain element type as it lies in memory.
-pub(crate) trait Element {
-    type Raw: Copy;
-    fn load<S: Simd>(simd: S, x: &[Self::Raw; 16]) -> S::V;
-}
-
-pub(crate) struct F32;
-pub(crate) struct F16;
-pub(crate) struct Bf16;
-
-impl Element for F32 {
-    type Raw = f32;
-    #[inline(always)]
-    fn load<S: Simd>(simd: S, x: &[f32; 16]) -> S::V {
-        simd.load(x)
-    }
-}
-
-impl Element for F16 {
-    type Raw = u16;
-    #[inline(always)]
-    fn load<S: Simd>(simd: S, x: &[u16; 16]) -> S::V {
-        simd.load_f16(x)
-    }
-}
-
-impl Element for Bf16 {
-    type Raw = u16;
-    #[inline(always)]
-    fn load<S: Simd>(simd: S, x: &[u16; 16]) -> S::V {
-        simd.load_bf16(x)
-    }
 }
 
 /// Bits of 16 halves from bytes.

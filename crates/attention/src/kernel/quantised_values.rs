@@ -5,37 +5,36 @@
 //! relative to the block's largest weight times its largest scale, and sums integers: exact but for that rounding, which
 //! is below 2⁻¹⁵ of this product.
 
+use core::marker::PhantomData;
+
 use super::accumulate::{WeighedRows, load_sums, store_sums};
 use super::ahead::{Ahead, Fetch};
 use super::int8::rows_at_once;
 use super::{KEY_BLOCK, LARGEST_INTEGER, STRIPES, halves};
-use crate::format::QUANT_BLOCK;
+use crate::format::{PlaneKind, QUANT_BLOCK, Quant, block_of, stripe_bytes};
 use crate::simd::{Kernel, Simd};
 use crate::visible::low_bits;
 
 /// By f32 multiply-adds.
-pub(crate) struct AccumulateQuantised<'a, const R: usize, const FOUR_BITS: bool>(pub(crate) QuantisedTile<'a, R>);
+pub(crate) struct AccumulateQuantised<'a, Q: Quant, const R: usize>(pub(crate) QuantisedTile<'a, Q, R>);
 
 /// By integer dot products.
-pub(crate) struct AccumulateInt8<'a, const R: usize, const FOUR_BITS: bool>(pub(crate) QuantisedTile<'a, R>);
+pub(crate) struct AccumulateInt8<'a, Q: Quant, const R: usize>(pub(crate) QuantisedTile<'a, Q, R>);
 
-pub(crate) struct QuantisedTile<'a, const R: usize> {
+pub(crate) struct QuantisedTile<'a, Q: Quant, const R: usize> {
     pub(crate) rows: WeighedRows<'a, R>,
     /// The block's stripes in the layout of a quantised value plane.
     pub(crate) values: &'a [u8],
+    pub(crate) format: PhantomData<Q>,
 }
 
-impl<const R: usize> QuantisedTile<'_, R> {
+impl<Q: Quant, const R: usize> QuantisedTile<'_, Q, R> {
     /// The 16 scales and the bytes of one block of columns of one stripe.
     #[inline(always)]
-    fn block<const FOUR_BITS: bool>(&self, stripe: usize, block: usize) -> (&[u8; 32], &[[u8; 64]]) {
-        let scales_len = 32 * self.rows.head_dim.div_ceil(QUANT_BLOCK);
-        let bytes_per_column = if FOUR_BITS { 8 } else { 16 };
-        let len = scales_len + bytes_per_column * self.rows.head_dim;
-        let (scales, bytes) = self.values[stripe * len..][..len].split_at(scales_len);
-        let width = (self.rows.head_dim - block * QUANT_BLOCK).min(QUANT_BLOCK);
-        let bytes = &bytes[block * QUANT_BLOCK * bytes_per_column..][..width * bytes_per_column];
-        (&scales.as_chunks().0[block], bytes.as_chunks().0)
+    fn block(&self, stripe: usize, block: usize) -> (&[u8; 32], &[u8]) {
+        let len = stripe_bytes::<Q>(self.rows.head_dim);
+        let stripe = &self.values[stripe * len..][..len];
+        block_of::<Q>(PlaneKind::Values, stripe, self.rows.head_dim, block)
     }
 
     fn blocks(&self) -> usize {
@@ -53,7 +52,7 @@ fn valid_scales<S: Simd>(simd: S, scales: &[u8; 32], tokens: usize) -> S::V {
     simd.select(low_bits(tokens) as u16, scales, simd.splat(0.0))
 }
 
-impl<const R: usize, const FOUR_BITS: bool> Kernel for AccumulateQuantised<'_, R, FOUR_BITS> {
+impl<Q: Quant, const R: usize> Kernel for AccumulateQuantised<'_, Q, R> {
     type Output = ();
 
     #[inline(always)]
@@ -61,26 +60,26 @@ impl<const R: usize, const FOUR_BITS: bool> Kernel for AccumulateQuantised<'_, R
         let whole = self.0.rows.head_dim / QUANT_BLOCK;
         let mut fetch = self.0.rows.ahead.over(self.0.rows.slots.len() * self.0.blocks());
         for block in 0..whole {
-            widened_columns::<S, R, FOUR_BITS, 2>(simd, &mut self.0, block, &mut fetch);
+            widened_columns::<S, Q, R, 2>(simd, &mut self.0, block, &mut fetch);
         }
         if self.0.rows.head_dim > whole * QUANT_BLOCK {
-            widened_columns::<S, R, FOUR_BITS, 1>(simd, &mut self.0, whole, &mut fetch);
+            widened_columns::<S, Q, R, 1>(simd, &mut self.0, whole, &mut fetch);
         }
     }
 }
 
 #[inline(always)]
-fn widened_columns<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usize>(
+fn widened_columns<S: Simd, Q: Quant, const R: usize, const N: usize>(
     simd: S,
-    tile: &mut QuantisedTile<'_, R>,
+    tile: &mut QuantisedTile<'_, Q, R>,
     block: usize,
     fetch: &mut Fetch,
 ) {
     let (head_dim, rows) = (tile.rows.head_dim, tile.rows.len());
-    let offset = simd.splat(if FOUR_BITS { 8.0 } else { 128.0 });
+    let offset = simd.splat(Q::OFFSET as f32);
     let mut sums: [[S::V; N]; R] = load_sums(simd, tile.rows.o, head_dim, rows, block * QUANT_BLOCK, tile.rows.keep);
     for (slot, place) in tile.rows.slots.iter().enumerate() {
-        let (scales, bytes) = tile.block::<FOUR_BITS>(place.stripe, block);
+        let (scales, bytes) = tile.block(place.stripe, block);
         fetch.step(simd, 1);
         let scales = valid_scales(simd, scales, place.tokens);
         let mut scaled = [[0.0; 16]; R];
@@ -90,7 +89,7 @@ fn widened_columns<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usiz
         }
         for four in 0..place.tokens.min(16).div_ceil(4) {
             for n in 0..N {
-                let bytes = four_tokens::<S, FOUR_BITS, N>(simd, bytes, four, n);
+                let bytes = Q::four_tokens::<S, N>(simd, bytes, four, n);
                 let values = [
                     simd.byte_to_f32::<0>(bytes),
                     simd.byte_to_f32::<1>(bytes),
@@ -107,25 +106,6 @@ fn widened_columns<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usiz
         }
     }
     store_sums(simd, tile.rows.o, head_dim, rows, block * QUANT_BLOCK, &sums);
-}
-
-/// Columns `16·n..` of a block for tokens `4·four..`, unsigned with their offset.
-#[inline(always)]
-pub(super) fn four_tokens<S: Simd, const FOUR_BITS: bool, const N: usize>(
-    simd: S,
-    bytes: &[[u8; 64]],
-    four: usize,
-    n: usize,
-) -> S::B {
-    if !FOUR_BITS {
-        return simd.load_bytes(&bytes[four * N + n]);
-    }
-    let both = simd.load_bytes(&bytes[four / 2 * N + n]);
-    if four.is_multiple_of(2) {
-        simd.low_nibbles(both)
-    } else {
-        simd.high_nibbles(both)
-    }
 }
 
 /// Added before rounding, multiples of the golden ratio: many small weights beside a large one then keep
@@ -156,7 +136,7 @@ struct Rounding<S: Simd, const R: usize> {
     totals: [S::I; R],
 }
 
-impl<const R: usize, const FOUR_BITS: bool> Kernel for AccumulateInt8<'_, R, FOUR_BITS> {
+impl<Q: Quant, const R: usize> Kernel for AccumulateInt8<'_, Q, R> {
     type Output = ();
 
     #[inline(always)]
@@ -169,11 +149,11 @@ impl<const R: usize, const FOUR_BITS: bool> Kernel for AccumulateInt8<'_, R, FOU
             .ahead
             .over(tile.rows.slots.len() * 4 * (tile.rows.head_dim / 16));
         for block in 0..tile.blocks() {
-            let rounding = Rounding::new::<FOUR_BITS>(simd, tile, &largest, block);
+            let rounding = Rounding::new(simd, tile, &largest, block);
             if tile.rows.head_dim - block * QUANT_BLOCK > 16 {
-                integer_columns::<S, R, FOUR_BITS, 2>(simd, tile, &mut words, rounding, &mut fetch);
+                integer_columns::<S, Q, R, 2>(simd, tile, &mut words, rounding, &mut fetch);
             } else {
-                integer_columns::<S, R, FOUR_BITS, 1>(simd, tile, &mut words, rounding, &mut fetch);
+                integer_columns::<S, Q, R, 1>(simd, tile, &mut words, rounding, &mut fetch);
             }
         }
     }
@@ -201,17 +181,12 @@ fn make_relative<S: Simd, const R: usize>(simd: S, rows: &mut WeighedRows<'_, R>
 
 impl<S: Simd, const R: usize> Rounding<S, R> {
     #[inline(always)]
-    fn new<const FOUR_BITS: bool>(
-        simd: S,
-        tile: &QuantisedTile<'_, R>,
-        largest_weights: &[f32; R],
-        block: usize,
-    ) -> Self {
+    fn new<Q: Quant>(simd: S, tile: &QuantisedTile<'_, Q, R>, largest_weights: &[f32; R], block: usize) -> Self {
         let zero = simd.splat(0.0);
         // Over what each row sees, so that a token it does not see changes none of its bits.
         let mut largest = [zero; R];
         for (slot, place) in tile.rows.slots.iter().enumerate() {
-            let (scales, _) = tile.block::<FOUR_BITS>(place.stripe, block);
+            let (scales, _) = tile.block(place.stripe, block);
             let scales = valid_scales(simd, scales, place.tokens);
             let size = simd.max(scales, simd.sub(zero, scales));
             let Some(masks) = tile.rows.masks else {
@@ -241,15 +216,9 @@ impl<S: Simd, const R: usize> Rounding<S, R> {
 
     /// Rounds the rows' weights of a slot.
     #[inline(always)]
-    fn round<const FOUR_BITS: bool>(
-        &mut self,
-        simd: S,
-        tile: &QuantisedTile<'_, R>,
-        slot: usize,
-        words: &mut [[i32; 16]; R],
-    ) {
+    fn round<Q: Quant>(&mut self, simd: S, tile: &QuantisedTile<'_, Q, R>, slot: usize, words: &mut [[i32; 16]; R]) {
         let place = tile.rows.slots[slot];
-        let (scales, _) = tile.block::<FOUR_BITS>(place.stripe, self.block);
+        let (scales, _) = tile.block(place.stripe, self.block);
         let scales = valid_scales(simd, scales, place.tokens);
         // By the token's own place, so that the stripes which rows beside see change none of a row's bits.
         let dither = simd.load(&DITHER[place.stripe % STRIPES]);
@@ -268,16 +237,16 @@ impl<S: Simd, const R: usize> Rounding<S, R> {
 
 /// Adds a block of `N` vectors of columns, as many rows and vectors at once as have room for their sums in registers.
 #[inline(always)]
-fn integer_columns<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usize>(
+fn integer_columns<S: Simd, Q: Quant, const R: usize, const N: usize>(
     simd: S,
-    tile: &mut QuantisedTile<'_, R>,
+    tile: &mut QuantisedTile<'_, Q, R>,
     words: &mut Words<R>,
     mut rounding: Rounding<S, R>,
     fetch: &mut Fetch,
 ) {
     let rounding = &mut rounding;
     if S::WIDE && R < 8 {
-        return integer_part::<S, R, FOUR_BITS, N, R, N>(simd, tile, words, rounding, (0, 0), fetch);
+        return integer_part::<S, Q, R, N, R, N>(simd, tile, words, rounding, (0, 0), fetch);
     }
     let mut idle = Ahead::default().over(1);
     let at_once = rows_at_once(S::INTEGER_ROWS, R);
@@ -285,11 +254,11 @@ fn integer_columns<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usiz
         for row in (0..R).step_by(at_once) {
             let (at, fetch) = ((row, vector), if row == 0 { &mut *fetch } else { &mut idle });
             match at_once {
-                1 => integer_part::<S, R, FOUR_BITS, N, 1, 1>(simd, tile, words, rounding, at, fetch),
-                2 => integer_part::<S, R, FOUR_BITS, N, 2, 1>(simd, tile, words, rounding, at, fetch),
-                3 => integer_part::<S, R, FOUR_BITS, N, 3, 1>(simd, tile, words, rounding, at, fetch),
-                4 => integer_part::<S, R, FOUR_BITS, N, 4, 1>(simd, tile, words, rounding, at, fetch),
-                _ => integer_part::<S, R, FOUR_BITS, N, R, 1>(simd, tile, words, rounding, at, fetch),
+                1 => integer_part::<S, Q, R, N, 1, 1>(simd, tile, words, rounding, at, fetch),
+                2 => integer_part::<S, Q, R, N, 2, 1>(simd, tile, words, rounding, at, fetch),
+                3 => integer_part::<S, Q, R, N, 3, 1>(simd, tile, words, rounding, at, fetch),
+                4 => integer_part::<S, Q, R, N, 4, 1>(simd, tile, words, rounding, at, fetch),
+                _ => integer_part::<S, Q, R, N, R, 1>(simd, tile, words, rounding, at, fetch),
             }
         }
     }
@@ -300,9 +269,9 @@ fn integer_columns<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usiz
 /// The first part of a block rounds the weights of all rows: where registers suffice a slot before it multiplies them, so
 /// that the processor does both at once.
 #[inline(always)]
-fn integer_part<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usize, const P: usize, const M: usize>(
+fn integer_part<S: Simd, Q: Quant, const R: usize, const N: usize, const P: usize, const M: usize>(
     simd: S,
-    tile: &mut QuantisedTile<'_, R>,
+    tile: &mut QuantisedTile<'_, Q, R>,
     words: &mut Words<R>,
     rounding: &mut Rounding<S, R>,
     (row, vector): (usize, usize),
@@ -312,24 +281,20 @@ fn integer_part<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usize, 
     let first = row == 0 && vector == 0;
     let lead = if S::WIDE { 1 } else { slots };
     for slot in (0..lead.min(slots)).filter(|_| first) {
-        rounding.round::<FOUR_BITS>(simd, tile, slot, &mut words[slot]);
+        rounding.round(simd, tile, slot, &mut words[slot]);
     }
     let mut sums = [[simd.zero_sums(); M]; P];
     for slot in 0..slots {
         if first && slot + lead < slots {
-            rounding.round::<FOUR_BITS>(simd, tile, slot + lead, &mut words[slot + lead]);
+            rounding.round(simd, tile, slot + lead, &mut words[slot + lead]);
         }
         fetch.step(simd, 4 * M);
-        let (_, bytes) = tile.block::<FOUR_BITS>(tile.rows.slots[slot].stripe, rounding.block);
+        let (_, bytes) = tile.block(tile.rows.slots[slot].stripe, rounding.block);
         let words = &words[slot];
         for four in 0..4usize {
             for m in 0..M {
-                let bytes = four_tokens::<S, FOUR_BITS, N>(simd, bytes, four, vector + m);
-                let values = if FOUR_BITS {
-                    simd.small_factors(bytes)
-                } else {
-                    simd.factors(bytes)
-                };
+                let bytes = Q::four_tokens::<S, N>(simd, bytes, four, vector + m);
+                let values = Q::factors(simd, bytes);
                 for p in 0..P {
                     let words = [words[row + p][4 * four], words[row + p][4 * four + 1]];
                     sums[p][m] = simd.dot4(sums[p][m], values, words);
@@ -344,7 +309,7 @@ fn integer_part<S: Simd, const R: usize, const FOUR_BITS: bool, const N: usize, 
     let mut out: [[S::V; M]; P] = load_sums(simd, o, head_dim, rows, column, &keep);
     for p in 0..P {
         // What the values' offset adds to every sum.
-        let offset = if FOUR_BITS { -8 } else { S::FACTOR_BIAS - 128 } * simd.reduce_add_i32(rounding.totals[row + p]);
+        let offset = Q::bias::<S>() * simd.reduce_add_i32(rounding.totals[row + p]);
         for m in 0..M {
             let sum = simd.add_i32(simd.sums_to_i32(sums[p][m]), simd.splat_i32(offset));
             out[p][m] = simd.fma(simd.i32_to_f32(sum), simd.splat(rounding.unit[row + p]), out[p][m]);

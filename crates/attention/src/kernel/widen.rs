@@ -1,106 +1,88 @@
-use core::marker::PhantomData;
-
-use super::quantised_values::four_tokens;
-use super::{Element, Slot, halves};
+use super::{Slot, halves};
 use crate::Plane;
-use crate::format::QUANT_BLOCK;
-use crate::simd::{Kernel, Simd};
+use crate::format::{PlaneFormat, PlaneKind, QUANT_BLOCK, Quant, block_of, with_plane};
+use crate::simd::{Kernel, Level, Simd};
 
 /// Widens the active stripes of a block of keys to f32, each at its own place.
-pub(crate) struct WidenKeys<'a> {
+pub(crate) struct WidenKeys<'a, F: PlaneFormat> {
     /// The block's part of the plane.
-    pub(crate) keys: Plane<'a>,
+    pub(crate) keys: &'a [F::Raw],
     pub(crate) slots: &'a [Slot],
     pub(crate) head_dim: usize,
     /// `[stripes, head_dim, 16]`.
     pub(crate) out: &'a mut [f32],
 }
 
-impl Kernel for WidenKeys<'_> {
+impl<F: PlaneFormat> Kernel for WidenKeys<'_, F> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
+        let (len, stripe) = (16 * self.head_dim, F::plane_len(16, self.head_dim));
         for slot in self.slots {
-            let len = 16 * self.head_dim;
             let out = self.out[slot.stripe * len..][..len].as_chunks_mut::<16>().0;
-            match self.keys {
-                Plane::F32(data) => copy::<S, super::F32>(simd, &data[slot.stripe * len..][..len], out),
-                Plane::F16(data) => copy::<S, super::F16>(simd, &data[slot.stripe * len..][..len], out),
-                Plane::Bf16(data) => copy::<S, super::Bf16>(simd, &data[slot.stripe * len..][..len], out),
-                Plane::Q8_0(data) => quantised_keys::<S, false>(simd, data, slot.stripe, self.head_dim, out),
-                Plane::Q4_0(data) => quantised_keys::<S, true>(simd, data, slot.stripe, self.head_dim, out),
-            }
+            F::widen_keys(simd, &self.keys[slot.stripe * stripe..][..stripe], self.head_dim, out);
         }
     }
 }
 
 /// Widens the active stripes of a block of values to f32, each at its own place.
-pub(crate) struct WidenValues<'a> {
-    pub(crate) values: Plane<'a>,
+pub(crate) struct WidenValues<'a, F: PlaneFormat> {
+    pub(crate) values: &'a [F::Raw],
     pub(crate) slots: &'a [Slot],
     pub(crate) head_dim: usize,
     /// `[tokens, head_dim]`.
     pub(crate) out: &'a mut [f32],
 }
 
-impl Kernel for WidenValues<'_> {
+impl<F: PlaneFormat> Kernel for WidenValues<'_, F> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
+        let stripe = F::plane_len(16, self.head_dim);
         for slot in self.slots {
             let (first, len) = (slot.stripe * 16 * self.head_dim, slot.tokens * self.head_dim);
             let out = self.out[first..first + len].as_chunks_mut::<16>().0;
-            match self.values {
-                Plane::F32(data) => copy::<S, super::F32>(simd, &data[first..first + len], out),
-                Plane::F16(data) => copy::<S, super::F16>(simd, &data[first..first + len], out),
-                Plane::Bf16(data) => copy::<S, super::Bf16>(simd, &data[first..first + len], out),
-                Plane::Q8_0(data) => quantised_values::<S, false>(simd, data, slot, self.head_dim, out),
-                Plane::Q4_0(data) => quantised_values::<S, true>(simd, data, slot, self.head_dim, out),
-            }
+            let values = &self.values[slot.stripe * stripe..][..stripe];
+            F::widen_values(simd, values, slot.tokens, self.head_dim, out);
         }
     }
 }
 
-#[inline(always)]
-fn copy<S: Simd, E: Element>(simd: S, data: &[E::Raw], out: &mut [[f32; 16]]) {
-    let marker: PhantomData<E> = PhantomData;
-    let _ = marker;
-    for (out, data) in out.iter_mut().zip(data.as_chunks::<16>().0) {
-        simd.store(E::load(simd, data), out);
-    }
+/// Runs [`WidenKeys`].
+pub(crate) fn widen_keys(level: Level, keys: Plane, slots: &[Slot], head_dim: usize, out: &mut [f32]) {
+    with_plane!(Plane keys, F, keys => level.run(WidenKeys::<F> {
+        keys,
+        slots,
+        head_dim,
+        out,
+    }));
 }
 
+/// Runs [`WidenValues`].
+pub(crate) fn widen_values(level: Level, values: Plane, slots: &[Slot], head_dim: usize, out: &mut [f32]) {
+    with_plane!(Plane values, F, values => level.run(WidenValues::<F> {
+        values,
+        slots,
+        head_dim,
+        out,
+    }));
+}
+
+/// Widens a stripe of keys to `[head_dim, 16]`.
 #[inline(always)]
-fn quantised_keys<S: Simd, const FOUR_BITS: bool>(
-    simd: S,
-    data: &[u8],
-    stripe: usize,
-    head_dim: usize,
-    out: &mut [[f32; 16]],
-) {
-    let bits = if FOUR_BITS { 4 } else { 8 };
-    let len = 32 * head_dim.div_ceil(QUANT_BLOCK) + 2 * bits * head_dim;
-    let mut data = &data[stripe * len..][..len];
-    for out in out.chunks_mut(QUANT_BLOCK) {
-        let (scale, rest) = data.split_first_chunk::<32>().expect("a block begins with its scales");
-        let (bytes, rest) = rest.split_at(2 * bits * out.len());
-        data = rest;
+pub(crate) fn widen_quantised_keys<S: Simd, Q: Quant>(simd: S, stripe: &[u8], head_dim: usize, out: &mut [[f32; 16]]) {
+    for (block, out) in out.chunks_mut(QUANT_BLOCK).enumerate() {
+        let (scale, bytes) = block_of::<Q>(PlaneKind::Keys, stripe, head_dim, block);
         let scale = simd.load_f16(&halves(scale));
-        let offset = simd.mul(scale, simd.splat(if FOUR_BITS { -8.0 } else { -128.0 }));
-        let bytes = bytes.as_chunks::<64>().0;
-        if FOUR_BITS {
-            for (out, bytes) in out.as_chunks_mut::<8>().0.iter_mut().zip(bytes) {
-                let bytes = simd.load_bytes(bytes);
-                let (low, high) = out.split_at_mut(4);
-                four(simd, simd.low_nibbles(bytes), scale, offset, low);
-                four(simd, simd.high_nibbles(bytes), scale, offset, high);
-            }
-        } else {
-            for (out, bytes) in out.as_chunks_mut::<4>().0.iter_mut().zip(bytes) {
-                four(simd, simd.load_bytes(bytes), scale, offset, out);
-            }
+        let offset = simd.mul(scale, simd.splat(-Q::OFFSET as f32));
+        let eights = bytes.chunks_exact(16 * Q::BITS);
+        for (out, bytes) in out.as_chunks_mut::<8>().0.iter_mut().zip(eights) {
+            let (low, high) = out.split_at_mut(4);
+            let [low_bytes, high_bytes] = Q::eight_dimensions(simd, bytes);
+            four(simd, low_bytes, scale, offset, low);
+            four(simd, high_bytes, scale, offset, high);
         }
     }
 }
@@ -115,48 +97,41 @@ fn four<S: Simd>(simd: S, bytes: S::B, scale: S::V, offset: S::V, out: &mut [[f3
     simd.store(simd.fma(simd.byte_to_f32::<3>(bytes), scale, offset), &mut out[3]);
 }
 
+/// Widens the first tokens of a stripe of values to `[tokens, head_dim]`.
 #[inline(always)]
-fn quantised_values<S: Simd, const FOUR_BITS: bool>(
+pub(crate) fn widen_quantised_values<S: Simd, Q: Quant>(
     simd: S,
-    data: &[u8],
-    slot: &Slot,
+    stripe: &[u8],
+    tokens: usize,
     head_dim: usize,
     out: &mut [[f32; 16]],
 ) {
-    let scales_len = 32 * head_dim.div_ceil(QUANT_BLOCK);
-    let bytes_per_column = if FOUR_BITS { 8 } else { 16 };
-    let len = scales_len + bytes_per_column * head_dim;
-    let (scales, bytes) = data[slot.stripe * len..][..len].split_at(scales_len);
-    let mut bytes = bytes.as_chunks::<64>().0;
     let row = head_dim / 16;
-    for (block, scales) in scales.as_chunks::<32>().0.iter().enumerate() {
-        let wide = row - 2 * block >= 2;
-        let (now, rest) = bytes.split_at(bytes_per_column * if wide { 32 } else { 16 } / 64);
-        bytes = rest;
+    for block in 0..head_dim.div_ceil(QUANT_BLOCK) {
+        let (scales, bytes) = block_of::<Q>(PlaneKind::Values, stripe, head_dim, block);
         let mut lanes = [0.0; 16];
         simd.store(simd.load_f16(&halves(scales)), &mut lanes);
         let out = &mut out[2 * block..];
-        if wide {
-            widen_columns::<S, FOUR_BITS, 2>(simd, now, &lanes, slot.tokens, row, out);
+        if row - 2 * block >= 2 {
+            widen_columns::<S, Q, 2>(simd, bytes, &lanes, (tokens, row), out);
         } else {
-            widen_columns::<S, FOUR_BITS, 1>(simd, now, &lanes, slot.tokens, row, out);
+            widen_columns::<S, Q, 1>(simd, bytes, &lanes, (tokens, row), out);
         }
     }
 }
 
 /// One block of columns of a stripe; `out` begins at the block's first column, `row` vectors to a token.
 #[inline(always)]
-fn widen_columns<S: Simd, const FOUR_BITS: bool, const N: usize>(
+fn widen_columns<S: Simd, Q: Quant, const N: usize>(
     simd: S,
-    bytes: &[[u8; 64]],
+    bytes: &[u8],
     scales: &[f32; 16],
-    tokens: usize,
-    row: usize,
+    (tokens, row): (usize, usize),
     out: &mut [[f32; 16]],
 ) {
     for four in 0..tokens.min(16).div_ceil(4) {
         for n in 0..N {
-            let bytes = four_tokens::<S, FOUR_BITS, N>(simd, bytes, four, n);
+            let bytes = Q::four_tokens::<S, N>(simd, bytes, four, n);
             let values = [
                 simd.byte_to_f32::<0>(bytes),
                 simd.byte_to_f32::<1>(bytes),
@@ -166,7 +141,7 @@ fn widen_columns<S: Simd, const FOUR_BITS: bool, const N: usize>(
             for (t, value) in values.into_iter().enumerate().take(tokens - 4 * four) {
                 let token = 4 * four + t;
                 let scale = simd.splat(scales[token]);
-                let offset = simd.splat(scales[token] * if FOUR_BITS { -8.0 } else { -128.0 });
+                let offset = simd.splat(scales[token] * -Q::OFFSET as f32);
                 simd.store(simd.fma(value, scale, offset), &mut out[token * row + n]);
             }
         }

@@ -1,11 +1,12 @@
 use alloc::vec::Vec;
 
 use super::in_place::InPlace;
-use super::view::Run;
+use super::view::{Run, keys_of, values_of};
 use crate::attend::with_workspace;
 use crate::block::aligned;
 use crate::call::{Call, Output};
-use crate::kernel::{Bf16, F16, F32, KEY_BLOCK, StripeRows, WidenRows};
+use crate::format::{Bf16, Element, F16, F32};
+use crate::kernel::{KEY_BLOCK, StripeRows, WidenRows};
 use crate::parts::part_of;
 use crate::selection::{diagonal_spans, merge_spans};
 use crate::simd::Level;
@@ -196,50 +197,30 @@ fn lay_out(
     (key_dim, value_dim): (usize, usize),
     (keys, values): (&mut [f32], &mut [f32]),
 ) {
-    let len = block.len();
-    let mut floats: [&[f32]; KEY_BLOCK] = [&[]; KEY_BLOCK];
-    let mut halves: [&[u16]; KEY_BLOCK] = [&[]; KEY_BLOCK];
-    macro_rules! lay {
-        ($kernel:ident, $field:ident, $stride:ident, $head_dim:ident) => {
-            match run.pages[0].$field {
-                Rows::F32(_) => {
-                    run.rows(block, $head_dim, &mut floats, |page| {
-                        (page.$field.floats(), page.$stride)
-                    });
-                    let rows = &floats[..len];
-                    level.run($kernel::<F32> {
-                        rows,
-                        head_dim: $head_dim,
-                        out: $field,
-                    });
-                }
-                Rows::F16(_) => {
-                    run.rows(block, $head_dim, &mut halves, |page| {
-                        (page.$field.halves(), page.$stride)
-                    });
-                    let rows = &halves[..len];
-                    level.run($kernel::<F16> {
-                        rows,
-                        head_dim: $head_dim,
-                        out: $field,
-                    });
-                }
-                Rows::Bf16(_) => {
-                    run.rows(block, $head_dim, &mut halves, |page| {
-                        (page.$field.halves(), page.$stride)
-                    });
-                    let rows = &halves[..len];
-                    level.run($kernel::<Bf16> {
-                        rows,
-                        head_dim: $head_dim,
-                        out: $field,
-                    });
-                }
-            }
-        };
+    match run.pages[0].keys {
+        Rows::F32(_) => lay_out_keys::<F32>(level, run, block, key_dim, keys),
+        Rows::F16(_) => lay_out_keys::<F16>(level, run, block, key_dim, keys),
+        Rows::Bf16(_) => lay_out_keys::<Bf16>(level, run, block, key_dim, keys),
     }
-    lay!(StripeRows, keys, stride, key_dim);
-    lay!(WidenRows, values, value_stride, value_dim);
+    match run.pages[0].values {
+        Rows::F32(_) => lay_out_values::<F32>(level, run, block, value_dim, values),
+        Rows::F16(_) => lay_out_values::<F16>(level, run, block, value_dim, values),
+        Rows::Bf16(_) => lay_out_values::<Bf16>(level, run, block, value_dim, values),
+    }
+}
+
+fn lay_out_keys<E: Element>(level: Level, run: &Run, block: Span, head_dim: usize, out: &mut [f32]) {
+    let mut rows: [&[E::Raw]; KEY_BLOCK] = [&[]; KEY_BLOCK];
+    run.rows(block, head_dim, &mut rows, keys_of::<E>);
+    let rows = &rows[..block.len()];
+    level.run(StripeRows::<E> { rows, head_dim, out });
+}
+
+fn lay_out_values<E: Element>(level: Level, run: &Run, block: Span, head_dim: usize, out: &mut [f32]) {
+    let mut rows: [&[E::Raw]; KEY_BLOCK] = [&[]; KEY_BLOCK];
+    run.rows(block, head_dim, &mut rows, values_of::<E>);
+    let rows = &rows[..block.len()];
+    level.run(WidenRows::<E> { rows, head_dim, out });
 }
 
 /// The blocks of 128 keys, cut from the start of each run, that hold any token some row may read.

@@ -4,10 +4,9 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::attend::{RowJob, blocks};
-use super::view::Run;
-use crate::kernel::{
-    AccumulateRows, AheadRows, Bf16, Element, F16, F32, KEY_BLOCK, LONE_ROWS, STRIPES, ScoreRows, Softmax,
-};
+use super::view::{Run, keys_of, values_of};
+use crate::format::{Bf16, Element, F16, F32};
+use crate::kernel::{AccumulateRows, AheadRows, KEY_BLOCK, LONE_ROWS, STRIPES, ScoreRows, Softmax};
 use crate::partial::Sums;
 use crate::simd::Level;
 use crate::visible::{Tokens, Visible, low_bits};
@@ -79,7 +78,7 @@ impl<'a> InPlace<'a> {
         }
     }
 
-    fn tile<K: RowElement, V: RowElement>(&self, blocks: &[(Run<'a>, Span)], first: usize, sums: Sums) {
+    fn tile<K: Element, V: Element>(&self, blocks: &[(Run<'a>, Span)], first: usize, sums: Sums) {
         match sums.m.len() {
             1 => self.tile_of::<K, V, 1>(blocks, first, sums),
             2 => self.tile_of::<K, V, 2>(blocks, first, sums),
@@ -89,12 +88,7 @@ impl<'a> InPlace<'a> {
     }
 
     /// The rows from `first` on, whose number is that of `sums`.
-    fn tile_of<K: RowElement, V: RowElement, const R: usize>(
-        &self,
-        blocks: &[(Run<'a>, Span)],
-        first: usize,
-        sums: Sums,
-    ) {
+    fn tile_of<K: Element, V: Element, const R: usize>(&self, blocks: &[(Run<'a>, Span)], first: usize, sums: Sums) {
         let (head_dim, value_dim, rows) = (self.job.kv.head_dim, self.value_dim, sums.m.len());
         let queries = self.scaled::<R>(first, rows);
         let mut scores = [[0.0; KEY_BLOCK]; R];
@@ -104,8 +98,8 @@ impl<'a> InPlace<'a> {
             if seen.union == 0 {
                 continue;
             }
-            let keys = Listed::new(run, *block, seen.union, head_dim, K::of_keys);
-            let values = Listed::new(run, *block, seen.union, value_dim, V::of_values);
+            let keys = Listed::new(run, *block, seen.union, head_dim, keys_of::<K>);
+            let values = Listed::new(run, *block, seen.union, value_dim, values_of::<V>);
             let mut ahead = [core::ptr::null(); KEY_BLOCK];
             let ahead = values.addresses(&mut ahead);
             self.level.run(ScoreRows::<K, R> {
@@ -136,7 +130,8 @@ impl<'a> InPlace<'a> {
                 keep: &mut keep,
             });
             let later = blocks.get(at + 1);
-            let later = later.map(|(run, block)| Listed::new(run, *block, low_bits(block.len()), head_dim, K::of_keys));
+            let later =
+                later.map(|(run, block)| Listed::new(run, *block, low_bits(block.len()), head_dim, keys_of::<K>));
             self.level.run(AccumulateRows::<V, R> {
                 values: values.rows(),
                 weights: &scores,
@@ -264,38 +259,5 @@ impl<'a, T> Listed<'a, T> {
             *address = row.as_ptr().cast();
         }
         &addresses[..self.len]
-    }
-}
-
-/// An element type of a row-major cache: where a page's rows begin, and the elements from one to the next.
-trait RowElement: Element {
-    fn of_keys<'a>(page: &RowPage<'a>) -> (&'a [Self::Raw], usize);
-    fn of_values<'a>(page: &RowPage<'a>) -> (&'a [Self::Raw], usize);
-}
-
-impl RowElement for F32 {
-    fn of_keys<'a>(page: &RowPage<'a>) -> (&'a [f32], usize) {
-        (page.keys.floats(), page.stride)
-    }
-    fn of_values<'a>(page: &RowPage<'a>) -> (&'a [f32], usize) {
-        (page.values.floats(), page.value_stride)
-    }
-}
-
-impl RowElement for F16 {
-    fn of_keys<'a>(page: &RowPage<'a>) -> (&'a [u16], usize) {
-        (page.keys.halves(), page.stride)
-    }
-    fn of_values<'a>(page: &RowPage<'a>) -> (&'a [u16], usize) {
-        (page.values.halves(), page.value_stride)
-    }
-}
-
-impl RowElement for Bf16 {
-    fn of_keys<'a>(page: &RowPage<'a>) -> (&'a [u16], usize) {
-        (page.keys.halves(), page.stride)
-    }
-    fn of_values<'a>(page: &RowPage<'a>) -> (&'a [u16], usize) {
-        (page.values.halves(), page.value_stride)
     }
 }

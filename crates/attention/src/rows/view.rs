@@ -1,5 +1,6 @@
 #[cfg(doc)]
 use crate::KvView;
+use crate::format::Element;
 use crate::format::check_head_dim;
 use crate::{AttendError, Rows, Span};
 
@@ -143,4 +144,14 @@ impl<'a> Run<'a> {
             }
         }
     }
+}
+
+/// The keys of a page, and the elements from one to the next.
+pub(super) fn keys_of<'a, E: Element>(page: &RowPage<'a>) -> (&'a [E::Raw], usize) {
+    (E::of_rows(page.keys).unwrap_or_default(), page.stride)
+}
+
+/// As [`keys_of`], of values.
+pub(super) fn values_of<'a, E: Element>(page: &RowPage<'a>) -> (&'a [E::Raw], usize) {
+    (E::of_rows(page.values).unwrap_or_default(), page.value_stride)
 }

@@ -75,8 +75,8 @@ fn outputs(keys: &[f32], values: &[f32], queries: &[f32], head_dim: usize) -> (V
         let mut page = Page {
             start: number * 256,
             tokens,
-            keys: Buffer::new(Format::F32, 256, head_dim),
-            values: Buffer::new(Format::F32, 256, head_dim),
+            keys: plane(Format::F32, 256, head_dim),
+            values: plane(Format::F32, 256, head_dim),
         };
         write_keys(&mut page.keys.plane_mut(), head_dim, 0, tokens, keys, head_dim).unwrap();
         write_values(&mut page.values.plane_mut(), head_dim, 0, tokens, values, head_dim).unwrap();

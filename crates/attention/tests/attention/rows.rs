@@ -246,7 +246,7 @@ proptest! {
         let blocks: Vec<Span> = (0..32).map(|block| Span::new(block * 16, block * 16 + 16)).collect();
         let selection =
             selection.with_summaries(blocks.iter().zip(&named).filter(|(_, named)| **named).map(|(block, _)| *block));
-        let (mut keys, mut values) = (Buffer::new(format, 32, head_dim), Buffer::new(format, 32, head_dim));
+        let (mut keys, mut values) = (plane(format, 32, head_dim), plane(format, 32, head_dim));
         write_keys(&mut keys.plane_mut(), head_dim, 0, 32, &noise.values(32 * head_dim), head_dim).unwrap();
         write_values(&mut values.plane_mut(), head_dim, 0, 32, &noise.values(32 * head_dim), head_dim).unwrap();
         let means = SummaryView { head_dim, blocks: &blocks, keys: keys.plane(), values: values.plane() };

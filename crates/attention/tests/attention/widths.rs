@@ -124,8 +124,8 @@ fn threads_share_a_long_cache_whose_values_have_their_own_width() {
 fn own_layout(pages: &[RowPage], (key_dim, value_dim): (usize, usize)) -> Vec<Page> {
     let own = pages.iter().map(|page| {
         let (start, tokens) = (page.start, page.tokens);
-        let keys = Buffer::new(Format::F32, tokens.next_multiple_of(16), key_dim);
-        let values = Buffer::new(Format::F32, tokens.next_multiple_of(16), value_dim);
+        let keys = plane(Format::F32, tokens.next_multiple_of(16), key_dim);
+        let values = plane(Format::F32, tokens.next_multiple_of(16), value_dim);
         let mut own = Page {
             start,
             tokens,

@@ -24,53 +24,16 @@ impl Noise {
     }
 }
 
-pub enum Buffer {
-    F32(Vec<f32>),
-    F16(Vec<u16>),
-    Bf16(Vec<u16>),
-    Q8_0(Vec<u8>),
-    Q4_0(Vec<u8>),
-}
-
-impl Buffer {
-    pub fn new(format: Format, tokens: usize, head_dim: usize) -> Self {
-        let len = format.plane_len(tokens, head_dim);
-        // Poison: whatever a kernel reads behind the valid tokens must not matter.
-        match format {
-            Format::F32 => Self::F32(vec![f32::NAN; len]),
-            Format::F16 => Self::F16(vec![0x7e00; len]),
-            Format::Bf16 => Self::Bf16(vec![0x7fc0; len]),
-            Format::Q8_0 => Self::Q8_0(vec![0xff; len]),
-            Format::Q4_0 => Self::Q4_0(vec![0xff; len]),
-        }
-    }
-
-    pub fn plane(&self) -> Plane<'_> {
-        match self {
-            Self::F32(data) => Plane::F32(data),
-            Self::F16(data) => Plane::F16(data),
-            Self::Bf16(data) => Plane::Bf16(data),
-            Self::Q8_0(data) => Plane::Q8_0(data),
-            Self::Q4_0(data) => Plane::Q4_0(data),
-        }
-    }
-
-    pub fn plane_mut(&mut self) -> PlaneMut<'_> {
-        match self {
-            Self::F32(data) => PlaneMut::F32(data),
-            Self::F16(data) => PlaneMut::F16(data),
-            Self::Bf16(data) => PlaneMut::Bf16(data),
-            Self::Q8_0(data) => PlaneMut::Q8_0(data),
-            Self::Q4_0(data) => PlaneMut::Q4_0(data),
-        }
-    }
+/// A plane of poison: nothing that a kernel reads behind the valid tokens may matter.
+pub fn plane(format: Format, tokens: usize, head_dim: usize) -> PlaneBuf {
+    PlaneBuf::filled(format, tokens, head_dim, 0xff)
 }
 
 pub struct Page {
     pub start: usize,
     pub tokens: usize,
-    pub keys: Buffer,
-    pub values: Buffer,
+    pub keys: PlaneBuf,
+    pub values: PlaneBuf,
 }
 
 impl Page {
@@ -101,8 +64,8 @@ pub fn pages(
         let mut page = Page {
             start: index * page_tokens,
             tokens,
-            keys: Buffer::new(formats.0, page_tokens, key_dim),
-            values: Buffer::new(formats.1, page_tokens, value_dim),
+            keys: plane(formats.0, page_tokens, key_dim),
+            values: plane(formats.1, page_tokens, value_dim),
         };
         let keys: Vec<f32> = noise.values(tokens * key_dim).iter().map(|v| v * 2.0).collect();
         let values = noise.values(tokens * value_dim);
@@ -207,13 +170,7 @@ pub fn value_dim(head_dim: usize) -> impl Strategy<Value = usize> {
 }
 
 pub fn format() -> impl Strategy<Value = Format> {
-    prop_oneof![
-        Just(Format::F32),
-        Just(Format::F16),
-        Just(Format::Bf16),
-        Just(Format::Q8_0),
-        Just(Format::Q4_0)
-    ]
+    proptest::sample::select(&Format::ALL[..])
 }
 
 pub fn selection(tokens: usize, start: usize, rows: usize) -> impl Strategy<Value = Selection> {

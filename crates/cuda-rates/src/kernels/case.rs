@@ -1,6 +1,6 @@
 //! One case on a device: its pages and rows there, the kernels that read them, and the reference they are compared with.
 
-use riffle_attention::{AttendOptions, KvView, PageView, Plane, QueryTile, Selection, reference};
+use riffle_attention::{AttendOptions, KvView, PageView, QueryTile, Selection, reference};
 use riffle_cuda::ops::{
     AttentionCall, AttentionOptions, Outputs, Pages, PlaneKind, PrefillInstructions, Queries, Reads, TileReads, decode,
     decode_workspace_bytes, plane_to_device, prefill_by,
@@ -204,7 +204,7 @@ impl DevicePages {
             for page in reader.pages(0, kv_head) {
                 for (kind, from) in [(PlaneKind::Keys, &page.keys), (PlaneKind::Values, &page.values)] {
                     let to = places.next().expect("room for every plane");
-                    plane_to_device(kind, case.format, case.head_dim, plane_bytes(from), &mut to[..plane])?;
+                    plane_to_device(kind, case.format, case.head_dim, from.bytes(), &mut to[..plane])?;
                 }
             }
         }
@@ -234,13 +234,5 @@ impl DevicePages {
             key_format: case.format,
             value_format: case.format,
         }
-    }
-}
-
-fn plane_bytes<'a>(plane: &Plane<'a>) -> &'a [u8] {
-    match plane {
-        Plane::F32(values) => bytemuck::cast_slice(values),
-        Plane::F16(values) | Plane::Bf16(values) => bytemuck::cast_slice(values),
-        Plane::Q8_0(bytes) | Plane::Q4_0(bytes) => bytes,
     }
 }

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use riffle_attention::{
-    AttendOptions, Format, KvView, QueryTile, Selection, Span, reference, rotate_heads, write_keys, write_values,
+    AttendOptions, Format, KvView, Plane, PlaneMut, QueryTile, Selection, Span, reference, rotate_heads, write_keys,
+    write_values,
 };
 use riffle_cuda::ops::{
     AppendTargets, AttentionCall, AttentionOptions, HeadRows, KeyMass, NewTokens, PlaneKind, Queries, Reads, TileReads,
@@ -11,7 +12,7 @@ use riffle_cuda::ops::{
 };
 use riffle_cuda::{DeviceBuffer, Gpu, Stream, ops};
 
-use crate::paged::{Cache, plane_mut};
+use crate::paged::Cache;
 use crate::testing::{noise, on_every_device};
 
 #[test]
@@ -84,7 +85,7 @@ impl Appended {
             }
         }
         let mut bytes = vec![0u16; self.formats[kind].plane_bytes(128, head_dim) / 2];
-        let mut target = plane_mut(self.formats[kind], &mut bytes);
+        let mut target = PlaneMut::from_bytes(self.formats[kind], bytemuck::cast_slice_mut(&mut bytes));
         match kind {
             0 => write_keys(&mut target, head_dim, before, TOKENS, &rows, head_dim),
             _ => write_values(&mut target, head_dim, before, TOKENS, &rows, head_dim),
@@ -193,7 +194,10 @@ fn append_in_pieces(gpu: &Gpu, stream: &Stream, formats: [Format; 2], head_dim: 
 
 /// Bits of some tokens of a plane of the CPU's.
 fn read(format: Format, kind: usize, head_dim: usize, plane: &[u16], tokens: Range<usize>) -> Vec<u32> {
-    let (plane, mut out) = (as_plane(format, plane), vec![0.0; tokens.len() * head_dim]);
+    let (plane, mut out) = (
+        Plane::from_bytes(format, bytemuck::cast_slice(plane)),
+        vec![0.0; tokens.len() * head_dim],
+    );
     match kind {
         0 => riffle_attention::read_keys(&plane, head_dim, tokens.start, tokens.len(), &mut out, head_dim),
         _ => riffle_attention::read_values(&plane, head_dim, tokens.start, tokens.len(), &mut out, head_dim),
@@ -207,15 +211,6 @@ fn aligned(bytes: &[u8]) -> Vec<u16> {
         .chunks(2)
         .map(|pair| u16::from_ne_bytes([pair[0], *pair.get(1).unwrap_or(&0)]))
         .collect()
-}
-
-fn as_plane(format: Format, data: &[u16]) -> riffle_attention::Plane<'_> {
-    match format {
-        Format::F16 => riffle_attention::Plane::F16(data),
-        Format::Bf16 => riffle_attention::Plane::Bf16(data),
-        Format::Q8_0 => riffle_attention::Plane::Q8_0(bytemuck::cast_slice(data)),
-        _ => riffle_attention::Plane::Q4_0(bytemuck::cast_slice(data)),
-    }
 }
 
 #[test]

@@ -21,26 +21,6 @@ pub(crate) struct Cache {
     tables: [DeviceBuffer; 2],
 }
 
-pub(crate) fn plane_mut(format: Format, data: &mut [u16]) -> PlaneMut<'_> {
-    match format {
-        Format::F16 => PlaneMut::F16(data),
-        Format::Bf16 => PlaneMut::Bf16(data),
-        Format::Q8_0 => PlaneMut::Q8_0(bytemuck::cast_slice_mut(data)),
-        Format::Q4_0 => PlaneMut::Q4_0(bytemuck::cast_slice_mut(data)),
-        Format::F32 => panic!("not on the device"),
-    }
-}
-
-fn plane(format: Format, data: &[u16]) -> Plane<'_> {
-    match format {
-        Format::F16 => Plane::F16(data),
-        Format::Bf16 => Plane::Bf16(data),
-        Format::Q8_0 => Plane::Q8_0(bytemuck::cast_slice(data)),
-        Format::Q4_0 => Plane::Q4_0(bytemuck::cast_slice(data)),
-        Format::F32 => panic!("not on the device"),
-    }
-}
-
 impl Cache {
     pub(crate) fn new(
         gpu: &Gpu,
@@ -61,7 +41,7 @@ impl Cache {
                     // Bits behind the last token are NaN, so a kernel that reads them shows.
                     let mut data = vec![0xffffu16; bytes.div_ceil(2)];
                     let rows = &source[first * head_dim..];
-                    let mut target = plane_mut(format, &mut data);
+                    let mut target = PlaneMut::from_bytes(format, bytemuck::cast_slice_mut(&mut data));
                     match kind {
                         0 => write_keys(&mut target, head_dim, 0, count, rows, head_dim).unwrap(),
                         _ => write_values(&mut target, head_dim, 0, count, rows, head_dim).unwrap(),
@@ -97,6 +77,11 @@ impl Cache {
             buffers,
             tables,
         }
+    }
+
+    /// A plane of the CPU's.
+    fn bytes(&self, plane: usize) -> &[u8] {
+        bytemuck::cast_slice(&self.planes[plane])
     }
 
     /// The cache as the only layer of a sequence.
@@ -146,8 +131,8 @@ impl Cache {
             .map(|page| PageView {
                 start: page * self.page_tokens,
                 tokens: self.page_tokens.min(self.tokens - page * self.page_tokens),
-                keys: plane(self.formats[0], &self.planes[head * pages + page]),
-                values: plane(self.formats[1], &self.planes[(self.kv_heads + head) * pages + page]),
+                keys: Plane::from_bytes(self.formats[0], self.bytes(head * pages + page)),
+                values: Plane::from_bytes(self.formats[1], self.bytes((self.kv_heads + head) * pages + page)),
             })
             .collect()
     }

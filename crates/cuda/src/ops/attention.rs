@@ -79,15 +79,15 @@ pub struct AttentionCall<'a> {
 /// The number kernels know a format by.
 pub(super) fn format_number(format: Format) -> Result<u32, CudaError> {
     match format {
-        Format::F32 => Err(CudaError::Unsupported {
-            what: "bits of a cached element",
-            value: 32,
-            requirement: "a page of f16, bf16, q8_0 or q4_0",
-        }),
         Format::F16 => Ok(1),
         Format::Bf16 => Ok(2),
         Format::Q8_0 => Ok(3),
         Format::Q4_0 => Ok(4),
+        _ => Err(CudaError::Unsupported {
+            what: "bits of a cached element",
+            value: 8 * format.element_bytes(),
+            requirement: "a page of f16, bf16, q8_0 or q4_0",
+        }),
     }
 }
 

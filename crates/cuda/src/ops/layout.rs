@@ -2,6 +2,7 @@
 
 use riffle_attention::{Format, LANES, QUANT_BLOCK};
 
+use super::attention::format_number;
 use crate::CudaError;
 
 /// Which plane of a page.
@@ -101,13 +102,7 @@ fn unit(format: Format) -> usize {
 
 /// Tokens in a plane of these bytes.
 fn check(format: Format, head_dim: usize, bytes: usize, other: usize) -> Result<usize, CudaError> {
-    if format == Format::F32 {
-        return Err(CudaError::Unsupported {
-            what: "bits of a cached element",
-            value: 32,
-            requirement: "a page of f16, bf16, q8_0 or q4_0",
-        });
-    }
+    format_number(format)?;
     if head_dim == 0 || !head_dim.is_multiple_of(LANES) {
         return Err(CudaError::Unsupported {
             what: "head_dim",

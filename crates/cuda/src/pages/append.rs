@@ -62,8 +62,8 @@ impl AppendMemory {
         let of_head = |(kv_head, head): (usize, &HeadGrowth)| PageView {
             start: head.held / LANES * LANES,
             tokens: head.held % LANES + added,
-            keys: plane(shape.key_format, &keys[kv_head * key_bytes..][..key_bytes]),
-            values: plane(shape.value_format, &values[kv_head * value_bytes..][..value_bytes]),
+            keys: Plane::from_bytes(shape.key_format, &keys[kv_head * key_bytes..][..key_bytes]),
+            values: Plane::from_bytes(shape.value_format, &values[kv_head * value_bytes..][..value_bytes]),
         };
         Ok(heads.iter().enumerate().map(of_head).collect())
     }
@@ -146,14 +146,4 @@ pub(super) fn append_bytes(added: usize, shape: &riffle_kv::CacheShape) -> u64 {
     let tokens = added.next_multiple_of(LANES) + LANES;
     let plane = |format: Format| format.plane_bytes(tokens, heads_of(shape).key_width);
     (heads_of(shape).kv_heads * (plane(shape.key_format) + plane(shape.value_format))) as u64
-}
-
-fn plane(format: Format, bytes: &[u8]) -> Plane<'_> {
-    match format {
-        Format::F32 => Plane::F32(bytemuck::cast_slice(bytes)),
-        Format::F16 => Plane::F16(bytemuck::cast_slice(bytes)),
-        Format::Bf16 => Plane::Bf16(bytemuck::cast_slice(bytes)),
-        Format::Q8_0 => Plane::Q8_0(bytes),
-        Format::Q4_0 => Plane::Q4_0(bytes),
-    }
 }

@@ -75,7 +75,7 @@ impl Staging {
         let until = view.tokens.next_multiple_of(LANES);
         let part = |plane: &Plane<'a>, format: Format| {
             let at = |tokens: usize| format.plane_bytes(tokens, heads_of(shape).key_width);
-            &plane_bytes(plane)[at(first_token)..at(until)]
+            &plane.bytes()[at(first_token)..at(until)]
         };
         [
             part(&view.keys, shape.key_format),
@@ -221,12 +221,4 @@ impl Staging {
 
 pub(super) fn bytes_of(copies: &[(Region<'_>, &[u8])]) -> usize {
     copies.iter().map(|(_, from)| from.len()).sum()
-}
-
-fn plane_bytes<'a>(plane: &Plane<'a>) -> &'a [u8] {
-    match plane {
-        Plane::F32(values) => bytemuck::cast_slice(values),
-        Plane::F16(values) | Plane::Bf16(values) => bytemuck::cast_slice(values),
-        Plane::Q8_0(bytes) | Plane::Q4_0(bytes) => bytes,
-    }
 }

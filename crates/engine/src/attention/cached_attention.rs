@@ -1,7 +1,7 @@
 //! Attention for a model that computes elsewhere: the caller projects queries, keys and values; their pages lie here, and the engine's
 //! own step selects and attends.
 
-use riffle_attention::{AttendOptions, Format, Partial};
+use riffle_attention::{AttendOptions, Partial};
 use riffle_kv::{KvCache, KvUsage, LayerShape};
 use riffle_policy::{CostModel, Phase, PolicyRules, PolicySet, PolicyShape};
 
@@ -114,8 +114,8 @@ impl CachedAttention {
             tokens: vec![0; layers.len()],
             layers,
             rotation: Rotation {
-                keys: shape.key_format == Format::Q4_0,
-                values: shape.value_format == Format::Q4_0,
+                keys: shape.key_format.gains_by_rotation(),
+                values: shape.value_format.gains_by_rotation(),
             },
             partials: Vec::new(),
             own: Vec::new(),

@@ -62,7 +62,7 @@ impl CacheOptions {
 
     /// The planes that hold rotated heads.
     pub(crate) fn rotation(&self) -> Rotation {
-        let rotates = |format| self.rotate.unwrap_or(format == Format::Q4_0);
+        let rotates = |format: Format| self.rotate.unwrap_or_else(|| format.gains_by_rotation());
         Rotation {
             keys: rotates(self.key_format),
             values: rotates(self.value_format),

@@ -13,9 +13,8 @@ mod ring;
 
 use std::sync::Arc;
 
-use riffle_attention::{Format, PageView, Plane, Span};
+use riffle_attention::{PageView, Plane, Span};
 
-use crate::arena::as_plane;
 use crate::pool::{PageId, PageStore, PlaneKind};
 use crate::reader::{SequencePages, plane_id};
 use crate::tiers::{Layout, SlotLayout, scan_stride};
@@ -160,12 +159,12 @@ pub(crate) fn with_keys<T>(
     let views = (first..ids.len()).map(|number| {
         let keys = pages.store.near_plane(ids[number], PlaneKind::Keys).unwrap_or_else(|| {
             let bytes = loaded.next().expect("every far page has been read");
-            as_plane(
+            Plane::from_bytes(
                 shape.key_format,
                 &bytes[..shape.plane_bytes(size, PlaneKind::Keys) as usize],
             )
         });
-        pages.page_view(table, number, keys, no_values(shape.value_format))
+        pages.page_view(table, number, keys, Plane::empty(shape.value_format))
     });
     Ok(show(&views.collect::<Vec<_>>()))
 }
@@ -288,15 +287,5 @@ impl OffloadEngine {
         }
         self.ring.send();
         Ok(())
-    }
-}
-
-fn no_values(format: Format) -> Plane<'static> {
-    match format {
-        Format::F32 => Plane::F32(&[]),
-        Format::F16 => Plane::F16(&[]),
-        Format::Bf16 => Plane::Bf16(&[]),
-        Format::Q8_0 => Plane::Q8_0(&[]),
-        Format::Q4_0 => Plane::Q4_0(&[]),
     }
 }

@@ -3,11 +3,10 @@
 //! Whatever others read, a row reads the pages of a KV head in ascending order. Pages that are far are loaded in the order of
 //! their rows of pages, which is each sequence's own, so one that several sequences hold comes once for all of them.
 
-use riffle_attention::{PageView, Span};
+use riffle_attention::{PageView, Plane, Span};
 
 use super::loader::LoadPlane;
 use super::ring::{Planes, Ring};
-use crate::arena::as_plane;
 use crate::pool::{PageId, PlaneKind};
 use crate::reader::{SequencePages, plane_id};
 use crate::tiers::SlotLayout;
@@ -176,10 +175,10 @@ fn views<'r>(pages: SequencePages<'r>, layer: usize, items: &[Item], ring: Optio
         let id = item.turn.id;
         let slot: &'r [u8] = ring.filter(|_| item.far.any()).map_or(&[], |ring| ring.bytes(id));
         let near = |kind| pages.store.near_plane(id, kind);
-        let keys = near(PlaneKind::Keys).unwrap_or_else(|| as_plane(shape.key_format, &slot[..bytes[0]]));
+        let keys = near(PlaneKind::Keys).unwrap_or_else(|| Plane::from_bytes(shape.key_format, &slot[..bytes[0]]));
         let values = near(PlaneKind::Values).unwrap_or_else(|| {
             let values = &slot[SlotLayout::new(shape).values_at..];
-            as_plane(shape.value_format, &values[..bytes[1]])
+            Plane::from_bytes(shape.value_format, &values[..bytes[1]])
         });
         let table = tables.start + item.turn.kv_head;
         views[item.turn.kv_head].push(pages.page_view(table, item.number, keys, values));

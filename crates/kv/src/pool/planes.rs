@@ -6,7 +6,7 @@ use riffle_attention::{Format, Plane, PlaneMut};
 
 use super::order::SizedKind;
 use super::page::PlanePlace;
-use crate::arena::{Arena, Slot, as_plane, as_plane_mut};
+use crate::arena::{Arena, Slot};
 use crate::disk::{PlaneFile, PlaneFiles, PlaneId};
 use crate::ledger::Ledger;
 use crate::tiers::Layout;
@@ -123,7 +123,7 @@ impl PlaneStore {
     /// A plane that lies near; `None` for others.
     pub(crate) fn near_plane(&self, place: PlanePlace) -> Option<Plane<'_>> {
         match place {
-            PlanePlace::Near(slot) => Some(as_plane(self.format(), self.near.bytes(slot))),
+            PlanePlace::Near(slot) => Some(Plane::from_bytes(self.format(), self.near.bytes(slot))),
             _ => None,
         }
     }
@@ -177,7 +177,7 @@ impl PlaneStore {
                 let mut floats = vec![0.0f32; self.plane_bytes.div_ceil(4)];
                 let bytes = &mut bytemuck::cast_slice_mut(&mut floats)[..self.plane_bytes];
                 file.read(slot, id, bytes)?;
-                change(&mut as_plane_mut(self.format(), bytes));
+                change(&mut PlaneMut::from_bytes(self.format(), bytes));
                 file.rewrite(slot, bytes)?;
             }
         }

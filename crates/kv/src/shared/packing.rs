@@ -10,13 +10,10 @@ use riffle_attention::Format;
 /// Bytes saved, of a plane's bytes, from which on packing pays.
 const LEAST_SAVING: usize = 12;
 
-/// Bytes of an element whose last byte holds the sign and the exponent; `None` for quantised formats, which have nothing to save.
+/// Bytes of an element whose last byte holds the sign and the exponent; `None` for formats of single bytes, which have
+/// nothing to save.
 fn element_bytes(format: Format) -> Option<usize> {
-    match format {
-        Format::F32 => Some(4),
-        Format::F16 | Format::Bf16 => Some(2),
-        Format::Q8_0 | Format::Q4_0 => None,
-    }
+    Some(format.element_bytes()).filter(|bytes| *bytes > 1)
 }
 
 /// Planes in an order that both sides know: their formats and lengths.

@@ -1,7 +1,7 @@
 //! Tests of every policy that looks at keys.
 
 use crate::testing::{Scene, make, scenes};
-use riffle_attention::{Format, PageView, Plane, PlaneMut, Selection, Span, write_keys};
+use riffle_attention::{Format, PageView, PlaneBuf, Selection, Span, write_keys};
 use riffle_policy::Phase;
 
 /// Every policy that looks at keys, in its phase.
@@ -73,17 +73,11 @@ fn an_empty_tile_or_cache_is_no_fault() {
 }
 
 /// Keys of the scene in another format, in one page.
-fn plane(scene: &Scene, format: Format) -> (Vec<f32>, Vec<u16>) {
-    let slots = scene.tokens.next_multiple_of(16) * scene.head_dim;
-    let (mut floats, mut halves) = (vec![0.0; slots], vec![0; slots]);
-    let mut plane = match format {
-        Format::F16 => PlaneMut::F16(&mut halves),
-        Format::Bf16 => PlaneMut::Bf16(&mut halves),
-        _ => PlaneMut::F32(&mut floats),
-    };
+fn plane(scene: &Scene, format: Format) -> PlaneBuf {
     let (tokens, width) = (scene.tokens, scene.head_dim);
-    write_keys(&mut plane, width, 0, tokens, &scene.keys, width).unwrap();
-    (floats, halves)
+    let mut plane = PlaneBuf::new(format, tokens.next_multiple_of(16), width);
+    write_keys(&mut plane.plane_mut(), width, 0, tokens, &scene.keys, width).unwrap();
+    plane
 }
 
 #[test]
@@ -96,12 +90,8 @@ fn selections_are_the_same_for_the_same_keys_in_other_formats() {
                 *key = (key.clamp(-7.9, 7.9) * 16.0).round() / 16.0;
             }
             let select = |format: Format| -> Vec<Selection> {
-                let (floats, halves) = plane(&scene, format);
-                let keys = match format {
-                    Format::F16 => Plane::F16(&halves),
-                    Format::Bf16 => Plane::Bf16(&halves),
-                    _ => Plane::F32(&floats),
-                };
+                let plane = plane(&scene, format);
+                let keys = plane.plane();
                 let (start, tokens) = (0, scene.tokens);
                 let pages = [PageView {
                     start,

@@ -4,7 +4,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::*;
-use crate::kernel::{Ahead, F16, F32, Slot};
+use crate::format::{F16, F32};
+use crate::kernel::{Ahead, Slot};
 use crate::simd::{Kernel, Level, Simd};
 use crate::testing::noise;
 use crate::{LANES, f32_to_f16};
