@@ -74,14 +74,15 @@ pub fn pull_after_look(
     }
     let client = Client::new(settings, name)?;
     let look = Look::new(name.repository(), settings.head_bytes, on_beginning);
-    pull_with(&client, settings, name, (look, on_progress)).map_err(|error| client.told(error))
+    pull_with(&client, settings, name, look, on_progress).map_err(|error| client.told(error))
 }
 
 fn pull_with(
     client: &Client,
     settings: &Settings,
     name: &ModelName,
-    (look, on_progress): (Look<'_>, &mut dyn FnMut(&Progress) -> ControlFlow<()>),
+    look: Look<'_>,
+    on_progress: &mut OnProgress<'_>,
 ) -> Result<Pulled, HubError> {
     let mut progress = Progress::new();
     let listing = Listing::ask(client, name, &mut progress, on_progress)?;
