@@ -121,7 +121,7 @@ pub(crate) trait Quant: Copy + Send + Sync + 'static {
     const BYTES: usize;
     /// All bytes of a block, in order.
     const FIELDS: &[Field];
-    /// Where an arranged block's scale and minimum lie, both binary16; the scale twice where there is no minimum.
+    /// Offsets of an arranged block's scale and minimum, both binary16; the scale's twice if there is no minimum.
     const HALVES: [usize; 2];
     /// False if scales have a form of their own, in which each is finite.
     const HAS_HALVES: bool = true;
