@@ -3,7 +3,7 @@
 use crate::paths::file_name;
 
 /// The order in which a GGUF file is chosen where the name says none: the common compromise first, then those near it that
-/// keep more, then those that keep less. Those of hardly two bits a weight come last.
+/// keep more, then those that keep less. Types of hardly two bits a weight come last.
 pub const PREFERENCE: [&str; 36] = [
     "Q4_K_M", "Q4_K_S", "Q4_K_L", "Q4_K", "Q4_0", "Q4_1", "IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4", "Q5_K_M", "Q5_K_S",
     "Q5_0", "Q5_1", "Q6_K", "Q8_0", "Q3_K_L", "Q3_K_M", "IQ3_M", "IQ3_S", "Q3_K_S", "IQ3_XXS", "Q2_K", "IQ2_M",

@@ -113,9 +113,9 @@ impl Quant for Iq2S {
     /// The scale, low bits of codes, signs, high bits of four codes in a byte, scales as in IQ2_XS.
     const FIELDS: &[Field] = &[
         field(0, 2, 2),
-        field(2, 32, 4),
+        field(2, 32, 1),
         field(34, 32, 4),
-        field(66, 8, 4),
+        field(66, 8, 1),
         field(74, 8, 1),
     ];
     const HALVES: [usize; 2] = [0, 0];
@@ -129,11 +129,11 @@ impl Quant for Iq2S {
 
     #[inline(always)]
     fn codes(block: &[u8], stretch: usize, codes: &mut GridCodes) {
-        let (low, high) = (row_words(block, 2, stretch), row_words(block, 66, stretch / 4));
+        let high = bytes(block, 66, stretch);
         for (code, entries) in codes.entries[..4].iter_mut().enumerate() {
+            let low = bytes(block, 2, 4 * stretch + code);
             for row in 0..LANES {
-                let top = high[row] >> (8 * (stretch % 4) + 2 * code) & 3;
-                entries[row] = low[row] >> (8 * code) & 0xff | top << 8;
+                entries[row] = u32::from(low[row]) | (u32::from(high[row]) >> (2 * code) & 3) << 8;
             }
         }
         codes.marks = row_words(block, 34, stretch);

@@ -69,7 +69,7 @@ const fn field(offset: usize, bytes: usize, unit: usize) -> Field {
     Field { offset, bytes, unit }
 }
 
-/// The shape of a format's quants: weight = scale · (quant − center) − min.
+/// What a tile must do with a format: weight = scale · (quant − center) − min.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
     /// Bits of a quant.
@@ -121,14 +121,14 @@ pub(crate) trait Quant: Copy + Send + Sync + 'static {
     const BYTES: usize;
     /// All bytes of a block, in order.
     const FIELDS: &[Field];
-    /// The places of an arranged block's scale and minimum, both binary16; the scale twice where there is no minimum.
+    /// Offsets of an arranged block's scale and minimum, both binary16; the scale's twice if there is no minimum.
     const HALVES: [usize; 2];
     /// False if scales have a form of their own, in which each is finite.
     const HAS_HALVES: bool = true;
     /// True if a block of the file does not have its scale in one piece.
     const ARRANGES_HALVES: bool = false;
     const SHAPE: Shape;
-    /// The place where the planes of a block of 256 begin, and the pieces that they hold of each stretch.
+    /// Where the planes of a block of 256 begin, and what they hold of each stretch.
     const PLANES: usize = 0;
     const PIECES: Pieces = planes::NONE;
     /// How `quants` become those of `SHAPE`; formats with a grid have `codes` instead.

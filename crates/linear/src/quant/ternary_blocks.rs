@@ -1,6 +1,6 @@
 //! Blocks of one and two bits a weight: IQ1_S, IQ1_M, TQ1_0, TQ2_0, Q1_0, Q2_0.
 
-use super::expanded::{Expanded, Halves, half, half_bits, row_words, words};
+use super::expanded::{Expanded, Halves, bytes, half, half_bits, row_words, words};
 use super::grids::{self, IQ1_CENTER};
 use super::lookup::{Codes, GridCodes, Mark};
 use super::planes::{Pieces, side_by_side};
@@ -41,30 +41,29 @@ impl Quant for Iq1S {
     const WEIGHTS: usize = 256;
     const BYTES: usize = 50;
     /// The scale, low bits of codes, then for each stretch high bits of four codes, a scale and the direction of its shift.
-    const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 32, 4), field(34, 16, 4)];
+    const FIELDS: &[Field] = &[field(0, 2, 2), field(2, 32, 1), field(34, 16, 2)];
     const HALVES: [usize; 2] = [0, 0];
     const SHAPE: Shape = IQ1_SHAPE;
     const CODES: Codes = Codes::Eights(&grids::IQ1, Mark::TwoLess);
 
     #[inline(always)]
     fn scales(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
-        let words = row_words(block, 34, stretch / 2);
+        let words = half_bits(block, 34 + 2 * stretch);
         for row in 0..LANES {
-            let bits = words[row] >> (16 * (stretch % 2) + 12);
-            expanded.scales[0][row] = halves[0][row] * odd(bits as u16) * 0.125;
+            expanded.scales[0][row] = halves[0][row] * odd(words[row] >> 12) * 0.125;
         }
     }
 
     #[inline(always)]
     fn codes(block: &[u8], stretch: usize, codes: &mut GridCodes) {
-        let low = row_words(block, 2, stretch);
-        let words = row_words(block, 34, stretch / 2).map(|two| two >> (16 * (stretch % 2)));
+        let words = half_bits(block, 34 + 2 * stretch).map(u32::from);
         for (code, entries) in codes.entries[..4].iter_mut().enumerate() {
+            let low = bytes(block, 2, 4 * stretch + code);
             for row in 0..LANES {
-                entries[row] = low[row] >> (8 * code) & 0xff | (words[row] >> (3 * code) & 7) << 8;
+                entries[row] = u32::from(low[row]) | (words[row] >> (3 * code) & 7) << 8;
             }
         }
-        codes.marks = words.map(|word| (word >> 15 & 1).wrapping_neg());
+        codes.marks = words.map(|word| (word >> 15).wrapping_neg());
     }
 
     fn dequantise(block: &[u8], weights: &mut [f32]) {
