@@ -100,8 +100,9 @@ fn the_plan_counts_states_of_every_kind_beside_pages() {
 #[test]
 fn a_device_refuses_states_that_it_does_not_compute() {
     let model = model();
-    let device = Arc::new(device::gpu(EmulatedOptions::default()));
-    let options = options(Format::F16).with_page_tokens(64).with_device(Some(device));
+    let gpu = device::gpu(EmulatedOptions::default());
+    let options = options(Format::F16).with_page_tokens(64);
+    let options = options.with_device(Some(Arc::new(gpu)));
     let refused = Engine::load(model.path(), options).err().unwrap().to_string();
     assert!(
         refused.contains("Gated DeltaNet") && refused.contains("device=cpu"),
