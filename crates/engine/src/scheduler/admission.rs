@@ -1,10 +1,9 @@
 //! Who gets a place, and room for pages.
 
 use crate::sharing::beginning::{beginning_step, can_share, has_evicted, known_beginning};
-use crate::sharing::memory::{adopt_prefix, fork_beginning};
+use crate::sharing::memory::{adopt_prefix, adopt_prefix_for, fork_beginning};
 use std::time::Instant;
 
-use crate::scheduler::idle::Offered;
 use crate::scheduler::sessions::Amount;
 use crate::scheduler::step::Tell;
 use crate::scheduler::{Event, Lookup, Request, RequestId, Running, Scheduler, Stage, Waiting};
@@ -90,49 +89,30 @@ impl Scheduler {
     }
 
     /// Starts a request, or gives it back where its pages have no room yet. One that cannot be started ends.
-    fn start(&mut self, waiting: Waiting, tell: &mut Tell<'_>) -> Option<Waiting> {
-        let Waiting {
-            id,
-            request,
-            mut clock,
-            parked,
-            resumed_tokens,
-            is_held,
-        } = waiting;
-        let was_parked = parked.is_some();
-        let (sequence, stage) = match parked {
+    fn start(&mut self, mut waiting: Waiting, tell: &mut Tell<'_>) -> Option<Waiting> {
+        let (was_parked, is_held) = (waiting.parked.is_some(), waiting.is_held);
+        let begun = match waiting.parked.take() {
             Some((mut sequence, mut stage)) => {
-                if let Err(error) = adopt_again(&request, &mut sequence, &mut stage) {
-                    tell(Event::Failed(id, error));
-                    return None;
-                }
-                (sequence, stage)
+                adopt_again(&waiting.request, &mut sequence, &mut stage).map(|()| (sequence, stage))
             }
             None => {
-                let sequence = match self.sequence_for(&request) {
-                    Ok(sequence) => sequence,
-                    Err(error) => {
-                        tell(Event::Failed(id, error));
-                        return None;
-                    }
-                };
-                clock.admitted = Instant::now();
-                let stage = begin_stage(&request, &sequence);
-                (sequence, stage)
+                waiting.clock.admitted = Instant::now();
+                let sequence = self.sequence_for(&waiting.request);
+                sequence.map(|sequence| {
+                    let stage = begin_stage(&waiting.request, &sequence);
+                    (sequence, stage)
+                })
             }
         };
-        let started = Running {
-            promised_tokens: self.first_promise(&request, &sequence, &stage),
-            id,
-            request,
-            sequence,
-            stage,
-            clock,
-            turn: 0,
-            offered: Offered::default(),
-            resumed_tokens,
-            is_cancelled: false,
+        let (sequence, stage) = match begun {
+            Ok(begun) => begun,
+            Err(error) => {
+                tell(Event::Failed(waiting.id, error));
+                return None;
+            }
         };
+        let mut started = waiting.placed(sequence, stage);
+        started.promised_tokens = self.first_promise(&started);
         let rank = started.rank();
         while !self.has_room_for(&started) {
             let is_placed = self.alive() < self.engine.options().machine.sequences;
@@ -247,11 +227,12 @@ impl Scheduler {
 
 /// Lets a request whose pages were taken go on from what others hold of its prompt.
 fn adopt_again(request: &Request, sequence: &mut Sequence, stage: &mut Stage) -> Result<(), EngineError> {
+    let length = stage.text_length(request);
     let Stage::Reading { reused_tokens, .. } = stage else {
         return Ok(());
     };
     if sequence.tokens().is_empty() && !sequence.recurrence().is_recurrent() && can_share(sequence) {
-        *reused_tokens = adopt_prefix(sequence, &request.tokens)?;
+        *reused_tokens = adopt_prefix_for(sequence, &request.tokens, length)?;
     }
     Ok(())
 }

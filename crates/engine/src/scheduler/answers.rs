@@ -254,14 +254,20 @@ impl Running {
 
     /// Goes on with an answer whose text has been read again; false where a prompt was read.
     pub(super) fn resume(&mut self) -> bool {
-        let Stage::Reading { resumed, .. } = &mut self.stage else {
-            return false;
-        };
-        let Some(open) = resumed.take() else {
-            return false;
-        };
-        self.stage = Stage::Answering(open);
-        true
+        let resumed = self.take_resumed();
+        let is_resumed = resumed.is_some();
+        if let Some(open) = resumed {
+            self.stage = Stage::Answering(open);
+        }
+        is_resumed
+    }
+
+    /// Takes out the answer whose text is read again, if there is one.
+    pub(super) fn take_resumed(&mut self) -> Option<Box<OpenAnswer>> {
+        match &mut self.stage {
+            Stage::Reading { resumed, .. } => resumed.take(),
+            Stage::Answering(_) => None,
+        }
     }
 
     /// Takes the answer out, if there is one; the request has to end or to get it back.

@@ -297,6 +297,13 @@ impl Scheduler {
             || self.compressing.iter().any(|compressing| compressing.id == id)
     }
 
+    /// True if a request reads or answers, or has begun to and waits for room to go on, or a compression is under way. One that is
+    /// [parked](Self::park) waits for [`resume`](Self::resume) and does not count.
+    pub fn has_begun(&self, id: RequestId) -> bool {
+        let goes_on = |waiting: &Waiting| waiting.id == id && waiting.parked.is_some() && !waiting.is_held;
+        self.is_running(id) || self.waiting.iter().any(goes_on)
+    }
+
     /// Sequences that are kept for whoever asks next.
     pub fn idle(&self) -> usize {
         self.idle.len()
@@ -393,18 +400,40 @@ impl Scheduler {
     }
 
     /// Ends an answer with what has been written: [`Event::Finished`] with [`StopReason::Interrupted`] is told at once. False for a
-    /// request that is not being answered; [`cancel`](Self::cancel) takes it back.
+    /// request without a token of an answer; [`cancel`](Self::cancel) takes it back.
     pub fn stop(&mut self, id: RequestId, tell: &mut Tell<'_>) -> bool {
+        self.place_to_end(id);
         let Some(place) = self.running.iter().position(|running| running.id == id) else {
             return false;
         };
         let running = &mut self.running[place];
-        let Some(open) = running.take_answer() else {
+        let Some(open) = running.take_answer().or_else(|| running.take_resumed()) else {
             return false;
         };
         let report = running.report(open.reused_tokens, open.answer, StopReason::Interrupted);
+        // Its sequence is told, and holds parts of tokens in the middle of a pass.
+        if self.is_in_pass(id)
+            && let Some(under_way) = self.prompt_pass.take()
+        {
+            self.give_up_pass(under_way);
+        }
         self.end(vec![(place, End::Finished(report))], tell);
         true
+    }
+
+    /// Gives a parked answer a place, without further room, so that it can end.
+    fn place_to_end(&mut self, id: RequestId) {
+        let is_answer = |waiting: &Waiting| {
+            let stage = waiting.parked.as_ref().map(|(_, stage)| stage);
+            waiting.id == id && stage.is_some_and(Stage::has_answer)
+        };
+        let Some(place) = self.waiting.iter().position(is_answer) else {
+            return;
+        };
+        let mut waiting = self.waiting.remove(place);
+        let parked = waiting.parked.take();
+        let placed = parked.map(|(sequence, stage)| waiting.placed(sequence, stage));
+        self.running.extend(placed);
     }
 
     /// Moves the pages of a request to farther tiers and gives its place to others, until [`resume`](Self::resume) is called.

@@ -12,6 +12,7 @@ use riffle_policy::Phase;
 use crate::draft::{MOST_ROWS, rows_alike};
 use crate::pass::Work;
 use crate::scheduler::answers::End;
+use crate::scheduler::idle::Offered;
 use crate::scheduler::{Lookup, OpenAnswer, Request, RequestId, Running, Scheduler, Stage, Waiting};
 use crate::sharing::beginning::can_share;
 use crate::{EngineError, Sequence};
@@ -52,12 +53,10 @@ impl Scheduler {
     }
 
     /// Tokens that a request is promised when it gets a place. A request whose pages cannot be made again is promised all.
-    pub(super) fn first_promise(&self, request: &Request, sequence: &Sequence, stage: &Stage) -> usize {
-        let most = request.most_tokens();
-        if is_read_again(request, sequence) {
-            text_tokens(request, sequence, stage)
-                .saturating_add(self.slice())
-                .min(most)
+    pub(super) fn first_promise(&self, started: &Running) -> usize {
+        let most = started.request.most_tokens();
+        if is_read_again(&started.request, &started.sequence) {
+            started.text_tokens().saturating_add(self.slice()).min(most)
         } else {
             most
         }
@@ -195,6 +194,16 @@ impl Running {
         !matches!(lookup, Lookup::Ahead | Lookup::Elsewhere | Lookup::Done)
     }
 
+    /// Tokens of the prompt and of the answer so far.
+    fn text_tokens(&self) -> usize {
+        match &self.stage {
+            Stage::Reading { resumed, .. } => {
+                self.request.tokens.len() + resumed.as_ref().map_or(0, |open| open.again.len())
+            }
+            Stage::Answering(open) => self.sequence.tokens().len() + open.again.len(),
+        }
+    }
+
     fn forget(&mut self) {
         forget(&self.request, &mut self.sequence, &mut self.stage);
     }
@@ -215,6 +224,29 @@ impl Running {
 impl Waiting {
     pub(super) fn rank(&self) -> Rank {
         (Reverse(self.request.priority), self.id)
+    }
+
+    /// With a place, and nothing promised yet.
+    pub(super) fn placed(self, sequence: Sequence, stage: Stage) -> Running {
+        Running {
+            id: self.id,
+            request: self.request,
+            sequence,
+            stage,
+            clock: self.clock,
+            turn: 0,
+            offered: Offered::default(),
+            resumed_tokens: self.resumed_tokens,
+            promised_tokens: 0,
+            is_cancelled: false,
+        }
+    }
+}
+
+impl Stage {
+    /// True if tokens of the answer have been drawn.
+    pub(super) fn has_answer(&self) -> bool {
+        matches!(self, Self::Answering(_) | Self::Reading { resumed: Some(_), .. })
     }
 }
 
@@ -249,14 +281,6 @@ fn is_read_again(request: &Request, sequence: &Sequence) -> bool {
     let policies = policies.prefill.iter().chain(policies.decode.iter());
     let evicts = policies.into_iter().any(|policy| policy.traits().evicts);
     request.session.is_none() && request.prompt_probabilities.is_none() && can_share(sequence) && !evicts
-}
-
-/// Tokens of the prompt and of the answer so far.
-fn text_tokens(request: &Request, sequence: &Sequence, stage: &Stage) -> usize {
-    match stage {
-        Stage::Reading { resumed, .. } => request.tokens.len() + resumed.as_ref().map_or(0, |open| open.again.len()),
-        Stage::Answering(open) => sequence.tokens().len() + open.again.len(),
-    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use crate::pass::Work;
 use crate::scheduler::answers::End;
 use crate::scheduler::disk::Lookup;
 use crate::scheduler::step::Tell;
-use crate::scheduler::{Event, PromptPart, PromptPass, Running, Scheduler, Stage, Waiting};
+use crate::scheduler::{Event, PromptPart, PromptPass, Request, Running, Scheduler, Stage, Waiting};
 use crate::sequence::common_prefix;
 use crate::{EngineError, PrefillProgress, Sequence, TokenProbabilities};
 
@@ -77,7 +77,7 @@ impl Scheduler {
             let Stage::Reading {
                 reused_tokens,
                 lookup: Lookup::Done | Lookup::Arriving(_),
-                ref resumed,
+                ..
             } = running.stage
             else {
                 continue;
@@ -95,8 +95,7 @@ impl Scheduler {
                 continue;
             }
             if known == reused_tokens {
-                // The latest token of an answer that goes on behind it counts as well.
-                let more = usize::from(resumed.is_some());
+                let more = running.stage.text_length(&running.request) - prompt.len();
                 match sequence.begin_prompt(&prompt[known..], more) {
                     // Heads turn as the whole prompt needs since its request began.
                     Ok(again) => debug_assert!(again.is_empty()),
@@ -244,6 +243,14 @@ impl Scheduler {
             };
             tell(Event::Reading(*id, progress, reused_tokens));
         }
+    }
+}
+
+impl Stage {
+    /// The length that decides how heads turn while a prompt is read. The latest token of an answer that goes on behind it counts as well.
+    pub(super) fn text_length(&self, request: &Request) -> usize {
+        let resumes = matches!(self, Self::Reading { resumed: Some(_), .. });
+        request.tokens.len() + usize::from(resumes)
     }
 }
 

@@ -45,9 +45,14 @@ pub fn share_prefix(sequence: &mut Sequence) -> Result<usize, EngineError> {
 /// # Errors
 /// As [`share_prefix`].
 pub fn adopt_prefix(sequence: &mut Sequence, tokens: &[u32]) -> Result<usize, EngineError> {
+    adopt_prefix_for(sequence, tokens, tokens.len())
+}
+
+/// As [`adopt_prefix`], for a text that will soon have `length` tokens.
+pub(crate) fn adopt_prefix_for(sequence: &mut Sequence, tokens: &[u32], length: usize) -> Result<usize, EngineError> {
     check_sharing(sequence)?;
     sequence.forget_all();
-    sequence.turn_for(tokens.len());
+    sequence.turn_for(length);
     let (grid, identity) = (prompt_grid(sequence), pages_identity(sequence));
     let found = sequence.attention_mut().cache.adopt(&identity, tokens);
     let kept = found.min(tokens.len().saturating_sub(1)) / grid * grid;

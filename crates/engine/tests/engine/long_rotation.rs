@@ -1,5 +1,6 @@
 //! Models whose heads turn otherwise in long sequences (LongRoPE): the length of each sequence decides, not the context.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -49,6 +50,14 @@ fn options() -> EngineOptions {
 
 /// The shipped model with LongRoPE, and a text for it.
 fn long_model(folder: &Path) -> (Arc<Engine>, Vec<u32>) {
+    let options = options()
+        .with_context_tokens(Some(512))
+        .with_sequences(4)
+        .with_pool_tokens(Some(2048));
+    long_model_under(folder, options)
+}
+
+fn long_model_under(folder: &Path, options: EngineOptions) -> (Arc<Engine>, Vec<u32>) {
     let (model, path) = (fixture("model"), folder.join("model"));
     fs::create_dir_all(&path).unwrap();
     for file in fs::read_dir(&model).unwrap() {
@@ -67,14 +76,7 @@ fn long_model(folder: &Path) -> (Arc<Engine>, Vec<u32>) {
         config.replace(r#""rope_scaling": null"#, &scaling),
     )
     .unwrap();
-    let engine = Engine::load(
-        &path,
-        options()
-            .with_context_tokens(Some(512))
-            .with_sequences(4)
-            .with_pool_tokens(Some(2048)),
-    );
-    let engine = engine.unwrap();
+    let engine = Engine::load(&path, options).unwrap();
     let text = "The keeper of the light wrote down what he saw. ".repeat(20);
     let tokens = engine.tokenizer().unwrap().encode(&text, true).unwrap();
     (engine, tokens)
@@ -204,6 +206,57 @@ fn answers_of_many_requests_grow_beyond_the_boundary_as_alone() {
         let crosses = length < BOUNDARY && length + 29 > BOUNDARY;
         assert_eq!(report.turned_tokens, if crosses { BOUNDARY } else { 0 }, "{length}");
         assert_eq!(report.prompt_tokens, length);
+    }
+}
+
+#[test]
+fn an_answer_that_gave_up_its_pages_takes_none_of_a_shorter_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = options().with_context_tokens(Some(256)).with_sequences(4);
+    let (engine, tokens) = long_model_under(folder.path(), options);
+    let request = |tokens: &[u32], max_tokens: usize, priority: i32| Request {
+        tokens: tokens.to_vec(),
+        generate: GenerateOptions {
+            max_tokens,
+            ignores_end: true,
+            ..GenerateOptions::default()
+        },
+        priority,
+        ..Request::default()
+    };
+    // The second crosses the boundary with its first token. The third reads the same prompt and stays short, and its pages stay for others.
+    let requests = [
+        request(&tokens[100..120], 130, 0),
+        request(&tokens[..BOUNDARY], 120, 0),
+        request(&tokens[..BOUNDARY], 1, 1),
+    ];
+    let mut scheduler = Scheduler::new(&engine, SchedulerOptions::for_engine(engine.options())).unwrap();
+    let mut ids: Vec<_> = requests[..2]
+        .iter()
+        .map(|request| scheduler.submit(request.clone()).unwrap())
+        .collect();
+    let mut found = BTreeMap::new();
+    let mut begun = 0;
+    loop {
+        let more = scheduler.step(&mut |event| match event {
+            Event::Finished(id, report, _) => drop(found.insert(id, report)),
+            Event::Failed(id, error) => panic!("{id:?}: {error}"),
+            _ => {}
+        });
+        if !more.unwrap() {
+            break;
+        }
+        let held = scheduler.sequence(ids[1]).map_or(0, |sequence| sequence.tokens().len());
+        begun = begun.max(held);
+        if begun > BOUNDARY && held == 0 && ids.len() == 2 {
+            ids.push(scheduler.submit(requests[2].clone()).unwrap());
+        }
+    }
+    assert_eq!(ids.len(), 3, "the second gave up its pages");
+    for (id, request) in ids.iter().zip(&requests) {
+        let mut alone = read(&engine, &request.tokens);
+        let alone = alone.generate(&request.generate, &mut go_on_text).unwrap();
+        assert_eq!(found[id].generation.tokens, alone.tokens, "{id:?}");
     }
 }
 

@@ -56,7 +56,7 @@ fn options(policies: (&str, &str), key_format: Format, value_format: Format, pag
 }
 
 /// With as little memory as the plan allows and `spare` bytes, and everything else on disk.
-fn far(options: &EngineOptions, model: &Path, folder: &Path, slots: usize, spare: u64) -> EngineOptions {
+pub(crate) fn far(options: &EngineOptions, model: &Path, folder: &Path, slots: usize, spare: u64) -> EngineOptions {
     let mut options = options.clone();
     options.cache.kv_tiers = KvTiers {
         disk: Some(DiskTier {

@@ -123,7 +123,7 @@ impl Work {
                 self.stops = Some(until);
                 let waiting: Vec<RequestId> = self.entries.keys().copied().collect();
                 for id in waiting {
-                    if !self.scheduler.is_running(id) {
+                    if !self.scheduler.has_begun(id) {
                         self.fail(id, Failure::stopping());
                     }
                 }

@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use riffle_engine::{Engine, EngineOptions};
 use riffle_server::ServerOptions;
 use serde_json::{Value, json};
 
-use crate::testing::{options, start, text};
+use crate::testing::{options, start, start_on, text};
 
 #[test]
 fn answers_under_way_are_finished_and_new_requests_refused() {
@@ -42,4 +43,39 @@ fn answers_that_take_longer_than_the_grace_end_with_an_error() {
     );
     stopped.join().unwrap();
     assert!(began.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn an_answer_that_waits_for_room_goes_on_within_the_grace() {
+    let engine = EngineOptions::default()
+        .with_context_tokens(Some(1024))
+        .with_page_tokens(32)
+        .with_sequences(2);
+    let engine = Engine::load(riffle_testing::fixture("model"), engine).unwrap();
+    let server = start_on(
+        &engine,
+        ServerOptions {
+            parallel: 2,
+            grace: Duration::from_secs(60),
+            ..options()
+        },
+    );
+    let ask = |prompt: &str, tokens: usize| {
+        let body = json!({"prompt": prompt, "max_tokens": tokens, "stream": true, "ignore_eos": true});
+        let mut stream = server.stream("/v1/completions", &body);
+        stream.event().unwrap();
+        stream
+    };
+    let (mut older, younger) = (ask("In the beginning", 900), ask("And it came to pass", 900));
+    // The pool has room for 1,024 tokens of both.
+    for _ in 0..600 {
+        older.event().unwrap();
+    }
+    let stopped = std::thread::spawn(move || server.stop());
+    for stream in [older, younger] {
+        let events = stream.events();
+        let is_whole = |event: &Value| event["choices"][0]["finish_reason"] == "length";
+        assert!(events.iter().any(is_whole), "{:?}", events.last());
+    }
+    stopped.join().unwrap();
 }

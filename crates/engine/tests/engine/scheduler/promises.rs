@@ -2,13 +2,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{alone, engine, options, request, scheduler, tokens};
-use riffle_engine::{EngineOptions, Event, GenerateOptions, Request, SamplingOptions};
+use super::{alone, alone_on, engine, finish_texts, options, request, scheduler, tokens};
+use crate::testing::fixture;
+use crate::tiers::far;
+use riffle_engine::{
+    Engine, EngineOptions, Event, GenerateOptions, Generation, Request, RequestId, RequestReport, SamplingOptions,
+    Scheduler, StopReason,
+};
 
 /// Requests for answers that take the whole pool each; none ends early.
 fn long_requests(count: usize, answer: usize) -> (Vec<Request>, EngineOptions) {
     let options = options().with_pool_tokens(None);
     let engine = engine(options.clone());
+    (requests_of(&engine, count, answer), options)
+}
+
+fn requests_of(engine: &Engine, count: usize, answer: usize) -> Vec<Request> {
     let texts = [
         "In the beginning ",
         "And it came to pass ",
@@ -26,9 +35,28 @@ fn long_requests(count: usize, answer: usize) -> (Vec<Request>, EngineOptions) {
             },
             ..GenerateOptions::default()
         },
-        ..request(tokens(&engine, texts[number], 70 + 10 * number), 0)
+        ..request(tokens(engine, texts[number], 70 + 10 * number), 0)
     };
-    ((0..count).map(long).collect(), options)
+    (0..count).map(long).collect()
+}
+
+fn submit(scheduler: &mut Scheduler, requests: &[Request]) -> Vec<RequestId> {
+    let submit = |request: &Request| scheduler.submit(request.clone()).unwrap();
+    requests.iter().map(submit).collect()
+}
+
+/// Tokens that the sequence of a request holds.
+fn held(scheduler: &Scheduler, id: RequestId) -> usize {
+    scheduler.sequence(id).map_or(0, |sequence| sequence.tokens().len())
+}
+
+/// Steps until a request that has begun gives its pages up.
+fn write_until_given_up(scheduler: &mut Scheduler, id: RequestId) {
+    let mut before = 0;
+    while before == 0 || held(scheduler, id) > 0 {
+        before = before.max(held(scheduler, id));
+        assert!(scheduler.step(&mut |_| ()).unwrap());
+    }
 }
 
 #[test]
@@ -101,5 +129,84 @@ fn an_answer_without_room_can_be_cancelled_and_parked_ones_go_on() {
     assert_eq!(found.len(), 2);
     for place in 0..2 {
         assert_eq!(found[&ids[place]], alone(&requests[place]));
+    }
+}
+
+#[test]
+fn answers_that_gave_up_their_pages_are_those_alone_from_disk_and_with_recurrent_layers() {
+    let folder = tempfile::tempdir().unwrap();
+    let small = || options().with_context_tokens(Some(512)).with_pool_tokens(None);
+    let from_disk = far(&small(), &fixture("model"), folder.path(), 4, 64 << 10);
+    for (model, options) in [("model", from_disk), ("model-hybrid", small())] {
+        let engine = Engine::load(fixture(model), options).unwrap();
+        let requests = requests_of(&engine, 3, 300);
+        let mut scheduler = scheduler(&engine, 3);
+        let ids = submit(&mut scheduler, &requests);
+        for id in [ids[2], ids[1]] {
+            write_until_given_up(&mut scheduler, id);
+        }
+        let usage = scheduler.sequence(ids[0]).unwrap().usage();
+        assert_eq!(usage.bytes_by_tier.disk > 0, model == "model");
+        let found = finish_texts(&mut scheduler);
+        let resident = Engine::load(fixture(model), small()).unwrap();
+        for (id, request) in ids.iter().zip(&requests) {
+            assert_eq!(found[id], alone_on(&resident, request), "{model}, {id:?}");
+        }
+    }
+}
+
+/// Ends an answer; its report.
+fn stop(scheduler: &mut Scheduler, id: RequestId) -> RequestReport {
+    let mut report = None;
+    assert!(scheduler.has_begun(id));
+    assert!(scheduler.stop(id, &mut |event| match event {
+        Event::Finished(ended, finished, _) if ended == id => report = Some(finished),
+        event => panic!("{event:?}"),
+    }));
+    assert!(!scheduler.has_begun(id) && !scheduler.stop(id, &mut |_| ()));
+    report.unwrap()
+}
+
+/// The state of an answer without its pages.
+#[derive(Debug, Clone, Copy)]
+enum Away {
+    Waits,
+    ReadsPrompt,
+    ReadsAnswer,
+}
+
+/// Steps until an answer that gave its pages up has got so far in reading its text again.
+fn step_to(scheduler: &mut Scheduler, id: RequestId, prompt: usize, away: Away) {
+    let is_there = |scheduler: &Scheduler| match away {
+        Away::Waits => true,
+        Away::ReadsPrompt => scheduler.is_running(id),
+        Away::ReadsAnswer => held(scheduler, id) > prompt,
+    };
+    while !is_there(scheduler) {
+        assert!(scheduler.step(&mut |_| ()).unwrap());
+    }
+}
+
+#[test]
+fn an_answer_without_its_pages_can_be_stopped_and_the_others_stay_as_alone() {
+    let (mut requests, options) = long_requests(2, 600);
+    let engine = engine(options);
+    requests.push(request(tokens(&engine, "The words of the prophet ", 90), 4));
+    let expected: Vec<Generation> = requests.iter().map(alone).collect();
+    for away in [Away::Waits, Away::ReadsPrompt, Away::ReadsAnswer] {
+        let mut scheduler = scheduler(&engine, 3);
+        let mut ids = submit(&mut scheduler, &requests[..2]);
+        write_until_given_up(&mut scheduler, ids[1]);
+        // It is read beside the text that is read again.
+        ids.push(scheduler.submit(requests[2].clone()).unwrap());
+        step_to(&mut scheduler, ids[1], requests[1].tokens.len(), away);
+        let report = stop(&mut scheduler, ids[1]);
+        assert_eq!(report.generation.stop, StopReason::Interrupted);
+        assert_eq!(report.prompt_tokens, requests[1].tokens.len());
+        let written = report.generation.tokens;
+        assert!(written.len() > 100, "{away:?}");
+        assert_eq!(written, expected[1].tokens[..written.len()], "{away:?}");
+        assert_eq!(finish_texts(&mut scheduler)[&ids[2]], expected[2], "{away:?}");
+        assert_eq!(scheduler.running() + scheduler.waiting(), 0);
     }
 }
