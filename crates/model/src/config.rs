@@ -108,6 +108,8 @@ pub struct ModelConfig {
     pub rotary_tables: usize,
     /// Layers that keep a recurrent state instead of keys and values, where a model has such.
     pub recurrent: Option<RecurrentShape>,
+    /// A part that is computed in main memory alone: no device computes the model.
+    pub host_only: Option<&'static str>,
     /// Scratch values a token of a row block takes in the widest token mixer, beside what every layer takes.
     pub(crate) mixer_width: usize,
     /// Layers behind the model's own that predict further tokens, in the files. One can be loaded where it is asked for.
@@ -159,6 +161,7 @@ impl ModelConfig {
             rotary_dim: head_dim,
             rotary_tables: 1,
             recurrent: None,
+            host_only: None,
             mixer_width: 0,
             predicting_layers: 0,
             predictor_bytes: 0,
