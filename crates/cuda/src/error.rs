@@ -131,6 +131,12 @@ pub enum CudaError {
     /// Rows that another kind of device holds.
     #[error("these rows lie on another device: make them on the queue of this one")]
     OtherDevice,
+    /// A part of a model that no kernel is written for.
+    #[error("{part} is not computed on the GPU; use --device cpu")]
+    Part {
+        /// The part.
+        part: &'static str,
+    },
     /// A size no kernel is written for.
     #[error("{what} {value} is not supported on the GPU: it must be {requirement}")]
     Unsupported {

@@ -108,6 +108,10 @@ fn refusal(config: &ModelConfig, options: &EngineOptions) -> Option<EngineError>
             "the device reads pages of a multiple of 64 tokens: use one, or `device=cpu`",
         ));
     }
+    if let Some(part) = config.host_only {
+        let problem = format!("it does not compute this model's {part}: use `device=cpu`");
+        return Some(EngineError::option("device", "cuda", problem));
+    }
     if !config.is_uniform() {
         let problem =
             "it computes models whose layers all have the same heads, and this one's differ: use `device=cpu`";

@@ -112,6 +112,8 @@ pub struct ModelConfig {
     pub attends: Vec<bool>,
     /// Values of the widest gate on an attention result ([`Step::OpenGate`](crate::Step)).
     pub gate_width: usize,
+    /// A part that is computed in main memory alone: no device computes the model.
+    pub host_only: Option<&'static str>,
     /// Layers behind the model's own that predict further tokens, in the files. One can be loaded where it is asked for.
     pub predicting_layers: usize,
     /// Bytes that such a layer takes in memory, as part of `weight_bytes`; 0 where it is not loaded.
@@ -163,6 +165,7 @@ impl ModelConfig {
             states: Vec::new(),
             attends: Vec::new(),
             gate_width: 0,
+            host_only: None,
             predicting_layers: 0,
             predictor_bytes: 0,
             norm_epsilon: fields.optional_epsilon("rms_norm_eps")?.unwrap_or(1e-6) as f32,

@@ -34,10 +34,21 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
             hint: "give the directory that holds config.json and the weights, or a GGUF file",
         });
     };
-    let fields = Fields::new(&config_path, value)?.of_text_model()?;
+    let mut fields = families::text_fields(Fields::new(&config_path, value)?)?;
+    if families::is_wrapper(&fields) && fields.get("tie_word_embeddings").is_none() {
+        let has_head = weights::open_directory(path)?.info("lm_head.weight").is_some();
+        fields = fields.with("tie_word_embeddings", !has_head);
+    }
     let fields = RopeScaling::apply(options.rope_scaling.as_ref(), fields)?;
     let (family, config) = families::configure(&fields, options.families)?;
     let settings = TokenizerSettings::from_directory(path)?;
+    let mut weights = weights::open_directory(path)?;
+    for (stored, known) in family.renames {
+        weights.rename(|name| match name.strip_prefix(stored) {
+            Some(rest) => format!("{known}{rest}"),
+            None => name.to_owned(),
+        });
+    }
     let start = Instant::now();
     let tokenizer = Tokenizer::from_directory(path, &settings)?;
     let tokenizer_ms = milliseconds_since(start);
@@ -47,7 +58,7 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
         family,
         config,
         loads_predictor: false,
-        weights: weights::open_directory(path)?,
+        weights,
         tokenizer,
         tokenizer_ms,
         tokenizer_path: path.join(TOKENIZER_FILE),

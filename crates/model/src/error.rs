@@ -93,7 +93,7 @@ pub enum ModelError {
         problem: String,
     },
     /// The architecture is not one of those this crate knows.
-    #[error("architecture {found:?} is not supported; supported are {}", known.join(", "))]
+    #[error("architecture {found:?} is not supported; supported are {}", short_names(known))]
     UnknownArchitecture {
         /// The architecture that the file names.
         found: String,
@@ -401,4 +401,12 @@ impl ModelError {
             },
         }
     }
+}
+
+/// Names of architectures without the end that most of them share.
+fn short_names(names: &[&str]) -> String {
+    let short = names
+        .iter()
+        .map(|name| name.strip_suffix("ForCausalLM").unwrap_or(name));
+    short.collect::<Vec<_>>().join(", ")
 }

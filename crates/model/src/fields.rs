@@ -9,6 +9,7 @@ use riffle_files::FileError;
 use serde_json::{Map, Value};
 
 use crate::ModelError;
+use crate::python_json::without_python_numbers;
 
 /// Largest plausible summand of a norm. Models have 1e-12 to 1e-5.
 const LARGEST_EPSILON: f64 = 1e-2;
@@ -46,12 +47,14 @@ pub(crate) fn read_json(path: &Path) -> Result<Option<Value>, ModelError> {
     let Some(bytes) = read_text_file(path)? else {
         return Ok(None);
     };
-    serde_json::from_slice(&bytes)
-        .map(Some)
-        .map_err(|error| ModelError::Json {
-            path: path.to_owned(),
-            problem: error.to_string(),
-        })
+    let parsed = serde_json::from_slice(&bytes).or_else(|error| match without_python_numbers(&bytes) {
+        Some(replaced) => serde_json::from_slice(&replaced),
+        None => Err(error),
+    });
+    parsed.map(Some).map_err(|error| ModelError::Json {
+        path: path.to_owned(),
+        problem: error.to_string(),
+    })
 }
 
 /// An object of settings and where it was read from: config.json, with the settings of a text model that it nests.
@@ -126,7 +129,8 @@ impl Fields {
         for (name, value) in text.values {
             let stays =
                 ["architectures", "tie_word_embeddings"].contains(&name.as_str()) && fields.get(&name).is_some();
-            if !stays && !value.is_null() {
+            let is_said = fields.values.contains_key(&name);
+            if !stays && !(is_said && value.is_null()) {
                 fields.values.insert(name, value);
             }
         }

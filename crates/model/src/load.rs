@@ -7,7 +7,7 @@ use std::time::Instant;
 use riffle_linear::{Activations, WeightFormat};
 
 use crate::decoder::Decoder;
-use crate::families::Family;
+use crate::families::{self, Family};
 use crate::fields::Fields;
 use crate::place::ModelPlace;
 use crate::tokenizer::{TOKENIZER_FILE, TokenizerSettings};
@@ -79,7 +79,7 @@ impl LoadOptions {
         self
     }
 
-    /// With families beside those of this crate. A family of the same architecture as one of this crate is not asked.
+    /// With families beside those of this crate. A family of the same architecture as one of this crate is asked in its place.
     pub fn with_families(mut self, families: &'static [Family]) -> Self {
         self.families = families;
         self
@@ -300,7 +300,8 @@ impl Parts {
             self.loads_predictor
         } else {
             let is_behind = layer_of(name).is_some_and(|layer| layer >= self.config.layers);
-            !is_behind && !NOT_COMPUTED.iter().any(|prefix| name.starts_with(prefix))
+            let is_beside = families::is_wrapper(&self.fields) && !families::is_of_text_model(name);
+            !is_behind && !is_beside && !NOT_COMPUTED.iter().any(|prefix| name.starts_with(prefix))
         }
     }
 

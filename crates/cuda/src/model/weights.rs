@@ -196,6 +196,16 @@ impl Upload<'_> {
                 bias: self.vector(bias)?,
                 epsilon: *epsilon,
             },
+            Norm::Groups { .. } => {
+                return Err(CudaError::Part {
+                    part: "a norm of groups",
+                });
+            }
+            Norm::Identity { .. } => {
+                return Err(CudaError::Part {
+                    part: "a layer without a norm before it",
+                });
+            }
         })
     }
 
@@ -270,6 +280,11 @@ impl Upload<'_> {
             activation: match activation {
                 Activation::Silu => ops::Activation::Silu,
                 Activation::GeluTanh => ops::Activation::GeluTanh,
+                _ => {
+                    return Err(CudaError::Part {
+                        part: "this activation",
+                    });
+                }
             },
         })
     }

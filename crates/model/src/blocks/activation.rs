@@ -5,12 +5,30 @@ use crate::ModelError;
 use crate::fields::Fields;
 
 /// The non-linearity of a feed-forward block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
 pub enum Activation {
     /// x · sigmoid(x).
     Silu,
     /// The tanh form of x · Φ(x).
     GeluTanh,
+    /// x · Φ(x).
+    Gelu,
+    /// max(x, 0).
+    Relu,
+    /// max(x, 0)².
+    ReluSquared,
+    /// xIELU (arXiv:2411.13010): a parabola above zero, an exponential below, both with a learned curvature.
+    Xielu {
+        /// Factor on x² above zero.
+        above: f32,
+        /// Factor on e^x - 1 - x below zero.
+        below: f32,
+        /// Factor on x.
+        slope: f32,
+        /// The exponential takes min(x, `limit`).
+        limit: f32,
+    },
 }
 
 impl Activation {
@@ -19,9 +37,14 @@ impl Activation {
         match fields.text(setting)?.unwrap_or(default) {
             "silu" | "swish" => Ok(Activation::Silu),
             "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::GeluTanh),
+            "gelu" | "gelu_python" => Ok(Activation::Gelu),
+            "relu" => Ok(Activation::Relu),
+            "relu2" => Ok(Activation::ReluSquared),
             other => Err(fields.error(
                 setting,
-                format!("activation {other:?} is not supported; supported are silu, gelu_new, gelu_pytorch_tanh"),
+                format!(
+                    "activation {other:?} is not supported; supported are silu, gelu, gelu_new, gelu_pytorch_tanh, relu, relu2"
+                ),
             )),
         }
     }
@@ -31,19 +54,26 @@ impl Activation {
         super::rows::for_rows(values, 1, |_, value| value[0] = self.value(value[0]));
     }
 
+    /// Its name, where no device computes it.
+    pub(crate) fn host_only(self) -> Option<&'static str> {
+        match self {
+            Activation::Silu | Activation::GeluTanh => None,
+            Activation::Gelu => Some("activation gelu"),
+            Activation::Relu => Some("activation relu"),
+            Activation::ReluSquared => Some("activation relu2"),
+            Activation::Xielu { .. } => Some("activation xielu"),
+        }
+    }
+
     /// `gate = activation(gate) * up`.
     pub(crate) fn gate(self, gate: &mut [f32], up: &[f32]) {
         match self {
-            Activation::Silu => for_pairs(gate, up, |gate, up| {
-                for (gate, up) in gate.iter_mut().zip(up) {
-                    *gate = silu(*gate) * up;
-                }
-            }),
-            Activation::GeluTanh => for_pairs(gate, up, |gate, up| {
-                for (gate, up) in gate.iter_mut().zip(up) {
-                    *gate = gelu_tanh(*gate) * up;
-                }
-            }),
+            Activation::Silu => gate_by(gate, up, silu),
+            Activation::GeluTanh => gate_by(gate, up, gelu_tanh),
+            Activation::Gelu => gate_by(gate, up, gelu),
+            Activation::Relu => gate_by(gate, up, relu),
+            Activation::ReluSquared => gate_by(gate, up, relu_squared),
+            Activation::Xielu { .. } => gate_by(gate, up, |value| self.value(value)),
         }
     }
 
@@ -51,8 +81,25 @@ impl Activation {
         match self {
             Activation::Silu => silu(value),
             Activation::GeluTanh => gelu_tanh(value),
+            Activation::Gelu => gelu(value),
+            Activation::Relu => relu(value),
+            Activation::ReluSquared => relu_squared(value),
+            Activation::Xielu { above, slope, .. } if value > 0.0 => above * value * value + slope * value,
+            Activation::Xielu {
+                below, slope, limit, ..
+            } => (value.min(limit).exp_m1() - value) * below + slope * value,
         }
     }
+}
+
+/// `gate = activation(gate) * up`.
+#[inline(always)]
+fn gate_by(gate: &mut [f32], up: &[f32], activation: impl Fn(f32) -> f32 + Sync) {
+    for_pairs(gate, up, |gate, up| {
+        for (gate, up) in gate.iter_mut().zip(up) {
+            *gate = activation(*gate) * up;
+        }
+    });
 }
 
 /// `values = values · sigmoid(gate)`.
@@ -85,6 +132,32 @@ fn gelu_tanh(x: f32) -> f32 {
     // 0.5 (1 + tanh u) = sigmoid(2u), which spares the cancellation in 1 + tanh u.
     let u = 0.797_884_6 * (x + 0.044_715 * x * x * x);
     x / (1.0 + exp(-2.0 * u))
+}
+
+#[inline(always)]
+fn relu(x: f32) -> f32 {
+    x.max(0.0)
+}
+
+#[inline(always)]
+fn relu_squared(x: f32) -> f32 {
+    let positive = x.max(0.0);
+    positive * positive
+}
+
+/// x · Φ(x), with the error function of Abramowitz and Stegun 7.1.26, which is right to 1.5e-7.
+#[inline(always)]
+fn gelu(x: f32) -> f32 {
+    let scaled = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
+    let t = 1.0 / (1.0 + 0.327_591_1 * scaled);
+    let series = 1.061_405_4;
+    let series = series * t - 1.453_152;
+    let series = series * t + 1.421_413_8;
+    let series = series * t - 0.284_496_72;
+    let series = series * t + 0.254_829_6;
+    // Φ(-|x|), which does not cancel.
+    let tail = 0.5 * series * t * exp(-scaled * scaled);
+    if x < 0.0 { x * tail } else { x - x * tail }
 }
 
 /// e^x to about one unit in the last place, without branches or calls.
@@ -139,6 +212,28 @@ mod tests {
             assert!(
                 (f64::from(gelu_tanh(x)) - gelu_exact).abs() <= 2e-6 * gelu_exact.abs().max(1e-1),
                 "gelu({x})"
+            );
+            assert!((gelu(x) - gelu_tanh(x)).abs() < 5e-4, "the two forms of gelu({x})");
+        }
+    }
+
+    #[test]
+    fn gelu_follows_the_normal_distribution() {
+        // x and Φ(x), from tables of the normal distribution.
+        for (x, probability) in [
+            (0.0, 0.5),
+            (0.5, 0.691_462_461),
+            (1.0, 0.841_344_746),
+            (1.96, 0.975_002_105),
+            (3.0, 0.998_650_102),
+        ] {
+            assert!(
+                (f64::from(gelu(x)) - f64::from(x) * probability).abs() < 4e-7,
+                "gelu({x})"
+            );
+            assert!(
+                (f64::from(gelu(-x)) + f64::from(x) * (1.0 - probability)).abs() < 4e-7,
+                "gelu(-{x})"
             );
         }
     }

@@ -16,7 +16,7 @@ pub struct Attention {
     pub shape: AttentionShape,
     /// To `[heads, key_width]`.
     pub query: Projection,
-    /// Norm of single query heads before the rotation.
+    /// Norm of query heads before the rotation: of each by itself, or of all together if it is as wide as they are.
     pub query_norm: Option<Norm>,
     /// Its own keys and values; `None` for a layer that reads those of another.
     pub key_value: Option<KeyValue>,
@@ -34,7 +34,7 @@ pub struct KeyValue {
     pub key: Projection,
     /// To `[kv_heads, value_width]`; `None` for a latent layer, whose values are the beginning of its keys.
     pub value: Option<Projection>,
-    /// Norm of single key heads before the rotation; in a latent layer, of their values.
+    /// Norm of key heads before the rotation, as that of queries; in a latent layer, of their values.
     pub key_norm: Option<Norm>,
 }
 
@@ -80,13 +80,16 @@ impl Attention {
             let angles = &table.angles()[first * rotary.dim()..];
             let key_norm = self.key_value.as_ref().map(|own| own.key_norm.as_ref());
             let turned = [
-                (queries, widths[0], Some(self.query_norm.as_ref())),
+                (&mut *queries, widths[0], Some(self.query_norm.as_ref())),
                 (keys, widths[1], key_norm),
             ];
             for (heads, width, norm) in turned {
                 if let Some(norm) = norm {
                     finish_heads(heads, width, &shape, norm, (angles, rotary.dim()));
                 }
+            }
+            if rotary.scales_queries() {
+                scale_queries(rotary, batch, block, queries, widths[0]);
             }
         }
     }
@@ -106,6 +109,16 @@ impl KeyValue {
     }
 }
 
+/// Multiplies the queries of some rows of a batch, `[rows, width]`, by the factors of their positions.
+fn scale_queries(rotary: &Rotary, batch: &Batch, rows: Range<usize>, queries: &mut [f32], width: usize) {
+    let positions = batch
+        .parts(rows)
+        .flat_map(|part| (part.position..).take(part.rows.len()));
+    for (query, position) in queries.chunks_exact_mut(width).zip(positions) {
+        rotary.scale_query(query, position);
+    }
+}
+
 /// Normalises and turns every head of `[rows, width]`.
 fn finish_heads(
     data: &mut [f32],
@@ -117,8 +130,12 @@ fn finish_heads(
     let first_rotated = shape.first_rotated();
     super::rows::for_rows(data, width, |row, heads| {
         let (cosines, sines) = angles[row * rotary_dim..][..rotary_dim].split_at(rotary_dim / 2);
+        let of_all = norm.filter(|norm| norm.width() == width);
+        if let Some(norm) = of_all {
+            norm.apply_in_place(heads);
+        }
         for head in heads.chunks_exact_mut(shape.key_width) {
-            if let Some(norm) = norm {
+            if let Some(norm) = norm.filter(|_| of_all.is_none()) {
                 let normed = if shape.is_latent {
                     first_rotated
                 } else {

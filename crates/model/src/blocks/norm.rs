@@ -24,21 +24,38 @@ pub enum Norm {
         /// Added to the variance.
         epsilon: f32,
     },
+    /// As `Layer`, without a bias and for each `group` of neighbours by itself.
+    Groups {
+        /// `[width]`.
+        weight: Vec<f32>,
+        /// Divides the width.
+        group: usize,
+        /// Added to the variance.
+        epsilon: f32,
+    },
+    /// The input, for layers that normalise their results instead.
+    Identity {
+        /// Values of a row.
+        width: usize,
+    },
 }
 
 impl Norm {
     /// Bytes the weights take.
     pub(crate) fn bytes(&self) -> u64 {
         let values = match self {
-            Norm::Rms { weight, .. } => weight.len(),
+            Norm::Rms { weight, .. } | Norm::Groups { weight, .. } => weight.len(),
             Norm::Layer { weight, bias, .. } => weight.len() + bias.len(),
+            Norm::Identity { .. } => 0,
         };
         4 * values as u64
     }
 
-    fn width(&self) -> usize {
+    /// Values of a row.
+    pub(super) fn width(&self) -> usize {
         match self {
-            Norm::Rms { weight, .. } | Norm::Layer { weight, .. } => weight.len(),
+            Norm::Rms { weight, .. } | Norm::Layer { weight, .. } | Norm::Groups { weight, .. } => weight.len(),
+            Norm::Identity { width } => *width,
         }
     }
 
@@ -65,6 +82,15 @@ impl Norm {
                     *value = (*value - mean) * scale * weight + bias;
                 }
             }
+            Norm::Groups { weight, group, epsilon } => {
+                for (row, weight) in row.chunks_exact_mut(*group).zip(weight.chunks_exact(*group)) {
+                    let (mean, scale) = mean_and_scale(row, *epsilon);
+                    for (value, weight) in row.iter_mut().zip(weight) {
+                        *value = (*value - mean) * scale * weight;
+                    }
+                }
+            }
+            Norm::Identity { .. } => {}
         }
     }
 
@@ -81,6 +107,10 @@ impl Norm {
                 for (((output, input), weight), bias) in output.iter_mut().zip(input).zip(weight).zip(bias) {
                     *output = (*input - mean) * scale * weight + bias;
                 }
+            }
+            Norm::Groups { .. } | Norm::Identity { .. } => {
+                output.copy_from_slice(input);
+                self.apply_in_place(output);
             }
         }
     }

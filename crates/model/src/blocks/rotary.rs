@@ -89,7 +89,8 @@ impl RotarySettings {
             None => inner.text("type")?.unwrap_or("default"),
         };
         let scaling = match kind {
-            "default" => Scaling::None,
+            // Sections of a position, which are equal in a text.
+            "default" | "mrope" => Scaling::None,
             "linear" => Scaling::Linear {
                 factor: stretch(&inner)?,
             },
@@ -238,7 +239,7 @@ fn factors(inner: &Fields, name: &str, dim: usize) -> Result<Vec<f64>, ModelErro
 }
 
 /// A rotation ready to be applied.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Rotary {
     /// Tells rotations apart, so that a table filled for one is not read for another.
     id: u64,
@@ -248,6 +249,17 @@ pub struct Rotary {
     beyond: Option<(usize, Vec<f32>)>,
     /// Factor on both cosine and sine.
     magnitude: f32,
+    /// Factors on queries after the rotation.
+    query_scale: QueryScale,
+}
+
+/// Factors on queries, which are multiplied after they are turned.
+#[derive(Debug, Clone, Default)]
+struct QueryScale {
+    /// `[head_dim]`, or empty.
+    by_dimension: Vec<f32>,
+    /// Queries at position p are multiplied by 1 + growth · ln(1 + ⌊p / period⌋).
+    by_position: Option<(f32, f32)>,
 }
 
 impl Rotary {
@@ -304,12 +316,58 @@ impl Rotary {
                 stretch(&settings.short)
             }
         };
-        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         Rotary {
-            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            id: next_id(),
             frequencies,
             beyond,
             magnitude: magnitude as f32,
+            query_scale: QueryScale::default(),
+        }
+    }
+
+    /// A rotation by no angle, for layers whose keys do not carry their positions, of `dim` dimensions.
+    pub fn still(dim: usize) -> Rotary {
+        Rotary {
+            id: next_id(),
+            frequencies: vec![0.0; dim / 2],
+            beyond: None,
+            magnitude: 1.0,
+            query_scale: QueryScale::default(),
+        }
+    }
+
+    /// The same rotation with factors, `[head_dim]`, on every query head that it has turned.
+    pub(crate) fn with_query_weights(&self, weights: Vec<f32>) -> Rotary {
+        let mut rotary = self.clone();
+        rotary.query_scale.by_dimension = weights;
+        rotary
+    }
+
+    /// The same rotation with queries that grow by `growth` · ln(1 + ⌊position / period⌋).
+    pub(crate) fn with_query_growth(&self, growth: f32, period: f32) -> Rotary {
+        let mut rotary = self.clone();
+        rotary.query_scale.by_position = Some((growth, period));
+        rotary
+    }
+
+    /// True if queries are multiplied after they are turned.
+    pub(super) fn scales_queries(&self) -> bool {
+        !self.query_scale.by_dimension.is_empty() || self.query_scale.by_position.is_some()
+    }
+
+    /// Multiplies the query heads of the token at `position`, `[heads, head_dim]`.
+    pub(super) fn scale_query(&self, heads: &mut [f32], position: usize) {
+        let scale = &self.query_scale;
+        if !scale.by_dimension.is_empty() {
+            for head in heads.chunks_exact_mut(scale.by_dimension.len()) {
+                head.iter_mut()
+                    .zip(&scale.by_dimension)
+                    .for_each(|(query, weight)| *query *= weight);
+            }
+        }
+        if let Some((growth, period)) = scale.by_position {
+            let factor = 1.0 + growth * (1.0 + (position as f32 / period).floor()).ln();
+            heads.iter_mut().for_each(|query| *query *= factor);
         }
     }
 
@@ -400,6 +458,12 @@ impl Rotary {
             *sine = angle.sin() as f32 * self.magnitude;
         }
     }
+}
+
+/// A number that no other rotation has.
+fn next_id() -> u64 {
+    static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+    NEXT_ID.fetch_add(1, Ordering::Relaxed)
 }
 
 /// Pairs between which YaRN goes over from keeping to stretching.

@@ -26,7 +26,8 @@ const fn foreign(name: &'static str, neutral: &'static [f64]) -> Foreign {
 }
 
 const GEMMA: &[&str] = &["Gemma2ForCausalLM", "Gemma3ForCausalLM"];
-const HYBRID: &[&str] = &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"];
+const BENT: &[&str] = &["Gemma2ForCausalLM"];
+const HYBRID: &[&str] = &["Qwen3_5ForCausalLM"];
 
 const FOREIGN: &[Foreign] = &[
     // Experts.
@@ -48,7 +49,7 @@ const FOREIGN: &[Foreign] = &[
     Foreign {
         name: "attn_logit_softcapping",
         neutral: &[],
-        but_for: GEMMA,
+        but_for: BENT,
     },
     Foreign {
         name: "final_logit_softcapping",
@@ -100,7 +101,34 @@ pub(crate) fn refuse(fields: &Fields, family: &Family, architecture: &str) -> Re
             return Err(fields.error(name, problem));
         }
     }
+    refuse_part_of_a_rotation(fields, family, architecture)?;
     refuse_two_rotations(fields)
+}
+
+/// The default rotation of most families turns whole heads, whatever `partial_rotary_factor` says.
+fn refuse_part_of_a_rotation(fields: &Fields, family: &Family, architecture: &str) -> Result<(), ModelError> {
+    let inner = match fields.object("rope_parameters")? {
+        Some(parameters) => Some(parameters),
+        None => fields.object("rope_scaling")?,
+    };
+    let kind = match &inner {
+        Some(inner) => inner.text("rope_type")?.or(inner.text("type")?),
+        None => None,
+    };
+    if family.rotates_partly || !matches!(kind, None | Some("default" | "mrope")) {
+        return Ok(());
+    }
+    for place in inner.iter().chain([fields]) {
+        if let Some(part) = place
+            .optional_number("partial_rotary_factor")?
+            .filter(|part| *part != 1.0)
+        {
+            let problem =
+                format!("is {part}, which the default rotation of {architecture} does not read; leave it out");
+            return Err(place.error("partial_rotary_factor", problem));
+        }
+    }
+    Ok(())
 }
 
 /// The rotation can stand in several places; they must agree.

@@ -47,7 +47,7 @@ fn configure_both(fields: &Fields, architecture: &str) -> Result<ModelConfig, Mo
         .map(|cap| cap as f32);
     config.rotary_dim = RotarySettings::from_fields(&fields, config.head_dim, config.max_position)?.dim;
     config.set_windows(&fields, |layer| layer % 2 == 0)?;
-    Activation::from_fields(&fields, "hidden_activation", ACTIVATION)?;
+    config.host_only = Activation::from_fields(&fields, "hidden_activation", ACTIVATION)?.host_only();
     Ok(config)
 }
 

@@ -69,7 +69,7 @@ impl Style {
 pub fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
     let mut config = ModelConfig::from_fields(fields, architecture)?;
     config.rotary_dim = RotarySettings::from_fields(fields, config.head_dim, config.max_position)?.dim;
-    Activation::from_fields(fields, "hidden_act", "silu")?;
+    config.host_only = Activation::from_fields(fields, "hidden_act", "silu")?.host_only();
     Ok(config)
 }
 

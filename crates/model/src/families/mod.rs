@@ -1,5 +1,6 @@
 //! The architectures, one file each.
 
+mod dense;
 mod foreign;
 mod gemma;
 pub(crate) mod llama;
@@ -9,6 +10,10 @@ mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen3_5;
+mod wrappers;
+
+pub use wrappers::wrapper_classes;
+pub(crate) use wrappers::{NAMES as WRAPPED_NAMES, is_of_text_model, is_wrapper, text_fields};
 
 use crate::blocks::{Activation, Mlp, Norm, Projection};
 use crate::decoder::Decoder;
@@ -29,6 +34,10 @@ pub struct Family {
     pub model_type: &'static str,
     /// Settings that the family computes and that are refused for others, such as `embedding_multiplier`.
     pub settings: &'static [&'static str],
+    /// Beginnings of tensors' names, and the beginnings that the family knows them by.
+    pub(crate) renames: &'static [(&'static str, &'static str)],
+    /// The default rotation turns a part of a head where `partial_rotary_factor` says so.
+    pub(crate) rotates_partly: bool,
     /// Reads the sizes.
     pub configure: Configure,
     /// Takes the weights.
@@ -58,6 +67,8 @@ impl Family {
             architectures,
             model_type,
             settings: &[],
+            renames: &[],
+            rotates_partly: false,
             configure,
             build,
             build_predictor: None,
@@ -70,6 +81,18 @@ impl Family {
         self
     }
 
+    /// With other names of tensors.
+    pub(crate) const fn with_renames(mut self, renames: &'static [(&'static str, &'static str)]) -> Self {
+        self.renames = renames;
+        self
+    }
+
+    /// With a default rotation that turns a part of a head where `partial_rotary_factor` says so.
+    pub const fn with_partial_rotation(mut self) -> Self {
+        self.rotates_partly = true;
+        self
+    }
+
     /// With settings that the family computes and that are refused for families that do not, such as `embedding_multiplier`.
     pub const fn with_settings(mut self, settings: &'static [&'static str]) -> Self {
         self.settings = settings;
@@ -77,7 +100,8 @@ impl Family {
     }
 }
 
-const FAMILIES: &[Family] = &[
+/// The families with files of their own.
+const OWN: [Family; 9] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -88,6 +112,20 @@ const FAMILIES: &[Family] = &[
     gemma::GEMMA2,
     gemma::GEMMA3,
 ];
+
+const FAMILIES: &[Family] = &{
+    let mut all = [llama::FAMILY; OWN.len() + dense::FAMILIES.len()];
+    let mut at = 0;
+    while at < all.len() {
+        all[at] = if at < OWN.len() {
+            OWN[at]
+        } else {
+            dense::FAMILIES[at - OWN.len()]
+        };
+        at += 1;
+    }
+    all
+};
 
 /// The families that this crate knows, for lists.
 pub fn families() -> &'static [Family] {
@@ -151,11 +189,19 @@ fn gated_mlp(
     })
 }
 
-/// The family config.json names, and the name it goes by there. Families of this crate come first.
+/// The family config.json names, and the name it goes by there. Families of other crates come first.
 fn find(fields: &Fields, more: &'static [Family]) -> Result<(&'static Family, String), ModelError> {
     let architectures = fields.texts("architectures")?;
     let model_type = fields.text("model_type")?;
-    for family in FAMILIES.iter().chain(more) {
+    if let Some(wrapper) = wrappers::find(&architectures) {
+        let text_type = wrappers::family_type(model_type.unwrap_or(wrapper.text_type));
+        let found = FAMILIES.iter().find(|family| family.model_type == text_type);
+        return match found {
+            Some(family) => Ok((family, family.architectures[0].to_owned())),
+            None => Err(unknown(format!("{} around {text_type}", wrapper.class), more)),
+        };
+    }
+    for family in more.iter().chain(FAMILIES) {
         for name in family.architectures {
             if architectures.iter().any(|found| found == name) {
                 return Ok((family, (*name).to_owned()));
@@ -166,16 +212,17 @@ fn find(fields: &Fields, more: &'static [Family]) -> Result<(&'static Family, St
             return Ok((family, name.to_owned()));
         }
     }
-    Err(ModelError::UnknownArchitecture {
-        found: match architectures.first() {
-            Some(name) => name.clone(),
-            None => model_type.unwrap_or("(none named)").to_owned(),
-        },
-        known: FAMILIES
-            .iter()
-            .chain(more)
-            .flat_map(|family| family.architectures)
-            .copied()
-            .collect(),
-    })
+    let found = match architectures.first() {
+        Some(name) => name.clone(),
+        None => model_type.unwrap_or("(none named)").to_owned(),
+    };
+    Err(unknown(found, more))
+}
+
+fn unknown(found: String, more: &'static [Family]) -> ModelError {
+    let families = FAMILIES.iter().chain(more);
+    ModelError::UnknownArchitecture {
+        found,
+        known: families.flat_map(|family| family.architectures).copied().collect(),
+    }
 }

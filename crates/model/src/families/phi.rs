@@ -10,7 +10,7 @@ use crate::layer::{Layer, Rows, Step};
 use crate::weights::Checkpoint;
 use crate::{ModelConfig, ModelError};
 
-pub(super) const FAMILY: Family = Family::new(&["PhiForCausalLM"], "phi", configure, build);
+pub(super) const FAMILY: Family = Family::new(&["PhiForCausalLM"], "phi", configure, build).with_partial_rotation();
 
 const ACTIVATION: &str = "gelu_new";
 
@@ -23,7 +23,7 @@ fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelEr
     let mut config = ModelConfig::from_fields(&fields, architecture)?;
     config.norm_epsilon = fields.optional_epsilon("layer_norm_eps")?.unwrap_or(1e-5) as f32;
     config.rotary_dim = RotarySettings::from_fields(&fields, config.head_dim, config.max_position)?.dim;
-    Activation::from_fields(&fields, "hidden_act", ACTIVATION)?;
+    config.host_only = Activation::from_fields(&fields, "hidden_act", ACTIVATION)?.host_only();
     Ok(config)
 }
 

@@ -6,12 +6,31 @@ use crate::fields::Fields;
 use crate::weights::Checkpoint;
 use crate::{ModelConfig, ModelError};
 
-pub(super) const FAMILY: Family = Family::new(&["Phi3ForCausalLM"], "phi3", configure, build);
+pub(super) const FAMILY: Family = Family::new(&["Phi3ForCausalLM"], "phi3", configure, build).with_partial_rotation();
 
 fn with_defaults(fields: &Fields) -> Fields {
     fields
         .with_default("rms_norm_eps", 1e-5)
         .with_default("original_max_position_embeddings", 4096)
+}
+
+/// The length of the first training stands beside the rotation in this class, 4096 by default, and comes before one inside.
+pub(super) fn settle_original_length(fields: Fields) -> Result<Fields, ModelError> {
+    const LENGTH: &str = "original_max_position_embeddings";
+    let mut fields = fields.with_default(LENGTH, 4096);
+    let Some(length) = fields.get(LENGTH).cloned() else {
+        return Ok(fields);
+    };
+    for name in ["rope_parameters", "rope_scaling"] {
+        if let Some(inner) = fields.object(name)?
+            && inner.get(LENGTH).is_some()
+        {
+            let mut rotation = inner.values();
+            rotation.insert(LENGTH.to_owned(), length.clone());
+            fields = fields.with(name, rotation);
+        }
+    }
+    Ok(fields)
 }
 
 fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {

@@ -12,13 +12,9 @@ use crate::layer::{Layer, Rows, Step, feed_forward};
 use crate::weights::Checkpoint;
 use crate::{GatedDeltaNetShape, ModelConfig, ModelError, Predictor, StateShape};
 
-pub(super) const FAMILY: Family = Family::new(
-    &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"],
-    "qwen3_5_text",
-    configure,
-    build,
-)
-.with_predictor(build_predictor);
+pub(super) const FAMILY: Family = Family::new(&["Qwen3_5ForCausalLM"], "qwen3_5_text", configure, build)
+    .with_predictor(build_predictor)
+    .with_partial_rotation();
 
 /// Largest head or kernel of a recurrent layer that is taken seriously: a memory grows with the square of it.
 const LARGEST_HEAD: usize = 1 << 12;

@@ -35,7 +35,9 @@ enum For {
     None,
 }
 
-use Architecture::{Gemma2, Gemma3, Phi2, Qwen35};
+use Architecture::{
+    Cohere2, CommandR, Exaone4, Gemma2, Gemma3, Granite, Mistral3, Olmo2, Phi2, Qwen2Vl, Qwen3Vl, Qwen35,
+};
 use For::{All, None as NoOne, Only};
 use KeyKind::{Any, Count, Flag, List, NotNegative, Number, Positive, Size, Text};
 
@@ -61,7 +63,12 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     ("final_logit_softcapping", NotNegative, Only(&[Gemma2, Gemma3]), &[0.0]),
     // Windows. `settings` compares a window with the context where no layer slides.
     ("attention.sliding_window", Count, All, &[]),
-    ("attention.sliding_window_pattern", Any, Only(&[Gemma2, Gemma3]), &[]),
+    (
+        "attention.sliding_window_pattern",
+        Any,
+        Only(&[Gemma2, Gemma3, Exaone4, Olmo2]),
+        &[],
+    ),
     // Rotation.
     ("rope.freq_base", Positive, All, &[]),
     ("rope.freq_base_swa", Positive, Only(&[Gemma3]), &[]),
@@ -75,7 +82,8 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     ("rope.scaling.yarn_beta_slow", Positive, All, &[]),
     ("rope.scaling.yarn_ext_factor", Number, NoOne, &[1.0, -1.0]),
     ("rope.scaling.yarn_attn_factor", Number, NoOne, &[1.0]),
-    ("rope.scaling.yarn_log_multiplier", Number, NoOne, &[0.0]),
+    ("rope.scaling.yarn_log_multiplier", Number, Only(&[Mistral3]), &[0.0]),
+    ("attention.temperature_scale", Number, Only(&[Mistral3]), &[0.0]),
     ("rope.scaling.alpha", Number, NoOne, &[0.0]),
     // Recurrent layers, and layers that predict further tokens.
     ("ssm.conv_kernel", Size, Only(&[Qwen35]), &[]),
@@ -91,15 +99,16 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     ("attention.clamp_kqv", Number, NoOne, &[0.0]),
     ("attention.max_alibi_bias", Number, NoOne, &[0.0]),
     ("use_parallel_residual", Flag, Only(&[Phi2]), &[0.0]),
-    ("logit_scale", Number, NoOne, &[0.0, 1.0]),
-    ("residual_scale", Number, NoOne, &[0.0, 1.0]),
-    ("embedding_scale", Number, NoOne, &[0.0, 1.0]),
+    ("logit_scale", Number, Only(&[Granite, CommandR, Cohere2]), &[0.0, 1.0]),
+    ("residual_scale", Number, Only(&[Granite]), &[0.0, 1.0]),
+    ("embedding_scale", Number, Only(&[Granite]), &[0.0, 1.0]),
     ("expert_count", Count, NoOne, &[0.0]),
     ("expert_used_count", Count, NoOne, &[0.0]),
     ("expert_shared_count", Count, NoOne, &[0.0]),
     ("expert_feed_forward_length", Count, NoOne, &[0.0]),
     // No effect on the logits of a text: all sections of a position are equal in a text, and pooling comes after the model.
-    ("rope.dimension_sections", Any, Only(&[Qwen35]), &[]),
+    ("rope.dimension_sections", Any, Only(&[Qwen35, Qwen2Vl, Qwen3Vl]), &[]),
+    ("n_deepstack_layers", Count, Only(&[Qwen3Vl]), &[0.0]),
     ("rope.scaling.finetuned", Flag, All, &[]),
     ("tensor_data_layout", Text, All, &[]),
     ("pooling_type", Count, All, &[]),

@@ -60,6 +60,28 @@ const GEMMA_PARTS: &[(&str, &str)] = &[
     ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
 
+/// What is named otherwise where norms come after attention and after the feed-forward part.
+const AFTER_PARTS: &[(&str, &str)] = &[
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+];
+
+/// What is named otherwise in GLM-4, which has all four norms.
+const GLM4_PARTS: &[(&str, &str)] = &[
+    ("post_attention_norm", "post_self_attn_layernorm"),
+    ("post_ffw_norm", "post_mlp_layernorm"),
+    ("ffn_up", "mlp.gate_up_proj"),
+];
+
+/// What is named otherwise in StarCoder2.
+const STARCODER2_PARTS: &[(&str, &str)] = &[("ffn_up", "mlp.c_fc"), ("ffn_down", "mlp.c_proj")];
+
+/// What is named otherwise in the dense Hunyuan models.
+const HUNYUAN_PARTS: &[(&str, &str)] = &[
+    ("attn_q_norm", "self_attn.query_layernorm"),
+    ("attn_k_norm", "self_attn.key_layernorm"),
+];
+
 /// The tensors of a file or of a shard under the names the families use; `header` is the first file's.
 pub(super) fn translate(
     architecture: Architecture,
@@ -75,9 +97,10 @@ pub(super) fn translate(
             Some(name) => name,
             None => family_name(architecture, found).unwrap_or_else(|| found.clone()),
         };
-        let row_order = match architecture {
-            Architecture::Llama => row_order(header, stored)?,
-            _ => RowOrder::Plain,
+        let row_order = if architecture.interleaves() {
+            row_order(architecture.prefix(), header, stored)?
+        } else {
+            RowOrder::Plain
         };
         translated.push((name, stored.clone(), row_order));
     }
@@ -137,6 +160,10 @@ fn family_name(architecture: Architecture, name: &str) -> Option<String> {
                 Architecture::Phi2 => PHI2_PARTS,
                 Architecture::Phi3 => PHI3_PARTS,
                 Architecture::Gemma2 | Architecture::Gemma3 => GEMMA_PARTS,
+                Architecture::SeedOss | Architecture::Olmo2 | Architecture::Exaone4 => AFTER_PARTS,
+                Architecture::Glm4 => GLM4_PARTS,
+                Architecture::Starcoder2 => STARCODER2_PARTS,
+                Architecture::HunyuanDense => HUNYUAN_PARTS,
                 _ => &[],
             };
             let (_, part) = own.iter().chain(PARTS).find(|(found, _)| *found == part)?;
@@ -146,19 +173,19 @@ fn family_name(architecture: Architecture, name: &str) -> Option<String> {
     Some(format!("{whole}.{kind}"))
 }
 
-/// In files of the Llama architecture rotated pairs stand side by side.
-fn row_order(header: &Header<'_>, stored: &StoredTensor) -> Result<RowOrder, ModelError> {
+/// In files of the Llama architecture and of some relatives rotated pairs stand side by side.
+fn row_order(prefix: &str, header: &Header<'_>, stored: &StoredTensor) -> Result<RowOrder, ModelError> {
     let name = &stored.info.name;
+    let (queries, keys) = (
+        format!("{prefix}.attention.head_count"),
+        format!("{prefix}.attention.head_count_kv"),
+    );
     let setting = if !name.starts_with("blk.") {
         return Ok(RowOrder::Plain);
-    } else if name.contains(".attn_q.") {
-        "llama.attention.head_count"
-    } else if name.contains(".attn_k.") {
-        if header.metadata.contains_key("llama.attention.head_count_kv") {
-            "llama.attention.head_count_kv"
-        } else {
-            "llama.attention.head_count"
-        }
+    } else if name.contains(".attn_k.") && header.metadata.contains_key(&keys) {
+        &keys
+    } else if name.contains(".attn_q.") || name.contains(".attn_k.") {
+        &queries
     } else {
         return Ok(RowOrder::Plain);
     };

@@ -20,6 +20,24 @@ pub(super) enum Architecture {
     Phi3,
     Gemma2,
     Gemma3,
+    Mistral3,
+    Qwen2Vl,
+    Qwen3Vl,
+    Gemma,
+    SmolLm3,
+    SeedOss,
+    Granite,
+    Arcee,
+    Nemotron,
+    Jais2,
+    Olmo2,
+    Exaone4,
+    Glm4,
+    Ernie45,
+    HunyuanDense,
+    CommandR,
+    Cohere2,
+    Starcoder2,
 }
 
 /// Name in the file, architecture, name in config.json.
@@ -32,6 +50,24 @@ const ARCHITECTURES: &[(&str, Architecture, &str)] = &[
     ("phi3", Architecture::Phi3, "Phi3ForCausalLM"),
     ("gemma2", Architecture::Gemma2, "Gemma2ForCausalLM"),
     ("gemma3", Architecture::Gemma3, "Gemma3ForCausalLM"),
+    ("mistral3", Architecture::Mistral3, "LlamaForCausalLM"),
+    ("qwen2vl", Architecture::Qwen2Vl, "Qwen2ForCausalLM"),
+    ("qwen3vl", Architecture::Qwen3Vl, "Qwen3ForCausalLM"),
+    ("gemma", Architecture::Gemma, "GemmaForCausalLM"),
+    ("smollm3", Architecture::SmolLm3, "SmolLM3ForCausalLM"),
+    ("seed_oss", Architecture::SeedOss, "SeedOssForCausalLM"),
+    ("granite", Architecture::Granite, "GraniteForCausalLM"),
+    ("arcee", Architecture::Arcee, "ArceeForCausalLM"),
+    ("nemotron", Architecture::Nemotron, "NemotronForCausalLM"),
+    ("jais2", Architecture::Jais2, "Jais2ForCausalLM"),
+    ("olmo2", Architecture::Olmo2, "Olmo2ForCausalLM"),
+    ("exaone4", Architecture::Exaone4, "Exaone4ForCausalLM"),
+    ("glm4", Architecture::Glm4, "Glm4ForCausalLM"),
+    ("ernie4_5", Architecture::Ernie45, "Ernie4_5ForCausalLM"),
+    ("hunyuan-dense", Architecture::HunyuanDense, "HunYuanDenseV1ForCausalLM"),
+    ("command-r", Architecture::CommandR, "CohereForCausalLM"),
+    ("cohere2", Architecture::Cohere2, "Cohere2ForCausalLM"),
+    ("starcoder2", Architecture::Starcoder2, "Starcoder2ForCausalLM"),
 ];
 
 /// Metadata below the architecture's name, and the setting it is.
@@ -44,6 +80,8 @@ const SETTINGS: &[(&str, &str)] = &[
     ("attention.key_length", "head_dim"),
     ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
     ("attention.layer_norm_epsilon", "layer_norm_eps"),
+    ("attention.layer_norm_epsilon", "norm_eps"),
+    ("attention.layer_norm_epsilon", "norm_epsilon"),
     ("context_length", "max_position_embeddings"),
     ("vocab_size", "vocab_size"),
     ("hidden_activation", "hidden_act"),
@@ -78,6 +116,31 @@ impl Architecture {
     /// What its keys begin with.
     pub(super) fn prefix(self) -> &'static str {
         self.row().0
+    }
+
+    /// True if its files hold rotated pairs side by side, and its directories do not.
+    pub(super) fn interleaves(self) -> bool {
+        matches!(
+            self,
+            Architecture::Llama
+                | Architecture::Mistral3
+                | Architecture::SmolLm3
+                | Architecture::Granite
+                | Architecture::Arcee
+        )
+    }
+
+    /// True if its files tell how far layers look back.
+    fn slides(self) -> bool {
+        matches!(
+            self,
+            Architecture::Gemma2
+                | Architecture::Gemma3
+                | Architecture::Phi3
+                | Architecture::Olmo2
+                | Architecture::Exaone4
+                | Architecture::Cohere2
+        )
     }
 
     fn row(self) -> &'static (&'static str, Architecture, &'static str) {
@@ -167,15 +230,27 @@ pub(super) fn fields(
         );
         score_width = if by_width { hidden / heads } else { head_dim };
         settings.insert("query_pre_attn_scalar".into(), score_width.into());
-        settings.insert("norms_include_one".into(), true.into());
         // Zero means none.
         if keys.number("final_logit_softcapping")? == Some(0.0) {
             settings.insert("final_logit_softcapping".into(), Value::Null);
         }
     }
-    check_scale(&keys, score_width)?;
-    let rotation = rotation(&keys, weights)?;
+    if architecture == Architecture::Granite {
+        multipliers(&keys, &mut settings)?;
+    } else {
+        check_scale(&keys, score_width)?;
+    }
+    let mut rotation = rotation(&keys, weights)?;
+    if architecture == Architecture::Mistral3 {
+        growing_queries(&keys, &mut rotation, &mut settings)?;
+    }
     let rotation = match architecture {
+        // A window tells the third generation from the second.
+        Architecture::Olmo2 if settings.get("sliding_window").is_some_and(|window| !window.is_null()) => {
+            settings.insert("architectures".into(), json!(["Olmo3ForCausalLM"]));
+            let theta = rotation.get("rope_theta").cloned();
+            json!({"full_attention": rotation, "sliding_attention": {"rope_theta": theta}})
+        }
         Architecture::Gemma3 => {
             let local = keys.json("rope.freq_base_swa")?.unwrap_or(json!(10_000.0));
             json!({"full_attention": rotation, "sliding_attention": {"rope_theta": local}})
@@ -199,7 +274,21 @@ fn direct(keys: &OwnKeys<'_>, family: &str, weights: &Checkpoint) -> Result<Map<
     let first = |part: &str| has(&format!("model.layers.0.{part}.bias"));
     settings.insert("tie_word_embeddings".into(), (!has("lm_head.weight")).into());
     settings.insert("attention_bias".into(), first("self_attn.q_proj").into());
-    settings.insert("mlp_bias".into(), first("mlp.gate_proj").into());
+    let mlp_bias = ["mlp.gate_proj", "mlp.up_proj"].iter().any(|part| first(part));
+    settings.insert("mlp_bias".into(), mlp_bias.into());
+    settings.insert("use_bias".into(), first("self_attn.q_proj").into());
+    settings.insert("attention_out_bias".into(), first("self_attn.o_proj").into());
+    settings.insert(
+        "use_qk_norm".into(),
+        has("model.layers.0.self_attn.q_norm.weight").into(),
+    );
+    // Files hold the weights of norms with the one added.
+    settings.insert("norms_include_one".into(), true.into());
+    if ["CohereForCausalLM", "Cohere2ForCausalLM"].contains(&family)
+        && let Some(scale) = keys.json("logit_scale")?
+    {
+        settings.insert("logit_scale".into(), scale);
+    }
     if let (None, Some(embedding)) = (settings.get("vocab_size"), weights.info("model.embed_tokens.weight")) {
         settings.insert("vocab_size".into(), embedding.shape[0].into());
     }
@@ -236,13 +325,12 @@ fn windows(
 ) -> Result<(), ModelError> {
     const WINDOW: &str = "attention.sliding_window";
     const PATTERN: &str = "attention.sliding_window_pattern";
-    let slides = matches!(
-        architecture,
-        Architecture::Gemma2 | Architecture::Gemma3 | Architecture::Phi3
-    );
-    // Zero means none, and so does a missing key in files of Gemma 3.
+    let slides = architecture.slides();
+    // Zero means none, and so does a missing key where the window has a default.
     match keys.number(WINDOW)? {
-        None if architecture == Architecture::Gemma3 => _ = settings.insert("sliding_window".into(), Value::Null),
+        None if !matches!(architecture, Architecture::Gemma2 | Architecture::Phi3) => {
+            _ = settings.insert("sliding_window".into(), Value::Null)
+        }
         None => {}
         Some(0.0) => _ = settings.insert("sliding_window".into(), Value::Null),
         Some(window) if slides => _ = settings.insert("sliding_window".into(), json!(window)),
@@ -291,6 +379,42 @@ fn check_scale(keys: &OwnKeys<'_>, score_width: usize) -> Result<(), ModelError>
     }
 }
 
+/// The factors of Granite: of scores, embeddings, branches and, as a divisor, logits. Zero means none.
+fn multipliers(keys: &OwnKeys<'_>, settings: &mut Map<String, Value>) -> Result<(), ModelError> {
+    for (key, setting) in [
+        ("attention.scale", "attention_multiplier"),
+        ("embedding_scale", "embedding_multiplier"),
+        ("residual_scale", "residual_multiplier"),
+        ("logit_scale", "logits_scaling"),
+    ] {
+        if let Some(factor) = keys.number(key)?.filter(|factor| *factor != 0.0) {
+            settings.insert(setting.into(), json!(factor));
+        }
+    }
+    Ok(())
+}
+
+/// Queries of Ministral 3 grow with their position; the two magnitudes of its stretching are the same and cancel.
+fn growing_queries(
+    keys: &OwnKeys<'_>,
+    rotation: &mut Map<String, Value>,
+    settings: &mut Map<String, Value>,
+) -> Result<(), ModelError> {
+    let not_zero = |number: &f64| *number != 0.0;
+    if keys
+        .number("rope.scaling.yarn_log_multiplier")?
+        .is_some_and(|number| not_zero(&number))
+    {
+        rotation.insert("attention_factor".into(), json!(1.0));
+    }
+    if let Some(growth) = keys.number("attention.temperature_scale")?.filter(not_zero) {
+        rotation.insert("llama_4_scaling_beta".into(), json!(growth));
+        settings.insert("architectures".into(), json!(["Ministral3ForCausalLM"]));
+        settings.insert("sliding_window".into(), Value::Null);
+    }
+    Ok(())
+}
+
 /// What a model with recurrent layers says otherwise than its directory.
 fn hybrid(
     keys: &OwnKeys<'_>,
@@ -328,7 +452,6 @@ fn hybrid(
     }
     // Value heads are stored in another order, norms with the one added, decays ready for use.
     settings.insert("value_heads_tiled".into(), true.into());
-    settings.insert("norms_include_one".into(), true.into());
     settings.insert("decay_rates_stored".into(), true.into());
     Ok(())
 }

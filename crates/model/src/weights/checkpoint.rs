@@ -41,6 +41,8 @@ pub(crate) enum RowOrder {
     Plain,
     /// Within each of so many heads, rows i and i + head_dim/2 stand side by side.
     Interleaved { heads: usize },
+    /// The same for the first `rotated` rows of each head.
+    PartlyInterleaved { heads: usize, rotated: usize },
 }
 
 impl Checkpoint {
@@ -69,6 +71,21 @@ impl Checkpoint {
         }
         self.files.push(WeightFile { path, file, map: None });
         Ok(())
+    }
+
+    /// Gives every tensor the name that `rename` makes of its own.
+    pub(crate) fn rename(&mut self, rename: impl Fn(&str) -> String) {
+        let tensors = std::mem::take(&mut self.tensors);
+        self.tensors = tensors.into_iter().map(|(name, at)| (rename(&name), at)).collect();
+    }
+
+    /// Says that rotated pairs of a tensor stand side by side in each head, unless its file said so.
+    pub(crate) fn interleave(&mut self, name: &str, heads: usize, rotated: usize) {
+        if let Some(location) = self.tensors.get_mut(name)
+            && location.row_order == RowOrder::Plain
+        {
+            location.row_order = RowOrder::PartlyInterleaved { heads, rotated };
+        }
     }
 
     /// How the matrices that are taken from here on multiply.
@@ -249,21 +266,28 @@ impl Checkpoint {
         }
         let bytes = match location.row_order {
             RowOrder::Plain => Cow::Borrowed(bytes),
-            RowOrder::Interleaved { heads } => Cow::Owned(without_interleaving(bytes, shape[0], heads)),
+            RowOrder::Interleaved { heads } => Cow::Owned(without_interleaving(bytes, shape[0], heads, None)),
+            RowOrder::PartlyInterleaved { heads, rotated } => {
+                Cow::Owned(without_interleaving(bytes, shape[0], heads, Some(rotated)))
+            }
         };
         Ok((format, bytes))
     }
 }
 
-/// Puts rows 2i and 2i + 1 of each head back to i and i + head_dim/2.
-fn without_interleaving(bytes: &[u8], rows: usize, heads: usize) -> Vec<u8> {
+/// Puts rows 2i and 2i + 1 of each head back to i and i + rotated/2, where all rows of a head are rotated unless given.
+fn without_interleaving(bytes: &[u8], rows: usize, heads: usize, rotated: Option<usize>) -> Vec<u8> {
     let row_bytes = bytes.len() / rows;
     let head_dim = rows / heads;
+    let rotated = rotated.unwrap_or(head_dim);
     let mut ordered = Vec::with_capacity(bytes.len());
     for row in 0..rows {
         let (head, within) = (row / head_dim, row % head_dim);
-        let (half, pair) = (within / (head_dim / 2), within % (head_dim / 2));
-        let stored = head * head_dim + 2 * pair + half;
+        let stored = if within < rotated {
+            head * head_dim + 2 * (within % (rotated / 2)) + within / (rotated / 2)
+        } else {
+            row
+        };
         ordered.extend_from_slice(&bytes[stored * row_bytes..][..row_bytes]);
     }
     ordered

@@ -77,12 +77,11 @@ fn add(checkpoint: &mut Checkpoint, path: PathBuf) -> Result<(), ModelError> {
     checkpoint.add_file(path, file, named)
 }
 
-/// A tensor's name in the text model, which multi-modal checkpoints keep below `model.language_model`.
+/// A tensor's name in the text model, which multi-modal checkpoints keep below a name of its own.
 fn text_name(name: &str) -> String {
-    match name.strip_prefix("model.language_model.") {
-        Some(rest) => format!("model.{rest}"),
-        None => name.to_owned(),
-    }
+    let known = crate::families::WRAPPED_NAMES.iter();
+    let mut renamed = known.filter_map(|(stored, known)| Some(format!("{known}{}", name.strip_prefix(stored)?)));
+    renamed.next().unwrap_or_else(|| name.to_owned())
 }
 
 /// A shard must lie beside its index; anything else could read files of the user.

@@ -81,7 +81,7 @@ fn metadata_that_changes_the_computation_is_used_or_refused() {
         number("llama.attention.sliding_window", 16),
         number("llama.attention.key_length_swa", 2),
         float("llama.logit_scale", 0.5),
-        text("llama.hidden_activation", "relu"),
+        text("llama.hidden_activation", "mish"),
         float("llama.rope.scaling.attn_factor", 2.0),
         float("llama.rope.scaling.yarn_ext_factor", 0.5),
         float("llama.rope.scaling.yarn_log_multiplier", 0.1),

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use riffle_model::{
     Activations, Batch, Forward, HostForward, LoadOptions, ModelError, RecurrentState, SegmentTokens, load, load_with,
 };
-use safetensors::SafeTensors;
 
 use crate::testing::{
     Cuts, Expected, Reader, Sequence, WHOLE, cases, fixtures, largest_difference, load_model, logits_of,
@@ -24,11 +23,11 @@ fn scale(logits: &[f32]) -> f32 {
     logits.iter().fold(0.0, |largest, logit| largest.max(logit.abs()))
 }
 
-fn check(case: &Path) {
+pub(crate) fn check(case: &Path) {
     check_against(case, case);
 }
 
-fn check_against(model: &Path, case: &Path) {
+pub(crate) fn check_against(model: &Path, case: &Path) {
     let model = load_model(model);
     let expected = Expected::read(&case.join("expected.safetensors"));
     let whole = logits_of(&model, &expected.tokens, expected.tokens.len());
@@ -174,26 +173,6 @@ fn a_recurrent_state_goes_back_to_any_recorded_token_with_the_bits_it_had_there(
             assert_eq!(reader.sequence.recurrent.recorded(), None);
         }
     }
-}
-
-#[test]
-fn a_multi_modal_checkpoint_gives_the_logits_of_its_text_model() {
-    let (case, directory) = (vectors().join("qwen3_5-0"), tempfile::tempdir().unwrap());
-    let text: serde_json::Value = serde_json::from_slice(&std::fs::read(case.join("config.json")).unwrap()).unwrap();
-    let whole = serde_json::json!({
-        "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": text,
-        "tie_word_embeddings": false, "vision_config": {"hidden_size": 8},
-    });
-    std::fs::write(directory.path().join("config.json"), whole.to_string()).unwrap();
-    let bytes = std::fs::read(case.join("model.safetensors")).unwrap();
-    let weights = SafeTensors::deserialize(&bytes).unwrap();
-    let mut tensors = weights.tensors();
-    for (name, _) in &mut tensors {
-        *name = name.replace("model.", "model.language_model.");
-    }
-    let file = safetensors::serialize(tensors, None).unwrap();
-    std::fs::write(directory.path().join("model.safetensors"), file).unwrap();
-    check_against(directory.path(), &case);
 }
 
 #[test]

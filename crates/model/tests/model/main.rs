@@ -2,6 +2,7 @@
 
 mod contents;
 mod errors;
+mod families;
 mod fingerprint;
 mod gguf;
 mod gguf_settings;

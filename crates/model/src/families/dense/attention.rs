@@ -1,0 +1,187 @@
+//! The attention of a plan.
+
+use std::sync::Arc;
+
+use super::{HeadNorms, Inputs, Plan};
+use crate::blocks::{Attention, KeyValue, Norm, Projection, Rotary, RotarySettings};
+use crate::weights::Checkpoint;
+use crate::{ModelConfig, ModelError};
+
+/// What the attention of all layers shares.
+pub(super) struct Parts {
+    rotary: Arc<Rotary>,
+    /// The rotation of layers with a window, or by no angle.
+    other: Arc<Rotary>,
+}
+
+/// Norms of query and key heads, and factors on queries after the rotation.
+type Heads = (Option<Norm>, Option<Norm>, Option<Vec<f32>>);
+
+impl Parts {
+    pub(super) fn new(plan: &Plan, config: &ModelConfig) -> Result<Parts, ModelError> {
+        let settings = |fields| RotarySettings::from_fields(fields, config.head_dim, config.max_position);
+        let mut rotary = Rotary::new(&settings(&plan.fields)?);
+        if let Some((growth, period)) = plan.query_growth {
+            rotary = rotary.with_query_growth(growth as f32, period as f32);
+        }
+        Ok(Parts {
+            other: Arc::new(match &plan.local_rotation {
+                Some(local) => Rotary::new(&settings(local)?),
+                None => Rotary::still(rotary.dim()),
+            }),
+            rotary: Arc::new(rotary),
+        })
+    }
+
+    pub(super) fn attention(
+        &self,
+        plan: &Plan,
+        config: &ModelConfig,
+        weights: &mut Checkpoint,
+        layer: usize,
+        norm: Arc<Norm>,
+    ) -> Result<Attention, ModelError> {
+        let prefix = format!("model.layers.{layer}");
+        let [query, key, value] = plan.inputs(config, weights, &prefix)?;
+        let (query_norm, key_norm, query_weights) = plan.heads(config, weights, &prefix)?;
+        let is_local = config.windows.get(layer).is_some_and(Option::is_some);
+        let is_other = match plan.local_rotation {
+            Some(_) => is_local,
+            None => plan.positions.lack(config, layer),
+        };
+        let mut rotary = Arc::clone(if is_other { &self.other } else { &self.rotary });
+        if let Some(query_weights) = query_weights {
+            rotary = Arc::new(rotary.with_query_weights(query_weights));
+        }
+        Ok(Attention {
+            norm,
+            shape: config.attention_of(layer),
+            query,
+            query_norm,
+            key_value: Some(KeyValue {
+                key,
+                value: Some(value),
+                key_norm,
+            }),
+            sinks: None,
+            rotary,
+            rotary_table: usize::from(is_other),
+        })
+    }
+}
+
+impl Plan {
+    /// The projections to queries, keys and values.
+    fn inputs(
+        &self,
+        config: &ModelConfig,
+        weights: &mut Checkpoint,
+        prefix: &str,
+    ) -> Result<[Projection; 3], ModelError> {
+        let (hidden, queries, kv) = (config.hidden_size, config.query_width(), config.kv_width());
+        let biased = self.input_bias;
+        match self.inputs {
+            Inputs::Separate(names) => {
+                let [query, key, value] = names.map(|name| format!("{prefix}.{name}"));
+                if self.interleaved {
+                    for (name, heads) in [(&query, config.heads), (&key, config.kv_heads)] {
+                        for kind in ["weight", "bias"] {
+                            weights.interleave(&format!("{name}.{kind}"), heads, config.rotary_dim);
+                        }
+                    }
+                }
+                let mut load = |name: &str, outputs| Projection::load(weights, name, outputs, hidden, biased);
+                Ok([load(&query, queries)?, load(&key, kv)?, load(&value, kv)?])
+            }
+            Inputs::Stacked(name) => Projection::load_parts(
+                weights,
+                &format!("{prefix}.{name}"),
+                1,
+                [queries, kv, kv],
+                hidden,
+                biased,
+            ),
+            Inputs::ByHead(name) => {
+                let own = queries / config.kv_heads;
+                let rows = [own, config.head_dim, config.head_dim];
+                Projection::load_parts(
+                    weights,
+                    &format!("{prefix}.{name}"),
+                    config.kv_heads,
+                    rows,
+                    hidden,
+                    biased,
+                )
+            }
+        }
+    }
+
+    /// The norms of heads.
+    fn heads(&self, config: &ModelConfig, weights: &mut Checkpoint, prefix: &str) -> Result<Heads, ModelError> {
+        let (width, epsilon) = (config.head_dim, config.norm_epsilon);
+        let name = |name: &str| format!("{prefix}.{name}");
+        let mut rms = |part: &str, width| -> Result<Norm, ModelError> {
+            Ok(Norm::Rms {
+                weight: weights.vector(&format!("{}.weight", name(part)), width)?,
+                epsilon,
+            })
+        };
+        Ok(match self.head_norms {
+            HeadNorms::None => (None, None, None),
+            HeadNorms::Each([query, key]) => (Some(rms(query, width)?), Some(rms(key, width)?), None),
+            HeadNorms::All([query, key]) => {
+                let norms = (rms(query, config.query_width())?, rms(key, config.kv_width())?);
+                (Some(norms.0), Some(norms.1), None)
+            }
+            HeadNorms::EachLayer(parts) => {
+                let [query, key] = parts.map(|part| self.norm_of(width, epsilon, weights, &name(part)));
+                (Some(query?), Some(key?), None)
+            }
+            HeadNorms::Own([query, key]) => {
+                let mut own = |part: &str, heads: usize| {
+                    let weight = weights.array(&format!("{}.weight", name(part)), &[heads, width])?;
+                    Ok::<Norm, ModelError>(self.groups(config, weight))
+                };
+                (Some(own(query, config.heads)?), Some(own(key, config.kv_heads)?), None)
+            }
+            HeadNorms::OwnTensors([query, key]) => {
+                let mut own = |part: &str, heads: usize| {
+                    let of_head = |head| weights.vector(&format!("{}.norms.{head}.weight", name(part)), width);
+                    let weight: Vec<Vec<f32>> = (0..heads).map(of_head).collect::<Result<_, _>>()?;
+                    Ok::<Norm, ModelError>(self.groups(config, weight.concat()))
+                };
+                (Some(own(query, config.heads)?), Some(own(key, config.kv_heads)?), None)
+            }
+            HeadNorms::Rotated([query, key]) => {
+                // A norm without weights is the same before and after a rotation. Only products of a query and a key are
+                // read, so the weights of both go to the query.
+                let [query, key] = [query, key].map(|part| weights.vector(&format!("{}.weight", name(part)), width));
+                let products = query?.iter().zip(key?).map(|(query, key)| query * key).collect();
+                let bare = || Norm::Rms {
+                    weight: vec![1.0; width],
+                    epsilon,
+                };
+                (Some(bare()), Some(bare()), Some(products))
+            }
+        })
+    }
+
+    /// A norm of each head with weights of its own, `[heads, head_dim]`, in the order of the projections' rows.
+    fn groups(&self, config: &ModelConfig, mut weight: Vec<f32>) -> Norm {
+        let rotated = config.rotary_dim;
+        if self.interleaved {
+            for head in weight.chunks_exact_mut(config.head_dim) {
+                let stored = head[..rotated].to_vec();
+                for (pair, values) in stored.chunks_exact(2).enumerate() {
+                    head[pair] = values[0];
+                    head[pair + rotated / 2] = values[1];
+                }
+            }
+        }
+        Norm::Groups {
+            weight,
+            group: config.head_dim,
+            epsilon: config.norm_epsilon,
+        }
+    }
+}

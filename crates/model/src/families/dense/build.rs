@@ -1,0 +1,294 @@
+//! A plan made a model.
+
+use std::sync::Arc;
+
+use super::attention::Parts;
+use super::{Block, Gate, NormKind, Plan};
+use crate::blocks::{Activation, Mlp, Norm, Projection, RotarySettings};
+use crate::decoder::Decoder;
+use crate::layer::{Layer, Rows, Step};
+use crate::weights::Checkpoint;
+use crate::{ModelConfig, ModelError};
+
+/// Reads the sizes of a model.
+pub(in crate::families) fn configure(plan: &Plan, architecture: &str) -> Result<ModelConfig, ModelError> {
+    let fields = &plan.fields;
+    let mut config = ModelConfig::from_fields(fields, architecture)?;
+    config.norm_epsilon = fields.optional_epsilon(plan.epsilon)?.unwrap_or(1e-5) as f32;
+    config.rotary_dim = RotarySettings::from_fields(fields, config.head_dim, config.max_position)?.dim;
+    if let Some(scale) = plan.attention_scale {
+        config.attention_scale = scale as f32;
+    }
+    config.soft_cap = plan.soft_cap.map(|cap| cap as f32);
+    if let Some(slides) = plan.slides.filter(|_| fields.get("sliding_window").is_some()) {
+        config.set_windows(fields, slides)?;
+    }
+    let has_still = (0..config.layers).any(|layer| plan.positions.lack(&config, layer));
+    config.rotary_tables = 1 + usize::from(has_still || plan.local_rotation.is_some());
+    config.host_only = match fields.text(plan.activation.0)? {
+        Some("xielu") => Some("activation xielu"),
+        _ => Activation::from_fields(fields, plan.activation.0, plan.activation.1)?.host_only(),
+    };
+    config.host_only = plan.host_only(&config);
+    Ok(config)
+}
+
+/// Takes the weights of a model.
+pub(in crate::families) fn build(
+    plan: &Plan,
+    config: &ModelConfig,
+    weights: &mut Checkpoint,
+) -> Result<Decoder, ModelError> {
+    let mut final_norm = plan.norm(config, weights, plan.final_norm)?;
+    scale_norm(&mut final_norm, plan.logit_scale);
+    let mut decoder = Decoder::new(config, weights, final_norm)?;
+    let parts = Parts::new(plan, config)?;
+    for layer in 0..config.layers {
+        let layer = plan.layer(&parts, config, weights, layer)?;
+        decoder.layers.push(layer);
+    }
+    let embedding_scale = plan.embedding_scale / plan.residual_scale;
+    decoder.embedding_scale = (embedding_scale != 1.0).then_some(embedding_scale as f32);
+    decoder.logit_cap = plan.logit_cap.map(|cap| cap as f32);
+    if plan.head_bias {
+        decoder.head_bias = Some(weights.vector("lm_head.bias", config.vocab_size)?);
+    }
+    Ok(decoder)
+}
+
+/// Multiplies what a norm gives.
+fn scale_norm(norm: &mut Norm, factor: f64) {
+    if factor == 1.0 {
+        return;
+    }
+    let scale = |values: &mut Vec<f32>| values.iter_mut().for_each(|value| *value *= factor as f32);
+    match norm {
+        Norm::Rms { weight, .. } | Norm::Groups { weight, .. } => scale(weight),
+        Norm::Layer { weight, bias, .. } => {
+            scale(weight);
+            scale(bias);
+        }
+        Norm::Identity { .. } => {}
+    }
+}
+
+impl Plan {
+    /// A norm of the residual stream, which is held divided by the factor on branches.
+    fn norm(&self, config: &ModelConfig, weights: &mut Checkpoint, name: &str) -> Result<Norm, ModelError> {
+        let epsilon = f64::from(config.norm_epsilon) / self.residual_scale.powi(2);
+        self.norm_of(config.hidden_size, epsilon as f32, weights, name)
+    }
+
+    /// A norm of a branch, before it is added to the residual stream.
+    fn branch_norm(&self, config: &ModelConfig, weights: &mut Checkpoint, name: &str) -> Result<Arc<Norm>, ModelError> {
+        let norm = self.norm_of(config.hidden_size, config.norm_epsilon, weights, name)?;
+        Ok(Arc::new(norm))
+    }
+
+    /// A norm of another width.
+    pub(super) fn norm_of(
+        &self,
+        width: usize,
+        epsilon: f32,
+        weights: &mut Checkpoint,
+        name: &str,
+    ) -> Result<Norm, ModelError> {
+        let mut vector = |part: &str| weights.vector(&format!("{name}.{part}"), width);
+        let plus_one = |mut weight: Vec<f32>| -> Result<Vec<f32>, ModelError> {
+            let added = super::super::added_to_norms(&self.fields)?;
+            weight.iter_mut().for_each(|weight| *weight += added);
+            Ok(weight)
+        };
+        Ok(match self.norm {
+            NormKind::Rms => Norm::Rms {
+                weight: vector("weight")?,
+                epsilon,
+            },
+            NormKind::RmsPlusOne => Norm::Rms {
+                weight: plus_one(vector("weight")?)?,
+                epsilon,
+            },
+            NormKind::Layer => Norm::Layer {
+                weight: vector("weight")?,
+                bias: vector("bias")?,
+                epsilon,
+            },
+            NormKind::LayerPlusOne => Norm::Layer {
+                weight: plus_one(vector("weight")?)?,
+                bias: vector("bias")?,
+                epsilon,
+            },
+            NormKind::Unbiased => Norm::Layer {
+                weight: vector("weight")?,
+                bias: vec![0.0; width],
+                epsilon,
+            },
+            NormKind::Bare => Norm::Layer {
+                weight: vec![1.0; width],
+                bias: vec![0.0; width],
+                epsilon,
+            },
+        })
+    }
+
+    fn layer(
+        &self,
+        parts: &Parts,
+        config: &ModelConfig,
+        weights: &mut Checkpoint,
+        layer: usize,
+    ) -> Result<Layer, ModelError> {
+        let name = |part: &str| format!("model.layers.{layer}.{part}");
+        let mut norm = |part: &str| self.norm(config, weights, &name(part)).map(Arc::new);
+        let branch = |part: &str, weights: &mut Checkpoint| self.branch_norm(config, weights, &name(part));
+        let identity = || {
+            Arc::new(Norm::Identity {
+                width: config.hidden_size,
+            })
+        };
+        let (before, steps) = match self.block {
+            Block::Before([attention, mlp]) => (norm(attention)?, Norms::before(norm(mlp)?)),
+            Block::After([attention, mlp]) => {
+                let [attention, mlp] = [branch(attention, weights)?, branch(mlp, weights)?];
+                (identity(), Norms::both([attention, identity(), mlp]))
+            }
+            Block::Both([attention, after, mlp, last]) => {
+                let [attention, mlp] = [norm(attention)?, norm(mlp)?];
+                let [after, last] = [branch(after, weights)?, branch(last, weights)?];
+                (attention, Norms::both([after, mlp, last]))
+            }
+            Block::Parallel(attention, mlp) => {
+                let attention = norm(attention)?;
+                let mlp = match mlp {
+                    Some(mlp) => norm(mlp)?,
+                    None => Arc::clone(&attention),
+                };
+                (attention, Norms::parallel(mlp))
+            }
+        };
+        let attention = parts.attention(self, config, weights, layer, before)?;
+        let queries = config.query_width();
+        let output = Projection::load(
+            weights,
+            &name(self.output),
+            config.hidden_size,
+            queries,
+            self.output_bias,
+        )?;
+        let mlp = self.feed_forward(config, weights, &name(""))?;
+        Ok(Layer {
+            attention: Some(attention),
+            steps: steps.around(output, mlp),
+        })
+    }
+
+    /// The feed-forward part of the layer whose tensors' names begin with `prefix`.
+    fn feed_forward(&self, config: &ModelConfig, weights: &mut Checkpoint, prefix: &str) -> Result<Mlp, ModelError> {
+        let (hidden, inner, biased) = (config.hidden_size, config.intermediate_size, self.mlp_bias);
+        let name = |part: &str| format!("{prefix}{part}");
+        let activation = match self.fields.text(self.activation.0)? {
+            Some("xielu") => xielu(weights, &name("mlp.act_fn"))?,
+            _ => Activation::from_fields(&self.fields, self.activation.0, self.activation.1)?,
+        };
+        let [gate, up] = match self.mlp.gate {
+            Gate::Stacked => {
+                let parts = Projection::load_parts(weights, &name(self.mlp.up), 1, [inner, inner], hidden, biased)?;
+                parts.map(Some)
+            }
+            Gate::Tensor(gate) => {
+                let gate = Projection::load(weights, &name(gate), inner, hidden, biased)?;
+                [Some(gate), None]
+            }
+            Gate::None => [None, None],
+        };
+        let up = match up {
+            Some(up) => up,
+            None => Projection::load(weights, &name(self.mlp.up), inner, hidden, biased)?,
+        };
+        let down = Projection::load(weights, &name(self.mlp.down), hidden, inner, biased)?;
+        Ok(match gate {
+            Some(gate) => Mlp::Gated {
+                gate,
+                up,
+                down,
+                activation,
+            },
+            None => Mlp::Plain { up, down, activation },
+        })
+    }
+}
+
+/// xIELU with the weights of a layer.
+fn xielu(weights: &mut Checkpoint, name: &str) -> Result<Activation, ModelError> {
+    let softplus = |value: f32| value.max(0.0) + (-value.abs()).exp().ln_1p();
+    let slope = weights.array(&format!("{name}.beta"), &[])?[0];
+    Ok(Activation::Xielu {
+        above: softplus(weights.array(&format!("{name}.alpha_p"), &[1])?[0]),
+        below: slope + softplus(weights.array(&format!("{name}.alpha_n"), &[1])?[0]),
+        slope,
+        limit: weights.array(&format!("{name}.eps"), &[])?[0],
+    })
+}
+
+/// The norms of a layer behind the one before attention.
+struct Norms {
+    after_attention: Option<Arc<Norm>>,
+    before_mlp: Arc<Norm>,
+    after_mlp: Option<Arc<Norm>>,
+    /// The feed-forward part reads what attention read.
+    is_parallel: bool,
+}
+
+impl Norms {
+    fn before(mlp: Arc<Norm>) -> Norms {
+        Norms {
+            after_attention: None,
+            before_mlp: mlp,
+            after_mlp: None,
+            is_parallel: false,
+        }
+    }
+
+    fn both([after, mlp, last]: [Arc<Norm>; 3]) -> Norms {
+        Norms {
+            after_attention: Some(after),
+            before_mlp: mlp,
+            after_mlp: Some(last),
+            is_parallel: false,
+        }
+    }
+
+    fn parallel(mlp: Arc<Norm>) -> Norms {
+        Norms {
+            is_parallel: true,
+            ..Norms::before(mlp)
+        }
+    }
+
+    /// A layer's steps after attention.
+    fn around(self, output: Projection, mlp: Mlp) -> Vec<Step> {
+        let normalise = |norm, from, to| Step::Normalise { norm, from, to };
+        let before_mlp = normalise(self.before_mlp, Rows::Hidden, Rows::Normed);
+        let mut steps = Vec::new();
+        let project = |to| Step::Project {
+            projection: output,
+            from: Rows::Attended,
+            to,
+        };
+        if self.is_parallel {
+            steps.extend([before_mlp, project(Rows::Branch), Step::Add(Rows::Branch)]);
+        } else {
+            match self.after_attention {
+                Some(norm) => steps.extend([project(Rows::Normed), normalise(norm, Rows::Normed, Rows::Branch)]),
+                None => steps.push(project(Rows::Branch)),
+            }
+            steps.extend([Step::Add(Rows::Branch), before_mlp]);
+        }
+        steps.push(Step::FeedForward(mlp));
+        match self.after_mlp {
+            Some(norm) => steps.extend([normalise(norm, Rows::Branch, Rows::Normed), Step::Add(Rows::Normed)]),
+            None => steps.push(Step::Add(Rows::Branch)),
+        }
+        steps
+    }
+}

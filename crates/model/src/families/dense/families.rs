@@ -1,0 +1,80 @@
+//! The list of the dense families.
+
+use super::super::Family;
+use super::layer_norm_families::{
+    cohere, cohere2, falcon, gpt_neox, gptj, jais2, nemotron, olmo, persimmon, stablelm, starcoder2,
+};
+use super::rms_families::{
+    apertus, arcee, cwm, ernie4_5, exaone4, gemma, glm, glm4, granite, helium, hunyuan, hyperclovax, ministral,
+    ministral3, olmo2, olmo3, seed_oss, smollm3, vaultgemma,
+};
+use super::{build, configure};
+
+/// A family of this class and `model_type` with this plan.
+macro_rules! family {
+    ($class:literal, $model_type:literal, $plan:ident) => {
+        Family::new(
+            &[$class],
+            $model_type,
+            |fields, architecture| configure(&$plan(fields)?, architecture),
+            |fields, config, weights| build(&$plan(fields)?, config, weights),
+        )
+    };
+}
+
+/// The settings that Granite and its relatives compute.
+const MULTIPLIERS: &[&str] = &[
+    "attention_multiplier",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "logits_scaling",
+];
+
+/// Every dense family but the oldest, which have files of their own.
+pub(in crate::families) const FAMILIES: &[Family] = &[
+    family!("SmolLM3ForCausalLM", "smollm3", smollm3).with_settings(&["no_rope_layer_interval"]),
+    family!("GemmaForCausalLM", "gemma", gemma),
+    family!("VaultGemmaForCausalLM", "vaultgemma", vaultgemma)
+        .with_settings(&["attn_logit_softcapping", "final_logit_softcapping"]),
+    family!("SeedOssForCausalLM", "seed_oss", seed_oss),
+    family!("GraniteForCausalLM", "granite", granite).with_settings(MULTIPLIERS),
+    family!("HyperCLOVAXForCausalLM", "hyperclovax", hyperclovax).with_settings(MULTIPLIERS),
+    family!("ArceeForCausalLM", "arcee", arcee),
+    family!("NemotronForCausalLM", "nemotron", nemotron).with_partial_rotation(),
+    family!("Jais2ForCausalLM", "jais2", jais2),
+    family!("OlmoForCausalLM", "olmo", olmo),
+    family!("Olmo2ForCausalLM", "olmo2", olmo2),
+    family!("Olmo3ForCausalLM", "olmo3", olmo3),
+    family!("Exaone4ForCausalLM", "exaone4", exaone4),
+    family!("GlmForCausalLM", "glm", glm).with_partial_rotation(),
+    family!("Glm4ForCausalLM", "glm4", glm4).with_partial_rotation(),
+    family!("Ernie4_5ForCausalLM", "ernie4_5", ernie4_5),
+    family!("HeliumForCausalLM", "helium", helium),
+    family!("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", hunyuan),
+    family!("ApertusForCausalLM", "apertus", apertus),
+    family!("CohereForCausalLM", "cohere", cohere).with_settings(&["logit_scale"]),
+    family!("Cohere2ForCausalLM", "cohere2", cohere2).with_settings(&["logit_scale"]),
+    family!("Starcoder2ForCausalLM", "starcoder2", starcoder2),
+    family!("StableLmForCausalLM", "stablelm", stablelm).with_partial_rotation(),
+    family!("CwmForCausalLM", "cwm", cwm),
+    family!("MinistralForCausalLM", "ministral", ministral),
+    family!("Ministral3ForCausalLM", "ministral3", ministral3),
+    family!("GPTNeoXForCausalLM", "gpt_neox", gpt_neox)
+        .with_partial_rotation()
+        .with_renames(&[
+            ("gpt_neox.embed_in.", "model.embed_tokens."),
+            ("gpt_neox.", "model."),
+            ("embed_out.", "lm_head."),
+        ]),
+    family!("PersimmonForCausalLM", "persimmon", persimmon).with_partial_rotation(),
+    family!("FalconForCausalLM", "falcon", falcon).with_renames(&[
+        ("transformer.word_embeddings.", "model.embed_tokens."),
+        ("transformer.h.", "model.layers."),
+        ("transformer.", "model."),
+    ]),
+    family!("GPTJForCausalLM", "gptj", gptj).with_renames(&[
+        ("transformer.wte.", "model.embed_tokens."),
+        ("transformer.h.", "model.layers."),
+        ("transformer.", "model."),
+    ]),
+];

@@ -1,0 +1,229 @@
+//! How a dense family differs from Llama.
+
+use serde_json::Value;
+
+use crate::fields::Fields;
+use crate::{ModelConfig, ModelError};
+
+/// A plan made from settings.
+pub(super) type Planned = Result<Plan, ModelError>;
+
+/// A dense decoder as data; the default is Llama.
+pub(in crate::families) struct Plan {
+    /// The settings, with the family's defaults.
+    pub(super) fields: Fields,
+    pub(super) norm: NormKind,
+    /// The setting that holds the term that norms add.
+    pub(super) epsilon: &'static str,
+    pub(super) block: Block,
+    pub(super) final_norm: &'static str,
+    pub(super) head_norms: HeadNorms,
+    pub(super) inputs: Inputs,
+    /// Queries, keys and values have biases.
+    pub(super) input_bias: bool,
+    pub(super) output: &'static str,
+    pub(super) output_bias: bool,
+    pub(super) mlp: MlpNames,
+    pub(super) mlp_bias: bool,
+    /// The setting that names the activation, and the activation where it is absent.
+    pub(super) activation: (&'static str, &'static str),
+    /// The two dimensions of a rotated pair stand side by side.
+    pub(super) interleaved: bool,
+    pub(super) positions: Positions,
+    /// The settings of the rotation of layers with a window, where they have their own.
+    pub(super) local_rotation: Option<Fields>,
+    /// Layers with a window, where `layer_types` does not list them; `None` for families without windows.
+    pub(super) slides: Option<fn(usize) -> bool>,
+    pub(super) attention_scale: Option<f64>,
+    pub(super) soft_cap: Option<f64>,
+    pub(super) embedding_scale: f64,
+    /// Factor on what a layer adds to the residual stream.
+    pub(super) residual_scale: f64,
+    pub(super) logit_scale: f64,
+    pub(super) logit_cap: Option<f64>,
+    pub(super) head_bias: bool,
+    /// Queries grow with the logarithm of their position: factor and period.
+    pub(super) query_growth: Option<(f64, f64)>,
+}
+
+/// The norms of a family.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum NormKind {
+    /// Root mean square.
+    Rms,
+    /// Root mean square, multiplied by 1 + weight.
+    RmsPlusOne,
+    /// Mean and variance.
+    Layer,
+    /// Mean and variance, multiplied by 1 + weight.
+    LayerPlusOne,
+    /// Mean and variance, without a bias.
+    Unbiased,
+    /// Mean and variance, without weights.
+    Bare,
+}
+
+/// The norms of a layer, by name.
+#[derive(Clone, Copy)]
+pub(super) enum Block {
+    /// x + f(norm(x)): before attention and before the feed-forward part.
+    Before([&'static str; 2]),
+    /// x + norm(f(x)): after attention and after the feed-forward part.
+    After([&'static str; 2]),
+    /// x + norm(f(norm(x))): before and after attention, before and after the feed-forward part.
+    Both([&'static str; 4]),
+    /// x + attention(norm(x)) + mlp(norm(x)): one norm, or one for each of the two.
+    Parallel(&'static str, Option<&'static str>),
+}
+
+/// Norms of query and key heads, by name.
+#[derive(Clone, Copy)]
+pub(super) enum HeadNorms {
+    None,
+    /// The same weights for every head.
+    Each([&'static str; 2]),
+    /// The same weights for every head, mean and variance, with a bias.
+    EachLayer([&'static str; 2]),
+    /// One norm over all heads.
+    All([&'static str; 2]),
+    /// Weights of each head, in one tensor.
+    Own([&'static str; 2]),
+    /// Weights of each head, in a tensor each.
+    OwnTensors([&'static str; 2]),
+    /// The same weights for every head, after the rotation.
+    Rotated([&'static str; 2]),
+}
+
+/// The tensors of queries, keys and values.
+#[derive(Clone, Copy)]
+pub(super) enum Inputs {
+    Separate([&'static str; 3]),
+    /// All queries, all keys, all values.
+    Stacked(&'static str),
+    /// For each KV head its queries, its key, its value.
+    ByHead(&'static str),
+}
+
+/// The tensors of the feed-forward part.
+#[derive(Clone, Copy)]
+pub(super) struct MlpNames {
+    pub(super) gate: Gate,
+    pub(super) up: &'static str,
+    pub(super) down: &'static str,
+}
+
+/// Where the gate of the feed-forward part is.
+#[derive(Clone, Copy)]
+pub(super) enum Gate {
+    None,
+    Tensor(&'static str),
+    /// Above the rows of `up`.
+    Stacked,
+}
+
+/// Layers whose keys carry positions.
+pub(super) enum Positions {
+    InAllLayers,
+    /// Those with a window.
+    InWindows,
+    /// By layer.
+    Listed(Vec<bool>),
+}
+
+impl Positions {
+    /// True if the keys of a layer do not carry positions.
+    pub(super) fn lack(&self, config: &ModelConfig, layer: usize) -> bool {
+        match self {
+            Positions::InAllLayers => false,
+            Positions::InWindows => !config.windows.get(layer).is_some_and(Option::is_some),
+            Positions::Listed(layers) => !layers.get(layer).copied().unwrap_or(true),
+        }
+    }
+}
+
+impl Plan {
+    /// Llama with the family's defaults, a JSON object.
+    pub(super) fn new(fields: &Fields, defaults: Value) -> Plan {
+        let defaults = defaults.as_object().cloned().unwrap_or_default();
+        let fields = defaults.iter().fold(fields.clone(), |fields, (name, value)| {
+            fields.with_default(name, value.clone())
+        });
+        Plan {
+            fields,
+            norm: NormKind::Rms,
+            epsilon: "rms_norm_eps",
+            block: Block::Before(["input_layernorm", "post_attention_layernorm"]),
+            final_norm: "model.norm",
+            head_norms: HeadNorms::None,
+            inputs: Inputs::Separate(["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
+            input_bias: false,
+            output: "self_attn.o_proj",
+            output_bias: false,
+            mlp: MlpNames {
+                gate: Gate::Tensor("mlp.gate_proj"),
+                up: "mlp.up_proj",
+                down: "mlp.down_proj",
+            },
+            mlp_bias: false,
+            activation: ("hidden_act", "silu"),
+            interleaved: false,
+            positions: Positions::InAllLayers,
+            local_rotation: None,
+            slides: None,
+            attention_scale: None,
+            soft_cap: None,
+            embedding_scale: 1.0,
+            residual_scale: 1.0,
+            logit_scale: 1.0,
+            logit_cap: None,
+            head_bias: false,
+            query_growth: None,
+        }
+    }
+
+    /// The setting `name` that switches all biases of attention.
+    pub(super) fn attention_bias(mut self, name: &str, default: bool) -> Result<Plan, ModelError> {
+        self.input_bias = self.fields.flag(name, default)?;
+        self.output_bias = self.input_bias;
+        Ok(self)
+    }
+
+    /// The setting `name` that switches the biases of the feed-forward part.
+    pub(super) fn mlp_bias(mut self, name: &str, default: bool) -> Result<Plan, ModelError> {
+        self.mlp_bias = self.fields.flag(name, default)?;
+        Ok(self)
+    }
+
+    /// A feed-forward part without a gate.
+    pub(super) fn ungated(mut self, up: &'static str, down: &'static str) -> Plan {
+        self.mlp = MlpNames {
+            gate: Gate::None,
+            up,
+            down,
+        };
+        self
+    }
+
+    /// The factors of Granite, which divides logits.
+    pub(super) fn multipliers(mut self) -> Result<Plan, ModelError> {
+        let factor = |name: &str| self.fields.optional_positive(name);
+        self.attention_scale = factor("attention_multiplier")?;
+        self.embedding_scale = factor("embedding_multiplier")?.unwrap_or(1.0);
+        self.residual_scale = factor("residual_multiplier")?.unwrap_or(1.0);
+        self.logit_scale = factor("logits_scaling")?.unwrap_or(1.0).recip();
+        Ok(self)
+    }
+
+    /// The part that no device computes, if there is one.
+    pub(super) fn host_only(&self, config: &ModelConfig) -> Option<&'static str> {
+        let by_head = match self.head_norms {
+            HeadNorms::All(_) => Some("norm over all heads"),
+            HeadNorms::Own(_) | HeadNorms::OwnTensors(_) => Some("norms of single heads"),
+            HeadNorms::Rotated(_) => Some("norm after the rotation"),
+            HeadNorms::None | HeadNorms::Each(_) | HeadNorms::EachLayer(_) => None,
+        };
+        let after = matches!(self.block, Block::After(_)).then_some("layers without a norm before them");
+        let growth = self.query_growth.map(|_| "queries that grow with their position");
+        config.host_only.or(by_head).or(after).or(growth)
+    }
+}

@@ -1,0 +1,176 @@
+//! Classes that read pictures or sound and answer with the text model of a known family.
+//!
+//! The text model alone is computed. Its settings stand in `text_config`, its tensors behind a beginning of their names.
+
+use std::sync::LazyLock;
+
+use serde_json::{Map, Value};
+
+use super::phi3;
+use crate::ModelError;
+use crate::fields::Fields;
+
+/// A class around a text model.
+pub(super) struct Wrapper {
+    pub(super) class: &'static str,
+    /// The `model_type` of its text model, where config.json names none.
+    pub(super) text_type: &'static str,
+}
+
+const fn wrapper(class: &'static str, text_type: &'static str) -> Wrapper {
+    Wrapper { class, text_type }
+}
+
+const WRAPPERS: &[Wrapper] = &[
+    wrapper("AudioFlamingo3ForConditionalGeneration", "qwen2"),
+    wrapper("AyaVisionForConditionalGeneration", "cohere2"),
+    wrapper("Cohere2VisionForConditionalGeneration", "cohere2"),
+    wrapper("Cosmos3OmniForConditionalGeneration", "qwen3_vl_text"),
+    wrapper("DeepseekVLForConditionalGeneration", "llama"),
+    wrapper("DeepseekVLHybridForConditionalGeneration", "llama"),
+    wrapper("Exaone4_5_ForConditionalGeneration", "exaone4"),
+    wrapper("FastVlmForConditionalGeneration", "qwen2"),
+    wrapper("FunAsrNanoForConditionalGeneration", "qwen3"),
+    wrapper("Gemma3ForConditionalGeneration", "gemma3_text"),
+    wrapper("GlmAsrForConditionalGeneration", "llama"),
+    wrapper("GotOcr2ForConditionalGeneration", "qwen2"),
+    wrapper("GraniteSpeechForConditionalGeneration", "granite"),
+    wrapper("GraniteSpeechPlusForConditionalGeneration", "granite"),
+    wrapper("HyperCLOVAXVisionV2ForConditionalGeneration", "hyperclovax"),
+    wrapper("Idefics2ForConditionalGeneration", "mistral"),
+    wrapper("Idefics3ForConditionalGeneration", "llama"),
+    wrapper("InternVLForConditionalGeneration", "qwen2"),
+    wrapper("JanusForConditionalGeneration", "llama"),
+    wrapper("LightOnOcrForConditionalGeneration", "qwen3"),
+    wrapper("LlavaForConditionalGeneration", "llama"),
+    wrapper("LlavaNextForConditionalGeneration", "llama"),
+    wrapper("LlavaNextVideoForConditionalGeneration", "llama"),
+    wrapper("LlavaOnevisionForConditionalGeneration", "qwen2"),
+    wrapper("MiniCPMOcrForConditionalGeneration", "qwen3_5_text"),
+    wrapper("MiniCPMV4_6ForConditionalGeneration", "qwen3_5_text"),
+    wrapper("MiniCPMV4_7ForConditionalGeneration", "qwen3_5_text"),
+    wrapper("Mistral3ForConditionalGeneration", "mistral"),
+    wrapper("MossTranscribeDiarizeForConditionalGeneration", "qwen3"),
+    wrapper("MusicFlamingoForConditionalGeneration", "qwen2"),
+    wrapper("OmniASRForConditionalGeneration", "llama"),
+    wrapper("Ovis2ForConditionalGeneration", "qwen2"),
+    wrapper("PaliGemmaForConditionalGeneration", "gemma"),
+    wrapper("PerceptionLMForConditionalGeneration", "llama"),
+    wrapper("QianfanOCRForConditionalGeneration", "qwen3"),
+    wrapper("Qwen2AudioForConditionalGeneration", "qwen2"),
+    wrapper("Qwen2VLForConditionalGeneration", "qwen2_vl_text"),
+    wrapper("Qwen2_5OmniThinkerForConditionalGeneration", "qwen2_5_omni_text"),
+    wrapper("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text"),
+    wrapper("Qwen3ASRForConditionalGeneration", "qwen3"),
+    wrapper("Qwen3VLForConditionalGeneration", "qwen3_vl_text"),
+    wrapper("Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
+    wrapper("SmolVLMForConditionalGeneration", "llama"),
+    wrapper("VibeVoiceAsrForConditionalGeneration", "qwen2"),
+    wrapper("VibeVoiceForConditionalGeneration", "qwen2"),
+    wrapper("VideoLlama3ForConditionalGeneration", "qwen2"),
+    wrapper("VideoLlavaForConditionalGeneration", "llama"),
+    wrapper("VipLlavaForConditionalGeneration", "llama"),
+    wrapper("VoxtralForConditionalGeneration", "llama"),
+];
+
+/// Text models of a type of their own, and the family that computes them. All sections of a position are equal in a text.
+const TYPES: &[(&str, &str)] = &[
+    ("qwen2_vl", "qwen2"),
+    ("qwen2_vl_text", "qwen2"),
+    ("qwen2_5_vl", "qwen2"),
+    ("qwen2_5_vl_text", "qwen2"),
+    ("qwen2_5_omni_text", "qwen2"),
+    ("qwen3_vl_text", "qwen3"),
+];
+
+/// Beginnings of the names of a wrapped text model's tensors, and of the names that families know.
+pub(crate) const NAMES: &[(&str, &str)] = &[
+    ("model.language_model.model.", "model."),
+    ("model.language_model.lm_head.", "lm_head."),
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("model.text_model.", "model."),
+    ("thinker.model.", "model."),
+    ("thinker.lm_head.", "lm_head."),
+];
+
+/// The settings of each type of text model where config.json leaves them out, by the classes of transformers.
+/// `scripts/make_text_defaults.py` writes the file.
+static DEFAULTS: LazyLock<Map<String, Value>> = LazyLock::new(|| {
+    let defaults: Value = serde_json::from_str(include_str!("text_defaults.json")).expect("the file is checked in");
+    defaults.as_object().cloned().unwrap_or_default()
+});
+
+/// Classes that read pictures or sound beside a text, and the `model_type` of the text model where config.json names none. Their text models
+/// are computed; pictures and sound are not.
+pub fn wrapper_classes() -> impl Iterator<Item = (&'static str, &'static str)> {
+    WRAPPERS.iter().map(|wrapper| (wrapper.class, wrapper.text_type))
+}
+
+/// The wrapper among the classes that config.json names.
+pub(super) fn find(architectures: &[String]) -> Option<&'static Wrapper> {
+    WRAPPERS
+        .iter()
+        .find(|wrapper| architectures.iter().any(|name| name == wrapper.class))
+}
+
+/// The `model_type` of the family that computes a text model.
+pub(super) fn family_type(text_type: &str) -> &str {
+    let known = TYPES.iter().find(|(known, _)| *known == text_type);
+    known.map_or(text_type, |(_, family)| family)
+}
+
+/// True if config.json names a class around a text model.
+pub(crate) fn is_wrapper(fields: &Fields) -> bool {
+    fields.texts("architectures").is_ok_and(|names| find(&names).is_some())
+}
+
+/// True if a tensor of a wrapper belongs to its text model.
+pub(crate) fn is_of_text_model(name: &str) -> bool {
+    ["model.layers.", "model.embed_tokens.", "model.norm.", "lm_head."]
+        .iter()
+        .any(|beginning| name.starts_with(beginning))
+}
+
+/// The settings with the length that the class of the model has where config.json leaves it out.
+fn with_default_length(fields: Fields) -> Result<Fields, ModelError> {
+    const LENGTH: &str = "max_position_embeddings";
+    let defaults = fields.text("model_type")?.and_then(|name| DEFAULTS.get(name));
+    let length = defaults.and_then(|defaults| defaults.get(LENGTH)).cloned();
+    Ok(match length {
+        Some(length) => fields.with_default(LENGTH, length),
+        None => fields,
+    })
+}
+
+/// The settings of the text model, with the defaults of its class where a wrapper leaves settings out.
+pub(crate) fn text_fields(fields: Fields) -> Result<Fields, ModelError> {
+    let Some(wrapper) = find(&fields.texts("architectures")?) else {
+        let fields = with_default_length(fields.of_text_model()?)?;
+        let is_phi3 = fields.text("model_type")? == Some("phi3");
+        return if is_phi3 {
+            phi3::settle_original_length(fields)
+        } else {
+            Ok(fields)
+        };
+    };
+    let is_nested = fields.object("text_config")?.is_some();
+    let mut fields = fields.of_text_model()?;
+    if !is_nested {
+        return Ok(fields);
+    }
+    let text_type = match fields.object("text_config")? {
+        Some(text) => text.text("model_type")?.unwrap_or(wrapper.text_type).to_owned(),
+        None => wrapper.text_type.to_owned(),
+    };
+    let has_rotation = fields.get("rope_parameters").is_some();
+    if let Some(Value::Object(defaults)) = DEFAULTS.get(&text_type) {
+        for (name, value) in defaults {
+            if name != "rope_theta" || !has_rotation {
+                fields = fields.with_default(name, value.clone());
+            }
+        }
+    }
+    Ok(fields.with("model_type", text_type))
+}

@@ -1,0 +1,164 @@
+//! Every dense family against `transformers`, text models inside other classes, and the list of families in the book.
+
+use std::path::{Path, PathBuf};
+
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use serde_json::{Value, json};
+
+use crate::logits::{check, check_against};
+use crate::testing::{Tensor, bent, cases, vectors};
+
+#[test]
+fn logits_of_every_dense_family_equal_the_reference_for_every_batch_size() {
+    let cases = cases(&vectors().join("dense"), "");
+    assert!(cases.len() >= 25, "only {} families were compared", cases.len());
+    cases.iter().for_each(|case| check(case));
+}
+
+/// The directory of a model of `class` around the text model of `case`, whose tensors' names begin with `beginning`.
+fn wrap(case: &Path, class: &str, text_type: &str, beginning: &str) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let mut text: Value = serde_json::from_slice(&std::fs::read(case.join("config.json")).unwrap()).unwrap();
+    text["model_type"] = json!(text_type);
+    let tied = text["tie_word_embeddings"].clone();
+    let whole = json!({
+        "architectures": [class], "model_type": "something", "text_config": text, "tie_word_embeddings": tied,
+        "vision_config": {"hidden_size": 8, "num_hidden_layers": 1},
+    });
+    std::fs::write(directory.path().join("config.json"), whole.to_string()).unwrap();
+    let bytes = std::fs::read(case.join("model.safetensors")).unwrap();
+    let weights = SafeTensors::deserialize(&bytes).unwrap();
+    let mut tensors: Vec<(String, TensorView<'_>)> = weights.tensors();
+    for (name, _) in &mut tensors {
+        *name = name.replacen("model.", beginning, 1);
+    }
+    let pixels = Tensor::f32("patches", &[4]);
+    for name in [
+        "model.vision_tower.layers.0.weight",
+        "multi_modal_projector.weight",
+        "image_newline",
+    ] {
+        let view = TensorView::new(safetensors::Dtype::F32, vec![4], &pixels.data).unwrap();
+        tensors.push((name.to_owned(), view));
+    }
+    let file = safetensors::serialize(tensors, None).unwrap();
+    std::fs::write(directory.path().join("model.safetensors"), file).unwrap();
+    directory
+}
+
+#[test]
+fn a_class_around_a_text_model_gives_the_logits_of_the_text_model() {
+    for (case, class, text_type, beginning) in [
+        (
+            "qwen3_5-0",
+            "Qwen3_5ForConditionalGeneration",
+            "qwen3_5_text",
+            "model.language_model.",
+        ),
+        (
+            "gemma3-0",
+            "Gemma3ForConditionalGeneration",
+            "gemma3_text",
+            "language_model.model.",
+        ),
+        (
+            "llama-0",
+            "LlavaForConditionalGeneration",
+            "llama",
+            "language_model.model.",
+        ),
+        (
+            "llama-0",
+            "Idefics3ForConditionalGeneration",
+            "llama",
+            "model.text_model.",
+        ),
+        (
+            "mistral-1",
+            "Mistral3ForConditionalGeneration",
+            "mistral",
+            "model.language_model.",
+        ),
+        (
+            "qwen2-1",
+            "InternVLForConditionalGeneration",
+            "qwen2",
+            "language_model.model.",
+        ),
+        (
+            "qwen2-1",
+            "Qwen2_5_VLForConditionalGeneration",
+            "qwen2_5_vl_text",
+            "model.",
+        ),
+        (
+            "qwen3-1",
+            "Qwen3VLForConditionalGeneration",
+            "qwen3_vl_text",
+            "model.language_model.",
+        ),
+    ] {
+        let case = vectors().join(case);
+        let directory = wrap(&case, class, text_type, beginning);
+        check_against(directory.path(), &case);
+    }
+}
+
+#[test]
+fn a_known_class_around_an_unknown_text_model_is_refused_by_both_names() {
+    bent(
+        |model| {
+            model.config["architectures"] = json!(["LlavaForConditionalGeneration"]);
+            model.config["text_config"] = json!({"model_type": "mamba"});
+        },
+        &["LlavaForConditionalGeneration", "mamba"],
+    );
+}
+
+#[test]
+fn settings_that_transformers_does_not_read_are_refused() {
+    bent(
+        |model| model.config["partial_rotary_factor"] = json!(0.5),
+        &["partial_rotary_factor", "0.5", "LlamaForCausalLM"],
+    );
+    bent(
+        |model| {
+            model.config["architectures"] = json!(["Gemma3ForCausalLM"]);
+            model.config["attn_logit_softcapping"] = json!(50.0);
+        },
+        &["attn_logit_softcapping", "50", "Gemma3ForCausalLM"],
+    );
+}
+
+/// The table of the book.
+fn table() -> String {
+    let mut lines = vec!["| `model_type` | class |".to_owned(), "|---|---|".to_owned()];
+    let mut families: Vec<_> = riffle_model::families().iter().collect();
+    families.sort_by_key(|family| family.model_type);
+    for family in families {
+        lines.push(format!(
+            "| `{}` | `{}` |",
+            family.model_type,
+            family.architectures.join("`, `")
+        ));
+    }
+    lines.push(String::new());
+    lines.push("| class around a text model | text model |".to_owned());
+    lines.push("|---|---|".to_owned());
+    lines.extend(riffle_model::wrapper_classes().map(|(class, text_type)| format!("| `{class}` | `{text_type}` |")));
+    lines.join("\n")
+}
+
+#[test]
+fn the_book_lists_the_families_of_the_registry() {
+    let book = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/models.md");
+    let text = std::fs::read_to_string(book).unwrap();
+    let (_, behind) = text.split_once("<!-- families -->\n").unwrap();
+    let (listed, _) = behind.split_once("\n<!-- end of families -->").unwrap();
+    assert!(
+        listed == table(),
+        "docs/models.md should have between its marks:\n{}",
+        table()
+    );
+}

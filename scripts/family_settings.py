@@ -1,0 +1,156 @@
+"""Settings of the tiny models of family-matrix: by model_type, or by class for those that wrap a text model."""
+
+
+def base():
+    return dict(
+        vocab_size=31, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=512, bos_token_id=0, eos_token_id=1, pad_token_id=None,
+    )
+
+
+def rope(kind="default", **more):
+    return dict(rope_parameters=dict(rope_type=kind, rope_theta=more.pop("theta", 10000.0), **more))
+
+
+YARN = rope("yarn", factor=4.0, original_max_position_embeddings=64)
+LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
+LINEAR = rope("linear", factor=3.0)
+WINDOW = dict(sliding_window=37)
+HALF, B16 = dict(dtype="float16"), dict(dtype="bfloat16")
+
+DENSE = {
+    "smollm3": [
+        dict(B16, num_hidden_layers=5, tie_word_embeddings=True),
+        dict(no_rope_layers=[1, 0, 0, 1], attention_bias=True, mlp_bias=True, tie_word_embeddings=False, **YARN),
+        dict(no_rope_layer_interval=2, num_key_value_heads=4),
+        dict(use_sliding_window=True, no_rope_layer_interval=2, layer_types=["full_attention", "sliding_attention"] * 2, **WINDOW),
+    ],
+    "gemma": [dict(B16, head_dim=16), dict(head_dim=8, num_key_value_heads=1, hidden_act="gelu", attention_bias=True), dict(head_dim=16, tie_word_embeddings=False)],
+    "vaultgemma": [dict(B16, head_dim=12, query_pre_attn_scalar=12, **WINDOW), dict(head_dim=16, query_pre_attn_scalar=20, attn_logit_softcapping=5.0, final_logit_softcapping=4.0, **WINDOW)],
+    "seed_oss": [dict(B16, head_dim=16), dict(head_dim=8, attention_bias=False, attention_out_bias=True, mlp_bias=True, **YARN)],
+    "granite": [
+        dict(B16, embedding_multiplier=7.0, residual_multiplier=0.3, attention_multiplier=0.2, logits_scaling=5.0),
+        dict(embedding_multiplier=2.0, residual_multiplier=1.5, attention_multiplier=0.4, logits_scaling=0.5, attention_bias=True, mlp_bias=True, tie_word_embeddings=True, rms_norm_eps=1e-3, **LLAMA3),
+    ],
+    "hyperclovax": [
+        dict(B16, embedding_multiplier=5.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=3.0),
+        dict(use_post_norm=False, residual_multiplier=0.7, attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+    ],
+    "arcee": [dict(B16), dict(attention_bias=True, mlp_bias=True, head_dim=16, **YARN), dict(hidden_act="silu")],
+    "nemotron": [dict(B16), dict(attention_bias=True, mlp_bias=True, head_dim=16, tie_word_embeddings=True, **rope(partial_rotary_factor=0.25))],
+    "jais2": [dict(B16), dict(attention_bias=False, mlp_bias=False, head_dim=16)],
+    "olmo": [dict(B16), dict(attention_bias=True, tie_word_embeddings=True, num_key_value_heads=4)],
+    "olmo2": [dict(B16), dict(attention_bias=True, num_key_value_heads=1, tie_word_embeddings=True, **YARN)],
+    "olmo3": [
+        dict(B16, rope_parameters=dict(full_attention=YARN["rope_parameters"], sliding_attention=rope()["rope_parameters"]), **WINDOW),
+        dict(layer_types=["full_attention", "sliding_attention", "full_attention", "full_attention"], attention_bias=True, **WINDOW),
+    ],
+    "exaone4": [
+        dict(B16, head_dim=16, **WINDOW),
+        dict(sliding_window=None, layer_types=["full_attention"] * 4, tie_word_embeddings=True, **LLAMA3),
+        dict(layer_types=["sliding_attention", "full_attention", "full_attention", "sliding_attention"], num_key_value_heads=1, **WINDOW),
+    ],
+    "glm": [dict(B16, head_dim=16), dict(head_dim=24, attention_bias=False, tie_word_embeddings=True, **rope(partial_rotary_factor=0.25)), dict(head_dim=8, **rope(partial_rotary_factor=1.0))],
+    "glm4": [dict(B16, head_dim=16), dict(head_dim=24, attention_bias=False, num_key_value_heads=1, **rope(partial_rotary_factor=0.25))],
+    "ernie4_5": [dict(B16, head_dim=16), dict(head_dim=8, use_bias=True, tie_word_embeddings=False, **YARN)],
+    "helium": [dict(B16, head_dim=8, num_key_value_heads=4), dict(head_dim=8, attention_bias=True, mlp_bias=True, tie_word_embeddings=True)],
+    "hunyuan_v1_dense": [
+        dict(B16, head_dim=16, **rope("dynamic", factor=1.0, alpha=50.0)),
+        dict(head_dim=8, attention_bias=True, tie_word_embeddings=True, num_key_value_heads=1),
+    ],
+    "apertus": [dict(B16), dict(attention_bias=True, tie_word_embeddings=True, **YARN)],
+    "cohere": [dict(B16, logit_scale=0.5), dict(use_qk_norm=True, attention_bias=True, tie_word_embeddings=False), dict(use_qk_norm=True, num_key_value_heads=1)],
+    "cohere2": [dict(B16, logit_scale=0.25, **WINDOW), dict(layer_types=["full_attention", "sliding_attention", "full_attention", "sliding_attention"], attention_bias=True, **WINDOW)],
+    "starcoder2": [dict(B16, **WINDOW), dict(use_bias=False, tie_word_embeddings=False, sliding_window=None), dict(hidden_act="gelu")],
+    "stablelm": [dict(B16, use_qkv_bias=True), dict(qk_layernorm=True, use_parallel_residual=True, tie_word_embeddings=True), dict(qk_layernorm=True, **rope(partial_rotary_factor=0.5))],
+    "cwm": [dict(B16, head_dim=16, **WINDOW), dict(head_dim=8, mlp_bias=True, layer_types=["sliding_attention", "full_attention"] * 2, **WINDOW)],
+    "ministral": [dict(B16, head_dim=16, **WINDOW), dict(layer_types=["full_attention", "sliding_attention"] * 2, **WINDOW)],
+    "ministral3": [
+        dict(B16, head_dim=16, **rope("yarn", factor=8.0, original_max_position_embeddings=32, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.3)),
+        dict(head_dim=8, tie_word_embeddings=True, **WINDOW, **rope("yarn", factor=8.0, original_max_position_embeddings=64, mscale=1.0, llama_4_scaling_beta=0.1)),
+    ],
+    "gpt_neox": [dict(B16), dict(use_parallel_residual=False, attention_bias=False, tie_word_embeddings=True, **rope(partial_rotary_factor=0.5)), dict(hidden_act="gelu_new")],
+    "persimmon": [dict(B16), dict(qk_layernorm=False, tie_word_embeddings=True, **rope(partial_rotary_factor=0.25))],
+    "falcon": [
+        dict(B16, new_decoder_architecture=True, num_kv_heads=2, bias=True),
+        dict(multi_query=True, ffn_hidden_size=40, **LINEAR),
+        dict(multi_query=False, parallel_attn=False, bias=True),
+        dict(new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1, activation="gelu_new"),
+        dict(alibi=True),
+    ],
+    "gptj": [dict(B16, n_embd=32, n_layer=3, n_head=4, n_positions=512, rotary_dim=4), dict(n_embd=48, n_layer=2, n_head=2, n_positions=512, rotary_dim=16, n_inner=40)],
+}
+
+OLDER = {
+    "llama": [dict(head_dim=16), dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True, **YARN), dict(rope("llama3", partial_rotary_factor=0.5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)), dict(rope(partial_rotary_factor=0.5))],
+    "mistral": [dict(WINDOW), dict(sliding_window=None, head_dim=16)],
+    "qwen2": [dict(), dict(use_sliding_window=True, max_window_layers=1, tie_word_embeddings=True, **WINDOW)],
+    "qwen3": [dict(head_dim=16), dict(attention_bias=True, **YARN)],
+    "qwen3_5_text": [dict(head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16)],
+    "phi": [dict(), dict(qk_layernorm=True)],
+    "phi3": [dict(), dict(rope(partial_rotary_factor=0.5), **WINDOW), dict(HALF, original_max_position_embeddings=64, **rope("longrope", short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[1.5, 2.5, 3.5, 4.5]))],
+    "gemma2": [dict(head_dim=12, query_pre_attn_scalar=12, attn_logit_softcapping=5.0, final_logit_softcapping=6.0, **WINDOW)],
+    "gemma3_text": [dict(head_dim=16, query_pre_attn_scalar=16, **WINDOW), dict(head_dim=16, attn_logit_softcapping=5.0, **WINDOW)],
+    "exaone": [dict()],
+    "internlm3": [dict()],
+    "iquestcoder": [dict()],
+}
+
+
+def around(text_type, **more):
+    return [dict(text_type=text_type, **more)]
+
+
+QWEN35 = dict(head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16)
+SECTIONS = rope("default", mrope_section=[2, 1, 1])
+WRAPPERS = {
+    "Gemma3ForConditionalGeneration": around("gemma3_text", head_dim=16, query_pre_attn_scalar=16, **WINDOW),
+    "Mistral3ForConditionalGeneration": around("mistral", head_dim=16, sliding_window=None) + around("ministral3", head_dim=16, rope_parameters=DENSE["ministral3"][0]["rope_parameters"]),
+    "LlavaForConditionalGeneration": around("llama") + around("mistral", **WINDOW) + around("qwen2"),
+    "LlavaNextForConditionalGeneration": around("llama") + around("mistral", sliding_window=None),
+    "LlavaNextVideoForConditionalGeneration": around("llama"),
+    "LlavaOnevisionForConditionalGeneration": around("qwen2"),
+    "VideoLlavaForConditionalGeneration": around("llama"),
+    "VipLlavaForConditionalGeneration": around("llama"),
+    "InternVLForConditionalGeneration": around("qwen2") + around("qwen3", head_dim=16),
+    "Idefics2ForConditionalGeneration": around("mistral", sliding_window=None),
+    "Idefics3ForConditionalGeneration": around("llama"),
+    "SmolVLMForConditionalGeneration": around("llama"),
+    "VoxtralForConditionalGeneration": around("llama", head_dim=16),
+    "Qwen2VLForConditionalGeneration": around("qwen2_vl_text", **SECTIONS),
+    "Qwen2_5_VLForConditionalGeneration": around("qwen2_5_vl_text", **SECTIONS),
+    "Qwen3VLForConditionalGeneration": around("qwen3_vl_text", head_dim=8, **SECTIONS),
+    "Qwen2_5OmniThinkerForConditionalGeneration": around("qwen2_5_omni_text", **SECTIONS),
+    "Qwen2AudioForConditionalGeneration": around("qwen2"),
+    "Qwen3ASRForConditionalGeneration": around("qwen3", head_dim=16),
+    "Qwen3_5ForConditionalGeneration": around("qwen3_5_text", **QWEN35),
+    "MiniCPMOcrForConditionalGeneration": around("qwen3_5_text", **QWEN35),
+    "MiniCPMV4_6ForConditionalGeneration": around("qwen3_5_text", **QWEN35),
+    "MiniCPMV4_7ForConditionalGeneration": around("qwen3_5_text", **QWEN35),
+    "PaliGemmaForConditionalGeneration": around("gemma", head_dim=16) + around("gemma2", head_dim=16, query_pre_attn_scalar=16, **WINDOW),
+    "AudioFlamingo3ForConditionalGeneration": around("qwen2"),
+    "AyaVisionForConditionalGeneration": around("cohere2", **WINDOW),
+    "Cohere2VisionForConditionalGeneration": around("cohere2", **WINDOW),
+    "Cosmos3OmniForConditionalGeneration": around("qwen3_vl_text", head_dim=8, **SECTIONS),
+    "DeepseekVLForConditionalGeneration": around("llama"),
+    "DeepseekVLHybridForConditionalGeneration": around("llama"),
+    "Exaone4_5_ForConditionalGeneration": around("exaone4", **WINDOW),
+    "FastVlmForConditionalGeneration": around("qwen2"),
+    "FunAsrNanoForConditionalGeneration": around("qwen3", head_dim=16),
+    "GlmAsrForConditionalGeneration": around("llama"),
+    "GotOcr2ForConditionalGeneration": around("qwen2"),
+    "GraniteSpeechForConditionalGeneration": around("granite", residual_multiplier=0.5, logits_scaling=2.0),
+    "GraniteSpeechPlusForConditionalGeneration": around("granite", residual_multiplier=0.5, logits_scaling=2.0),
+    "HyperCLOVAXVisionV2ForConditionalGeneration": around("hyperclovax", residual_multiplier=0.5),
+    "JanusForConditionalGeneration": around("llama"),
+    "LightOnOcrForConditionalGeneration": around("qwen3", head_dim=16),
+    "MossTranscribeDiarizeForConditionalGeneration": around("qwen3", head_dim=16),
+    "MusicFlamingoForConditionalGeneration": around("qwen2"),
+    "OmniASRForConditionalGeneration": around("llama"),
+    "Ovis2ForConditionalGeneration": around("qwen2"),
+    "PerceptionLMForConditionalGeneration": around("llama"),
+    "QianfanOCRForConditionalGeneration": around("qwen3", head_dim=16),
+    "VibeVoiceForConditionalGeneration": around("qwen2"),
+    "VibeVoiceAsrForConditionalGeneration": around("qwen2"),
+    "VideoLlama3ForConditionalGeneration": around("qwen2"),
+}
