@@ -77,22 +77,6 @@ fn refusal(config: &ModelConfig, options: &EngineOptions) -> Option<EngineError>
             "a device has arithmetic of its own: leave it out, or use `device=cpu`",
         ));
     }
-    let delta_net = config.gated_delta_net();
-    if config.has_states() && delta_net.is_none() {
-        let problem =
-            "it computes no states but those of Gated DeltaNet layers of one size without attention: use `device=cpu`";
-        return Some(EngineError::option("device", "cuda", problem));
-    }
-    if let Some(shape) = delta_net.filter(|shape| shape.key_dim > 256) {
-        return Some(EngineError::option(
-            "device",
-            "cuda",
-            format!(
-                "it computes recurrent heads of up to 256 and this model's have {}: use `device=cpu`",
-                shape.key_dim
-            ),
-        ));
-    }
     let formats = [options.cache.key_format, options.cache.value_format];
     if let Some(format) = formats.into_iter().find(|format| !DEVICE_FORMATS.contains(format)) {
         return Some(EngineError::option(
@@ -108,23 +92,33 @@ fn refusal(config: &ModelConfig, options: &EngineOptions) -> Option<EngineError>
             "the device reads pages of a multiple of 64 tokens: use one, or `device=cpu`",
         ));
     }
+    model_refusal(config).map(|problem| EngineError::option("device", "cuda", format!("{problem}: use `device=cpu`")))
+}
+
+/// The part of a model that no device computes.
+fn model_refusal(config: &ModelConfig) -> Option<String> {
+    let delta_net = config.gated_delta_net();
+    if config.has_states() && delta_net.is_none() {
+        return Some(
+            "it computes no states but those of Gated DeltaNet layers of one size without attention".to_owned(),
+        );
+    }
+    if let Some(shape) = delta_net.filter(|shape| shape.key_dim > 256) {
+        return Some(format!(
+            "it computes recurrent heads of up to 256 and this model's have {}",
+            shape.key_dim
+        ));
+    }
     if let Some(part) = config.host_only {
-        let problem = format!("it does not compute this model's {part}: use `device=cpu`");
-        return Some(EngineError::option("device", "cuda", problem));
+        return Some(format!("it does not compute this model's {part}"));
     }
     if !config.is_uniform() {
-        let problem =
-            "it computes models whose layers all have the same heads, and this one's differ: use `device=cpu`";
-        return Some(EngineError::option("device", "cuda", problem));
+        return Some("it computes models whose layers all have the same heads, and this one's differ".to_owned());
     }
     if !config.head_dim.is_multiple_of(16) || config.head_dim > 256 {
-        return Some(EngineError::option(
-            "device",
-            "cuda",
-            format!(
-                "it computes heads of a multiple of 16 up to 256 and this model's have {}: use `device=cpu`",
-                config.head_dim
-            ),
+        return Some(format!(
+            "it computes heads of a multiple of 16 up to 256 and this model's have {}",
+            config.head_dim
         ));
     }
     None

@@ -130,7 +130,7 @@ impl Fields {
             let stays =
                 ["architectures", "tie_word_embeddings"].contains(&name.as_str()) && fields.get(&name).is_some();
             let is_said = fields.values.contains_key(&name);
-            if !stays && !(is_said && value.is_null()) {
+            if !(stays || is_said && value.is_null()) {
                 fields.values.insert(name, value);
             }
         }
