@@ -75,6 +75,11 @@ TEMPLATES = [
     '{% set s = namespace(role="system", content="S") %}{% for m in [s] + messages %}{{ m.role }}:{{ m.content }} {% endfor %}',
     '{% set ns = namespace(xs=[], last=none) %}{% for m in messages %}{% set one = namespace(m=m, n=loop.index) %}{% set ns.xs = ns.xs + [one] %}{% set ns.last = one %}{% endfor %}{% for x in ns.xs %}{{ x.n }}{{ x.m.role }}{% endfor %}{{ ns.last.n }}',
     '{% set a = namespace(n=1) %}{% set b = [a] %}{% set a.n = 2 %}{{ b[0].n }}{% set c = {"a": a} %}{% set a.n = 3 %}{{ c.a.n }}{{ b[0].n }}',
+    '{{ "it\'s a1b x-ray éa".title() }} {{ "a-b-c".rsplit("-", 1) }} {{ "a-b".rsplit("-")[0] }} {{ "a-b-c".rsplit("-", -1)|length }} {{ "abc".rsplit("-", 0) }}',
+    '{{ "<a>b".removeprefix("<a>") }} {{ "b</a>".removesuffix("</a>") }} {{ "b".removeprefix("c").removesuffix("") }}',
+    '{{ "a=b=c".partition("=")[2] }} {{ "a=b=c".rpartition("=")|first }} {{ "abc".partition("=")|join("|") }} {{ "abc".rpartition("=")|join("|") }}',
+    '{{ "abc".rsplit("") }}',
+    '{{ "abc".partition("") }}',
 ]
 VARIABLES = {"small": 1e-07, "large": 1e16, "whole": 9007199254740993}
 

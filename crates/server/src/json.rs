@@ -1,18 +1,35 @@
 //! JSON in which no object names a field twice, because a second value would have no clear meaning.
 
 use std::fmt;
+use std::ops::Range;
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-/// The value that a text spells.
+/// The value that a text spells. Integers of more than 64 bits among the arguments of earlier calls become texts of their digits: a model
+/// wrote them, and its client sends them back.
 ///
 /// # Errors
 /// The fault of the text, and its line and column.
 pub(crate) fn parse(text: &[u8]) -> Result<Value, serde_json::Error> {
     let OnceNamed(value) = serde_json::from_slice(text)?;
-    check_integers(text).map_err(serde_json::Error::custom)?;
+    let long = long_integers(text);
+    if let Some(integer) = long.iter().find(|integer| !integer.is_argument) {
+        return Err(serde_json::Error::custom(integer.problem(text)));
+    }
+    if long.is_empty() {
+        return Ok(value);
+    }
+    let OnceNamed(value) = serde_json::from_slice(&quoted(text, &long))?;
     Ok(value)
+}
+
+/// The value of arguments that a model wrote. Integers of more than 64 bits become texts of their digits.
+///
+/// # Errors
+/// What is wrong with the text, and where.
+pub(crate) fn parse_arguments(text: &str) -> Result<Value, serde_json::Error> {
+    serde_json::from_slice(&quoted(text.as_bytes(), &long_integers(text.as_bytes())))
 }
 
 /// Refuses integers of more than 64 bits in valid JSON, which would be rounded to doubles.
@@ -20,41 +37,94 @@ pub(crate) fn parse(text: &[u8]) -> Result<Value, serde_json::Error> {
 /// # Errors
 /// The integer and what to do.
 pub(crate) fn check_integers(text: &[u8]) -> Result<(), String> {
-    const SHORTEST: usize = 19;
+    match long_integers(text).first() {
+        Some(integer) => Err(integer.problem(text)),
+        None => Ok(()),
+    }
+}
+
+/// An integer of more than 64 bits.
+struct LongInteger {
+    place: Range<usize>,
+    /// True if it stands in the `input` of a call in `messages`.
+    is_argument: bool,
+}
+
+impl LongInteger {
+    fn problem(&self, text: &[u8]) -> String {
+        let shown: String = self.digits(text).chars().take(60).collect();
+        format!("the integer {shown} has more than 64 bits: send it as a string")
+    }
+
+    fn digits<'t>(&self, text: &'t [u8]) -> &'t str {
+        str::from_utf8(&text[self.place.clone()]).unwrap_or_default()
+    }
+}
+
+/// Integers of more than 64 bits in valid JSON.
+fn long_integers(text: &[u8]) -> Vec<LongInteger> {
+    let mut found = Vec::new();
+    // Names of the objects and lists around a place, in quotation marks; empty in a list.
+    let (mut names, mut name): (Vec<&[u8]>, &[u8]) = (Vec::new(), &[]);
     let mut at = 0;
     while let Some(first) = text.get(at) {
+        let mut end = at + 1;
         match first {
             b'"' => {
-                at += 1;
-                while text.get(at).is_some_and(|byte| *byte != b'"') {
-                    at += if text[at] == b'\\' { 2 } else { 1 };
+                end = end_of_string(text, at);
+                let mut after = text[end..].iter().filter(|byte| !byte.is_ascii_whitespace());
+                if after.next() == Some(&b':') {
+                    name = &text[at..end];
                 }
-                at += 1;
+            }
+            b'{' | b'[' => names.push(std::mem::take(&mut name)),
+            b'}' | b']' => {
+                names.pop();
+                name = &[];
             }
             b'-' | b'0'..=b'9' => {
                 let is_part = |byte: &u8| byte.is_ascii_digit() || b"+-.eE".contains(byte);
-                let end = text[at..]
-                    .iter()
-                    .position(|byte| !is_part(byte))
-                    .unwrap_or(text.len() - at);
-                let number = str::from_utf8(&text[at..at + end]).unwrap_or_default();
-                let is_integer = !number.contains(['.', 'e', 'E']);
-                if number.len() >= SHORTEST
-                    && is_integer
-                    && number.parse::<i64>().is_err()
-                    && number.parse::<u64>().is_err()
-                {
-                    let shown = if number.len() > 60 { &number[..60] } else { number };
-                    return Err(format!(
-                        "the integer {shown} has more than 64 bits: send it as a string"
-                    ));
+                end = at + text[at..].iter().take_while(|byte| is_part(byte)).count();
+                if is_long(&text[at..end]) {
+                    let in_messages = names.get(1) == Some(&b"\"messages\"".as_slice());
+                    found.push(LongInteger {
+                        place: at..end,
+                        is_argument: in_messages && names.contains(&b"\"input\"".as_slice()),
+                    });
                 }
-                at += end;
             }
-            _ => at += 1,
+            _ => {}
         }
+        at = end;
     }
-    Ok(())
+    found
+}
+
+fn end_of_string(text: &[u8], start: usize) -> usize {
+    let mut at = start + 1;
+    while text.get(at).is_some_and(|byte| *byte != b'"') {
+        at += if text[at] == b'\\' { 2 } else { 1 };
+    }
+    (at + 1).min(text.len())
+}
+
+fn is_long(number: &[u8]) -> bool {
+    const SHORTEST: usize = 19;
+    let number = str::from_utf8(number).unwrap_or_default();
+    let is_integer = !number.contains(['.', 'e', 'E']);
+    number.len() >= SHORTEST && is_integer && number.parse::<i64>().is_err() && number.parse::<u64>().is_err()
+}
+
+/// JSON with integers in quotation marks.
+fn quoted(text: &[u8], integers: &[LongInteger]) -> Vec<u8> {
+    let (mut quoted, mut at) = (Vec::with_capacity(text.len()), 0);
+    for integer in integers {
+        quoted.extend_from_slice(&text[at..integer.place.start]);
+        quoted.extend(format!("\"{}\"", integer.digits(text)).bytes());
+        at = integer.place.end;
+    }
+    quoted.extend_from_slice(&text[at..]);
+    quoted
 }
 
 struct OnceNamed(Value);
@@ -164,6 +234,23 @@ mod tests {
             "1e30",
         ] {
             assert!(parse(text.as_bytes()).is_ok(), "{text}");
+        }
+    }
+
+    #[test]
+    fn long_integers_that_a_model_wrote_keep_their_digits() {
+        let body = |input: &str| format!(r#"{{"messages": [{{"content": ["input", {{"input": {input}}}]}}]}}"#);
+        let parsed = parse(body(r#"{"a": [-123456789012345678901, 5]}"#).as_bytes()).unwrap();
+        let expected = r#"{"a": ["-123456789012345678901", 5]}"#;
+        assert_eq!(parsed, serde_json::from_str::<Value>(&body(expected)).unwrap());
+        let arguments = parse_arguments(r#"{"a": 18446744073709551616, "b": "18446744073709551616"}"#).unwrap();
+        assert_eq!(arguments["a"], arguments["b"]);
+        for text in [
+            r#"{"input": {"messages": 18446744073709551616}}"#,
+            r#"{"messages": ["input", {"a": 18446744073709551616}]}"#,
+            r#"{"messages": [{"x": {"input": 1}}, {"a": 18446744073709551616}]}"#,
+        ] {
+            assert!(parse(text.as_bytes()).is_err(), "{text}");
         }
     }
 

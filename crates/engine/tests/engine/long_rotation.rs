@@ -8,8 +8,8 @@ use std::sync::Arc;
 use crate::testing::{fixture, go_on, largest_difference};
 use riffle_attention::Format;
 use riffle_engine::{
-    Engine, EngineOptions, Event, GenerateOptions, Generation, Request, Scheduler, SchedulerOptions, Session,
-    fill_prefix, store_prefix,
+    Engine, EngineOptions, Event, GenerateOptions, Generation, Request, SamplingOptions, Scheduler, SchedulerOptions,
+    Session, fill_prefix, store_prefix,
 };
 use riffle_kv::PrefixCache;
 use safetensors::SafeTensors;
@@ -219,6 +219,11 @@ fn an_answer_that_gave_up_its_pages_takes_none_of_a_shorter_text() {
         generate: GenerateOptions {
             max_tokens,
             ignores_end: true,
+            sampling: SamplingOptions {
+                temperature: 1.0,
+                seed: 5,
+                ..SamplingOptions::default()
+            },
             ..GenerateOptions::default()
         },
         priority,
@@ -258,6 +263,10 @@ fn an_answer_that_gave_up_its_pages_takes_none_of_a_shorter_text() {
         let alone = alone.generate(&request.generate, &mut go_on_text).unwrap();
         assert_eq!(found[id].generation.tokens, alone.tokens, "{id:?}");
     }
+    assert_eq!(
+        found[&ids[1]].turned_tokens, BOUNDARY,
+        "no text of its own but the prompt was read in the short way"
+    );
 }
 
 fn go_on_text(_: &str) -> std::ops::ControlFlow<()> {

@@ -129,7 +129,7 @@ pub(super) fn charge_method(meter: &Meter, value: &Value, method: &str, args: &[
         all
     };
     match (value.kind(), method) {
-        (ValueKind::String, "upper" | "lower" | "title" | "capitalize") => meter.charge_times(text_bytes(value), 3),
+        (ValueKind::String, "upper" | "lower" | "capitalize") => meter.charge_times(text_bytes(value), 3),
         (ValueKind::String, "strip" | "lstrip" | "rstrip") => {
             meter.charge(text_bytes(value))?;
             strippable(meter, method, args)

@@ -10,7 +10,7 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 use super::limits::STEPS;
 use super::meter::{ENTRY_BYTES, Look, Meter};
 use super::python::{self, Style};
-use super::{containers, costs, guard, namespace, operators};
+use super::{containers, costs, guard, namespace, operators, strings};
 use crate::calendar::format_time;
 
 /// The cost of a call beside the search through its texts.
@@ -53,6 +53,12 @@ pub(super) fn environment(meter: &Arc<Meter>, sentinel: Option<char>) -> Environ
     environment.set_unknown_method_callback(move |state, value, method, args| {
         if let Some(result) = containers::call_method(&meter, value, method, args) {
             return result;
+        }
+        if let Some(result) = value
+            .as_str()
+            .and_then(|text| strings::call_method(&meter, text, method, args))
+        {
+            return meter.settle(result?);
         }
         costs::charge_method(&meter, value, method, args)?;
         let result = unknown_method_callback(state, value, method, args)?;

@@ -15,6 +15,7 @@ mod namespace;
 mod operators;
 mod python;
 mod sandbox;
+mod strings;
 mod text;
 
 use std::ops::ControlFlow;

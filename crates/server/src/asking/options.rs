@@ -35,7 +35,7 @@ pub(crate) struct Extras {
 
 /// Takes what decides how tokens are drawn and when an answer ends; `lengths` are the names of the field that says how long it may be.
 pub(crate) fn take_wishes(app: &App, fields: &mut Fields, lengths: &[&str]) -> Result<Wishes, Failure> {
-    let seed = fields.integer("seed", i64::MIN..=i64::MAX)?;
+    let seed = take_seed(fields)?;
     let max_tokens = take_length(fields, lengths)?;
     let mut generate = GenerateOptions {
         max_tokens: max_tokens.unwrap_or(0),
@@ -62,15 +62,32 @@ pub(crate) fn take_wishes(app: &App, fields: &mut Fields, lengths: &[&str]) -> R
     })
 }
 
+/// Any 64 bits.
+fn take_seed(fields: &mut Fields) -> Result<Option<i64>, Failure> {
+    let place = fields.name("seed");
+    let seed = fields.value("seed").map(|seed| match seed.as_u64() {
+        Some(bits) => Ok(bits.cast_signed()),
+        None => integer_of(&seed, &place, i64::MIN..=i64::MAX),
+    });
+    seed.transpose()
+}
+
 fn take_length(fields: &mut Fields, names: &[&str]) -> Result<Option<usize>, Failure> {
     let mut length = None;
     for name in names {
+        let place = fields.name(name);
+        let Some(asked) = fields.value(name) else {
+            continue;
+        };
+        // Every length beyond the room is cut to it.
+        let is_longest = asked.as_f64().is_some_and(|tokens| tokens > f64::from(i32::MAX));
+        let asked = if is_longest {
+            i64::from(i32::MAX)
+        } else {
+            integer_of(&asked, &place, -1..=i64::from(i32::MAX))?
+        };
         // Some clients write -1 for "as long as it gets".
-        if let Some(asked) = fields.integer(name, -1..=i64::from(i32::MAX))?
-            && let Ok(asked) = usize::try_from(asked)
-        {
-            length = length.or(Some(asked));
-        }
+        length = length.or(usize::try_from(asked).ok());
     }
     Ok(length)
 }

@@ -138,6 +138,7 @@ fn matcher_of(factory: &ParserFactory, grammar: TopLevelGrammar) -> Result<Match
     // The first mask is computed here, so that a form that is too wide fails now and not in an answer.
     match matcher.deep_clone().compute_mask_or_eos() {
         Ok(_) => Ok(matcher),
+        Err(error) if error.to_string().contains("NoExtensionBias") => Err("no text fits it".to_owned()),
         Err(error) => Err(error.to_string()),
     }
 }

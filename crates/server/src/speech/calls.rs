@@ -183,6 +183,8 @@ fn call_of(value: Value, source: &str) -> Option<WrittenCall> {
         // Some models write the object as text.
         Some(Value::String(text)) => (serde_json::from_str(&text).ok()?, Some(text)),
         Some(_) => return None,
+        // Other fields are data, or arguments in a form that no tool can be given.
+        None if call.keys().any(|key| key != "id" && key != "type") => return None,
         None => (Map::new(), None),
     };
     Some(WrittenCall {

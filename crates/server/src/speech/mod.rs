@@ -56,6 +56,8 @@ pub(crate) struct Speech {
     searched: usize,
     /// True if anything but spaces has been told.
     has_begun: bool,
+    /// True if nothing but spaces has come behind a call.
+    follows_call: bool,
     calls: usize,
     /// Tokens of thoughts, with their marks.
     thought_tokens: usize,
@@ -128,6 +130,7 @@ impl Speech {
             state: if is_thinking { State::Thought } else { State::Text },
             held: String::new(),
             has_begun: false,
+            follows_call: false,
             calls: 0,
             thought_tokens: 0,
             held_tokens: 0,
@@ -305,14 +308,18 @@ impl Speech {
         }
     }
 
-    fn push_text(&mut self, text: String, pieces: &mut Vec<AnswerPiece>) {
+    fn push_text(&mut self, mut text: String, pieces: &mut Vec<AnswerPiece>) {
         // Spaces around thoughts and calls are nobody's text.
+        if self.follows_call {
+            text = text.trim_start().to_owned();
+        }
         let is_blank = text.trim().is_empty();
         if is_blank && !self.has_begun && (self.markup.thinks || self.takes_calls()) {
             return;
         }
         if !text.is_empty() {
             self.has_begun |= !is_blank;
+            self.follows_call = false;
             pieces.push(AnswerPiece::Text(text));
         }
     }
@@ -336,7 +343,7 @@ impl Speech {
                     calls.truncate(1usize.saturating_sub(self.calls));
                 }
                 self.calls += calls.len();
-                self.has_begun = true;
+                (self.has_begun, self.follows_call) = (true, true);
                 pieces.extend(calls.into_iter().map(|call| AnswerPiece::Call(self.tools.call(call))));
             }
             _ => self.push_text(format!("{begin}{text}{end}"), pieces),

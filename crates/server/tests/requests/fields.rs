@@ -93,8 +93,6 @@ fn completions() -> Vec<(&'static str, Value)> {
         ("max_tokens", json!(-2)),
         ("max_tokens", json!(1.5)),
         ("max_tokens", json!("1")),
-        ("max_tokens", json!(1e20)),
-        ("max_tokens", json!(u64::MAX)),
         ("n", json!(0)),
         ("n", json!(65)),
         ("n", json!(true)),

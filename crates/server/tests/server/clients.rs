@@ -59,12 +59,14 @@ fn a_length_beyond_the_context_is_cut_and_a_prompt_beyond_it_is_refused_with_the
     let (_folder, engine) = templated(TOOLS);
     let server = start_on(&engine, options());
     let prompt: Vec<u32> = std::iter::repeat_n(20, 8188).collect();
-    let body = json!({"prompt": prompt, "max_tokens": 128_000, "ignore_eos": true, "temperature": 0});
-    let answer = server.ask("/v1/completions", &body);
-    assert_eq!(answer["choices"][0]["finish_reason"], "length");
-    assert_eq!(answer["usage"]["completion_tokens"], 5);
-    let warning = answer["riffle"]["warnings"][0].as_str().unwrap();
-    assert!(warning.starts_with("max_tokens: cut to 5"), "{warning}");
+    for length in [json!(128_000), json!(u64::MAX), json!(1e20)] {
+        let body = json!({"prompt": prompt, "max_tokens": length, "ignore_eos": true, "temperature": 0});
+        let answer = server.ask("/v1/completions", &body);
+        assert_eq!(answer["choices"][0]["finish_reason"], "length");
+        assert_eq!(answer["usage"]["completion_tokens"], 5);
+        let warning = answer["riffle"]["warnings"][0].as_str().unwrap();
+        assert!(warning.starts_with("max_tokens: cut to 5"), "{warning}");
+    }
     let prompt: Vec<u32> = std::iter::repeat_n(20, 9000).collect();
     let refused = server.post("/v1/completions", &json!({"prompt": prompt, "max_tokens": 1}));
     let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
@@ -86,7 +88,7 @@ fn fields_that_change_nothing_are_taken_and_what_is_not_done_is_told() {
         ],
         "max_tokens": 1, "metadata": {"a": "b"}, "service_tier": "auto", "store": true, "reasoning_effort": "high",
         "best_of": 1, "typical_p": 1, "mirostat": 0, "skip_special_tokens": true, "keep_alive": "5m", "functions": [],
-        "options": {"num_ctx": 2048, "temperature": 0}, "verbosity": "low", "enable_thinking": false, "id_slot": 0,
+        "options": {"num_ctx": 2048, "temperature": 0}, "verbosity": "low", "enable_thinking": false, "id_slot": 0, "echo": false, "format": "", "extra_body": {}, "seed": u64::MAX,
         "tools": [{"type": "web_search"}, function("f")], "tool_choice": {"type": "auto"},
     });
     let answer = server.ask("/v1/chat/completions", &body);
@@ -116,6 +118,7 @@ fn data_that_was_asked_for_is_told_as_data() {
         r#"[{"name": "Ada"}, {"name": "Bob"}]"#,
         "```json\n{\"name\": \"Ada\", \"age\": 36}\n```",
         r#"{"name": "no_such_tool", "arguments": {}}"#,
+        "<tool_call>\n{\"name\": \"get_weather\", \"city\": \"Bern\"}\n</tool_call>",
     ] {
         let choice = chat_that_says(&server, text, json!({}));
         assert_eq!(
@@ -279,7 +282,9 @@ fn a_begun_answer_keeps_its_calls_or_says_that_it_cannot() {
     let plain = start(options());
     for last in [
         call,
+        json!({"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{}"}}),
         json!({"role": "assistant", "content": "", "reasoning_content": "a long thought"}),
+        json!({"role": "assistant", "content": "", "thinking": "a long thought"}),
     ] {
         let (_folder, engine) = templated("{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}");
         let refused = begun(&start_on(&engine, options()), last);

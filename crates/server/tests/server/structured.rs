@@ -57,6 +57,8 @@ fn a_form_that_cannot_be_honoured_is_refused_by_name() {
     assert!(message.starts_with("response_format"), "{message}");
     let message = refused(json!({"type": "grammar", "grammar": "start: nowhere"}));
     assert!(message.contains("nowhere"), "{message}");
+    let message = refused(json!({"type": "grammar", "grammar": "start: start"}));
+    assert_eq!(message, "response_format: no text fits it");
     let message = refused(json!({"type": "yaml"}));
     assert!(message.contains("yaml"), "{message}");
 }

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::fields::{Fields, Warnings, text_of, unexpected};
+use crate::json;
 
 /// Fields that servers and clients add to messages for themselves.
 const NOTES: &[&str] = &[
@@ -74,11 +75,19 @@ fn required(content: Option<String>, fields: &Fields) -> Result<String, Failure>
 }
 
 fn assistant(content: Option<String>, thought: Option<String>, fields: &mut Fields) -> Result<Value, Failure> {
-    fields.pass_over(&["refusal", "audio", "annotations", "function_call"]);
-    let calls = fields.list("tool_calls")?.unwrap_or_default();
+    fields.pass_over(&["audio", "annotations"]);
+    let refusal = fields.value("refusal");
+    let content = content.or(refusal.as_ref().and_then(Value::as_str).map(str::to_owned));
+    let mut calls = fields.list("tool_calls")?.unwrap_or_default();
+    // The form of a call before there were tools.
+    if let Some(function) = fields.value("function_call")
+        && calls.is_empty()
+    {
+        calls.push(json!({"type": "function", "function": function}));
+    }
     // Servers give the thoughts of an answer under several names, and some under two at once.
     let mut thoughts = thought;
-    for name in ["reasoning_content", "reasoning"] {
+    for name in ["reasoning_content", "reasoning", "thinking"] {
         if let Some(Value::String(text)) = fields.value(name) {
             thoughts = thoughts.or(Some(text));
         }
@@ -140,7 +149,7 @@ pub(crate) fn arguments_of(arguments: Option<Value>, place: &str, warnings: &War
     match arguments {
         None | Some(Value::Null) => json!({}),
         Some(object @ Value::Object(_)) => object,
-        Some(Value::String(text)) => match (text.trim(), serde_json::from_str(&text)) {
+        Some(Value::String(text)) => match (text.trim(), json::parse_arguments(&text)) {
             ("" | "null", _) => json!({}),
             (_, Ok(object @ Value::Object(_))) => object,
             _ => {
