@@ -62,7 +62,7 @@ pub struct HeadAudit {
     pub density: f64,
 }
 
-/// One sampled query of one head beside exact attention, as [`Sequence::observe_audit`](crate::Sequence::observe_audit)
+/// One sampled query of one head beside exact attention, as [`SequenceObservers::audit`](crate::SequenceObservers::audit)
 /// shows it.
 #[derive(Debug, Clone, Copy)]
 pub struct AuditedQuery<'a> {

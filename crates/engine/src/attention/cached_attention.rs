@@ -153,7 +153,7 @@ impl CachedAttention {
         self.state.audit.as_ref().map(Audit::report)
     }
 
-    /// Shows every query that is audited from now on to `observer`, as [`Sequence::observe_audit`](crate::Sequence::observe_audit).
+    /// Shows every query that is audited from now on to `observer`, as [`SequenceObservers::audit`](crate::SequenceObservers::audit).
     ///
     /// # Errors
     /// [`EngineError::Option`] where [`CachedAttentionOptions::audit`] is off.
