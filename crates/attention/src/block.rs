@@ -9,7 +9,7 @@ use crate::{LANES, PageView, Plane, Span};
 pub(crate) struct Block<'a> {
     pub(crate) span: Span,
     pub(crate) keys: Plane<'a>,
-    /// Those of a latent page are its keys.
+    /// The values; those of a latent page are its keys.
     pub(crate) values: Plane<'a>,
     pub(crate) is_latent: bool,
     /// Keys and values of the block that comes next.

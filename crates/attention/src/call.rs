@@ -1,4 +1,4 @@
-//! What one call attends to, where its results go, and how its rows are cut into tiles.
+//! The input of one call, the places of its results, and the tiles that its rows are cut into.
 
 use crate::block::Block;
 use crate::format::{PlaneKind, Reading};
@@ -28,7 +28,7 @@ pub(crate) enum Output<'a> {
 }
 
 impl Output<'_> {
-    /// What the rows accumulate into now, if anything.
+    /// The sums that the rows accumulate into now, if any.
     pub(crate) fn sums(&mut self) -> Option<Sums<'_>> {
         match self {
             Self::Partial(Sums { m, l, o }) => Some(Sums { m, l, o }),
@@ -38,7 +38,7 @@ impl Output<'_> {
     }
 }
 
-/// What one call attends to.
+/// The input of one call.
 pub(crate) struct Call<'a, V: Visible> {
     pub(crate) level: Level,
     pub(crate) queries: QueryTile<'a>,

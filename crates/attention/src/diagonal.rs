@@ -45,7 +45,7 @@ struct Pairing {
 }
 
 impl<V: Visible> Call<'_, V> {
-    /// What a query block reads on diagonals of a page's part `within`, farthest behind first.
+    /// Lets a query block read the diagonals of a page's part `within`, farthest behind first.
     pub(crate) fn diagonals_of_page(
         &self,
         workspace: &mut DiagonalWorkspace,

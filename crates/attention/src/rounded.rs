@@ -71,7 +71,7 @@ impl<V: Visible> Call<'_, V> {
         })
     }
 
-    /// What `queries` read of a block.
+    /// Lets `queries` read a block.
     pub(crate) fn rounded_block(
         &self,
         workspace: &mut Workspace,

@@ -60,14 +60,14 @@ struct ScannedPart<'a> {
     count: usize,
 }
 
-/// What is read of one page.
+/// The tokens that are read of one page.
 struct Listed<const R: usize> {
     page: usize,
     tokens: Vec<usize>,
     weights: Vec<[f32; R]>,
 }
 
-/// Where listing stands.
+/// The place up to which tokens are listed.
 struct ScannedPlace {
     page: usize,
     span: usize,

@@ -44,7 +44,7 @@ struct Packed {
     first: usize,
     rows: usize,
     width: usize,
-    /// Where its elements begin.
+    /// The place of its first element.
     at: usize,
 }
 
@@ -55,7 +55,7 @@ struct KeyBlock<'a> {
     is_in_place: bool,
     tokens: usize,
     slots: &'a [Slot],
-    /// What the first vectors ask for beside them.
+    /// The memory that the first vectors ask for beside them.
     ahead: Ahead<'a>,
 }
 

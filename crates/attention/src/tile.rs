@@ -25,7 +25,7 @@ impl<V: Visible> Call<'_, V> {
         self.exact_block(workspace, queries, block, seen, output);
     }
 
-    /// What `queries` read of a block in single precision. `seen` is as [`seen`](Self::seen) says.
+    /// Lets `queries` read a block in single precision. `seen` is as [`seen`](Self::seen) says.
     pub(crate) fn exact_block(
         &self,
         workspace: &mut Workspace,
@@ -183,7 +183,7 @@ impl<V: Visible> Call<'_, V> {
         }
     }
 
-    /// What a tile asks for beside scoring the block's keys, and beside accumulating its values.
+    /// The memory that a tile asks for beside scoring the block's keys, and beside accumulating its values.
     ///
     /// Planes that are read as they lie come from memory while the first tile reads them. Those that are widened did so
     /// before, so that the tiles, at their rows of `total`, ask for the next block between them.
@@ -377,14 +377,14 @@ pub(crate) struct TilePart<'a> {
     pub(crate) biased: bool,
     /// True if all rows see the same.
     pub(crate) uniform: bool,
-    /// What any of them sees.
+    /// The tokens that any of them sees.
     pub(crate) union: u128,
-    /// Where tokens that were gathered stood in their block.
+    /// The places in their block of tokens that were gathered.
     pub(crate) places: Option<&'a [usize]>,
 }
 
 impl TilePart<'_> {
-    /// What any row of the tile sees, where `bits` says what each position of the query block sees unless all see the same.
+    /// The tokens that any row of the tile sees, where `bits` says what each position of the query block sees unless all see the same.
     pub(crate) fn bits_of(&self, tile: &Tile, group: usize, bits: &[u128]) -> u128 {
         if self.uniform {
             return self.union;
@@ -426,7 +426,7 @@ pub(crate) struct TileWork<'a> {
     pub(crate) tile: Tile,
     /// The tile's first row within the whole call.
     pub(crate) first_row: usize,
-    /// Where its packed queries begin.
+    /// The place at which its packed queries begin.
     pub(crate) queries: usize,
     pub(crate) slots: &'a [Slot],
     /// Bits of the tile where a mask is needed.
@@ -436,7 +436,7 @@ pub(crate) struct TileWork<'a> {
     /// True if the planes are read as they lie, rather than widened.
     pub(crate) keys_in_place: bool,
     pub(crate) values_in_place: bool,
-    /// What the tile asks for beside scoring keys, and beside accumulating values.
+    /// The memory that the tile asks for beside scoring keys, and beside accumulating values.
     pub(crate) ahead: (Ahead<'a>, Ahead<'a>),
     pub(crate) places: Option<&'a [usize]>,
 }
@@ -447,7 +447,7 @@ impl TileWork<'_> {
         self.first_row..self.first_row + self.tile.rows
     }
 
-    /// What each row sees of each slot: `all` where all see the same, otherwise what `bits` says of its position.
+    /// The tokens that each row sees of each slot: `all` where all see the same, otherwise what `bits` says of its position.
     pub(crate) fn fill_masks(&self, all: u128, bits: &[u128], masks: &mut [[u16; STRIPES]]) {
         for (r, mask) in masks.iter_mut().enumerate().take(self.tile.rows) {
             let position = (self.tile.first + r) / self.group;

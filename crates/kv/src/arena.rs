@@ -18,7 +18,7 @@ const SLAB_BYTES: usize = 16 << 20;
 /// A slab is at most this part of a budget, so that what is mapped and not used stands in nobody's way.
 const SLABS_IN_BUDGET: u64 = 64;
 
-/// Where a plane lies in an [`Arena`].
+/// The place of a plane in an [`Arena`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Slot {
     slab: u16,
@@ -48,7 +48,7 @@ impl Slot {
 /// The planes of one format and size; those of latent values are empty and take no memory.
 pub(crate) struct Arena {
     device: Arc<dyn Device>,
-    /// What slabs are counted in.
+    /// The ledger that counts slabs.
     ledger: Arc<Ledger>,
     format: Format,
     plane_bytes: usize,

@@ -1,4 +1,4 @@
-//! What everything but attention takes of a pass: rates of generated rows of several sequences with nothing attended to, the ceiling
+//! The time of a pass without its attention: rates of generated rows of several sequences with nothing attended to, the ceiling
 //! of `riffle bench batch`: `cargo run --release -p riffle-model --example linear_rows -- PATH_OF_MODEL [ROWS…]`
 
 use std::error::Error;

@@ -27,7 +27,7 @@ pub(crate) fn parse(text: &[u8]) -> Result<Value, serde_json::Error> {
 /// The value of arguments that a model wrote. Integers of more than 64 bits become texts of their digits.
 ///
 /// # Errors
-/// What is wrong with the text, and where.
+/// The fault of the text, and its place.
 pub(crate) fn parse_arguments(text: &str) -> Result<Value, serde_json::Error> {
     serde_json::from_slice(&quoted(text.as_bytes(), &long_integers(text.as_bytes())))
 }

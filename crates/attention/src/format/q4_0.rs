@@ -1,5 +1,5 @@
 use super::quantised::round;
-use super::{Place, Quant};
+use super::{ElementPlace, Quant};
 use crate::simd::Simd;
 
 /// 4 bits with an offset of 8. Keys are `[width / 8, 16, 4]` bytes, whose low halves are dimensions 0..4 of the eight and
@@ -22,13 +22,13 @@ impl Quant for Q4_0 {
     }
 
     #[inline]
-    fn get(block: &[u8], place: Place) -> u8 {
+    fn get(block: &[u8], place: ElementPlace) -> u8 {
         let byte = block[place.byte(8)];
         if place.is_upper_half() { byte >> 4 } else { byte & 15 }
     }
 
     #[inline]
-    fn set(block: &mut [u8], place: Place, code: u8) {
+    fn set(block: &mut [u8], place: ElementPlace, code: u8) {
         let byte = &mut block[place.byte(8)];
         *byte = if place.is_upper_half() {
             (*byte & 15) | (code << 4)

@@ -1,5 +1,5 @@
 use super::quantised::round;
-use super::{Place, Quant};
+use super::{ElementPlace, Quant};
 use crate::simd::Simd;
 
 /// 8 bits: keys `[width / 4, 16, 4]` bytes, values `[4, width, 4]`, with an offset of 128.
@@ -20,12 +20,12 @@ impl Quant for Q8_0 {
     }
 
     #[inline]
-    fn get(block: &[u8], place: Place) -> u8 {
+    fn get(block: &[u8], place: ElementPlace) -> u8 {
         block[place.byte(4)]
     }
 
     #[inline]
-    fn set(block: &mut [u8], place: Place, code: u8) {
+    fn set(block: &mut [u8], place: ElementPlace, code: u8) {
         block[place.byte(4)] = code;
     }
 

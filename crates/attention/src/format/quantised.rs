@@ -22,7 +22,7 @@ use crate::simd::{Level, Simd};
 
 /// An element of a block.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct ElementPlace {
     pub(crate) kind: PlaneKind,
     /// Dimension within the block.
     pub(crate) d: usize,
@@ -32,7 +32,7 @@ pub(crate) struct Place {
     pub(crate) width: usize,
 }
 
-impl Place {
+impl ElementPlace {
     /// The byte of the element where `together` dimensions of keys, or tokens of values, share four bytes.
     #[inline]
     pub(crate) fn byte(self, together: usize) -> usize {
@@ -68,9 +68,9 @@ pub(crate) trait Quant {
     fn code(scaled: f32) -> u8;
 
     /// An element of a block.
-    fn get(block: &[u8], place: Place) -> u8;
+    fn get(block: &[u8], place: ElementPlace) -> u8;
     /// Changes an element of a block, and no other.
-    fn set(block: &mut [u8], place: Place, code: u8);
+    fn set(block: &mut [u8], place: ElementPlace, code: u8);
 
     /// Eight dimensions of 16 keys from their `16 · BITS` bytes: of each key four bytes side by side, twice.
     fn eight_dimensions<S: Simd>(simd: S, bytes: &[u8]) -> [S::B; 2];
@@ -151,7 +151,7 @@ impl<Q: Quant> PlaneFormat for Quantised<Q> {
             let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
             let (codes, width) = (&mut stripe[codes], block.len());
             for (d, value) in block.iter().enumerate() {
-                Q::set(codes, Place { kind, d, lane, width }, Q::code(value * inverse));
+                Q::set(codes, ElementPlace { kind, d, lane, width }, Q::code(value * inverse));
             }
         }
     }
@@ -169,7 +169,7 @@ impl<Q: Quant> PlaneFormat for Quantised<Q> {
             let scale = f16_to_f32(u16::from_le_bytes([scale[0], scale[1]]));
             let (codes, width) = (&stripe[codes], block.len());
             for (d, value) in block.iter_mut().enumerate() {
-                let code = Q::get(codes, Place { kind, d, lane, width });
+                let code = Q::get(codes, ElementPlace { kind, d, lane, width });
                 *value = (i32::from(code) - Q::OFFSET) as f32 * scale;
             }
         }
@@ -184,7 +184,7 @@ impl<Q: Quant> PlaneFormat for Quantised<Q> {
             let width = (head_dim - b * QUANT_BLOCK).min(QUANT_BLOCK);
             for lane in lanes.clone() {
                 for d in 0..width {
-                    let place = Place { kind, d, lane, width };
+                    let place = ElementPlace { kind, d, lane, width };
                     Q::set(to, place, Q::get(from, place));
                 }
             }

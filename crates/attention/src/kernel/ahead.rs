@@ -94,7 +94,7 @@ impl<'a> Ahead<'a> {
     }
 }
 
-/// Where asking stands.
+/// The place of the next request.
 pub(crate) struct Fetch {
     now: Lines,
     next: Lines,

@@ -127,10 +127,10 @@ type Words<const R: usize> = [[[i32; 16]; R]; STRIPES];
 /// How the weights of a block of keys are rounded for one block of columns.
 struct Rounding<S: Simd, const R: usize> {
     block: usize,
-    /// What a scale is multiplied with, so that the largest one that the row sees gives the largest integer. The same for all
+    /// The factor of a scale, so that the largest one that the row sees gives the largest integer. The same for all
     /// rows where all see the same.
     factor: [S::V; R],
-    /// What one of the integers stands for.
+    /// The value of one of the integers.
     unit: [f32; R],
     /// Sums of the integers, by lane.
     totals: [S::I; R],
@@ -308,7 +308,7 @@ fn integer_part<S: Simd, Q: Quant, const R: usize, const N: usize, const P: usiz
     let o = &mut tile.rows.o[row * head_dim..];
     let mut out: [[S::V; M]; P] = load_sums(simd, o, head_dim, rows, column, &keep);
     for p in 0..P {
-        // What the values' offset adds to every sum.
+        // The part of every sum that comes from the values' offset.
         let offset = Q::bias::<S>() * simd.reduce_add_i32(rounding.totals[row + p]);
         for m in 0..M {
             let sum = simd.add_i32(simd.sums_to_i32(sums[p][m]), simd.splat_i32(offset));

@@ -22,7 +22,7 @@ pub(super) struct InPlace<'a> {
     visible: Tokens<'a>,
 }
 
-/// What a tile of rows sees of a block.
+/// The tokens of a block that a tile of rows sees.
 struct Seen {
     /// Of each row.
     rows: [u128; LONE_ROWS],
@@ -159,7 +159,7 @@ impl<'a> InPlace<'a> {
         scaled
     }
 
-    /// What each row of the tile sees of a block, diagonals among it.
+    /// The tokens of a block that each row of the tile sees, diagonals among it.
     fn seen(&self, block: Span, first: usize, rows: usize) -> Seen {
         let (group, start) = (self.job.queries.group, self.job.queries.start);
         let shared = self.visible.block_bits(block);
@@ -253,7 +253,7 @@ impl<'a, T> Listed<'a, T> {
         &self.rows[..self.len]
     }
 
-    /// Where the rows begin.
+    /// The element at which the rows begin.
     fn addresses<'b>(&self, addresses: &'b mut [*const u8; KEY_BLOCK]) -> &'b [*const u8] {
         for (address, row) in addresses.iter_mut().zip(self.rows()) {
             *address = row.as_ptr().cast();

@@ -97,7 +97,7 @@ proptest! {
     }
 }
 
-/// What is refused of a tile of two rows over a page of 16 tokens, each changed by a test.
+/// Changes of a tile of two rows over a page of 16 tokens, each of which is refused.
 fn refused(
     change: impl FnOnce(&mut QueryTile, &mut PageView, &mut AttendOptions),
     head_dim: usize,

@@ -1,4 +1,4 @@
-//! What a row computes does not depend on what is computed beside it: rows alone, rows together, prompts cut anywhere.
+//! The result of a row does not depend on its neighbours: rows alone, rows together, prompts cut anywhere.
 
 use crate::testing::*;
 use proptest::prelude::*;

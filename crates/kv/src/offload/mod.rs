@@ -31,7 +31,7 @@ pub(crate) struct OffloadEngine {
     scanned_bytes: u64,
 }
 
-/// What some rows of one of several sequences read of a layer.
+/// The pages of a layer that some rows of one of several sequences read.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerRead<'a> {
     /// Which of the sequences.

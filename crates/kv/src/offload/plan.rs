@@ -17,15 +17,15 @@ pub(super) const ALL: Span = Span {
     end: usize::MAX,
 };
 
-/// What all rows read.
+/// The pages that all rows read.
 pub(super) struct Plan<'a> {
     layer: usize,
     reads: Vec<PlannedRead<'a>>,
-    /// What has to be loaded, in order.
+    /// The pages that have to be loaded, in order.
     pub(super) far: Vec<FarPage<'a>>,
 }
 
-/// What some rows of a sequence read, in order.
+/// The pages that some rows of a sequence read, in order.
 struct PlannedRead<'a> {
     pages: SequencePages<'a>,
     items: Vec<Item>,
@@ -115,7 +115,7 @@ impl FarPage<'_> {
         self.turn.id
     }
 
-    /// Where its planes come from.
+    /// The sources of its planes.
     pub(super) fn load(&self, slots: SlotLayout) -> [Option<LoadPlane>; 2] {
         let SequencePages { store, .. } = self.pages;
         PlaneKind::BOTH.map(|kind| {

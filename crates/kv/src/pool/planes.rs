@@ -23,7 +23,7 @@ pub(crate) struct PlaneStore {
     pub(crate) disk: Option<PlaneFiles>,
 }
 
-/// What the tiers of a pool may take.
+/// Budgets of the tiers of a pool.
 pub(crate) struct Ledgers {
     pub(crate) near: Arc<Ledger>,
     pub(crate) ram: Arc<Ledger>,
@@ -128,7 +128,7 @@ impl PlaneStore {
         }
     }
 
-    /// Where a plane is loaded from; `None` for one that lies near.
+    /// The place that a plane is loaded from; `None` for one that lies near.
     pub(crate) fn source(&self, place: PlanePlace) -> Option<Source> {
         const THERE: &str = "planes lie in tiers that there are";
         match place {

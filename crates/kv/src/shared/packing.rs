@@ -53,7 +53,7 @@ pub(super) fn pack(raw: &[u8], planes: Planes<'_>) -> Option<Vec<u8>> {
     (packed.len() + raw.len() / LEAST_SAVING <= raw.len()).then_some(packed)
 }
 
-/// What [`pack`] was given, of `raw_bytes` bytes; `None` where `packed` is not its result.
+/// The bytes that [`pack`] was given, `raw_bytes` of them; `None` where `packed` is not its result.
 pub(super) fn unpack(packed: &[u8], planes: Planes<'_>) -> Option<Vec<u8>> {
     let raw_bytes: usize = planes.iter().map(|(_, bytes)| bytes).sum();
     let high_bytes: usize = planes

@@ -1,4 +1,4 @@
-//! What a cache returns is what was appended, over page boundaries, rollbacks and refusals.
+//! A cache returns what was appended, over page boundaries, rollbacks and refusals.
 
 use crate::testing::{all_contents, append_all, contents, shape, tokens};
 use proptest::prelude::*;
@@ -305,7 +305,7 @@ fn tokens_that_come_encoded_are_those_that_are_appended() {
                     "{format:?} {count}"
                 );
             }
-            // What fails leaves the cache as it was.
+            // A failure leaves the cache as it was.
             let error = given
                 .append_encoded::<KvError>(0, count, |_| Ok(Vec::new()))
                 .unwrap_err();

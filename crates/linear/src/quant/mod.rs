@@ -69,7 +69,7 @@ const fn field(offset: usize, bytes: usize, unit: usize) -> Field {
     Field { offset, bytes, unit }
 }
 
-/// What a tile must do with a format: weight = scale · (quant − center) − min.
+/// The steps of a tile for a format: weight = scale · (quant − center) − min.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
     /// Bits of a quant.
@@ -128,7 +128,7 @@ pub(crate) trait Quant: Copy + Send + Sync + 'static {
     /// True if a block of the file does not have its scale in one piece.
     const ARRANGES_HALVES: bool = false;
     const SHAPE: Shape;
-    /// Where the planes of a block of 256 begin, and what they hold of each stretch.
+    /// The places of the planes of a block of 256, and what they hold of each stretch.
     const PLANES: usize = 0;
     const PIECES: Pieces = planes::NONE;
     /// How `quants` become those of `SHAPE`; formats with a grid have `codes` instead.

@@ -21,7 +21,7 @@ const PARTS: &[(&str, &str)] = &[
     ("ffn_down", "mlp.down_proj"),
 ];
 
-/// What is named otherwise in Qwen3.5.
+/// Names that differ in Qwen3.5.
 const QWEN35_PARTS: &[(&str, &str)] = &[
     ("post_attention_norm", "post_attention_layernorm"),
     ("attn_qkv", "linear_attn.in_proj_qkv"),
@@ -33,7 +33,7 @@ const QWEN35_PARTS: &[(&str, &str)] = &[
     ("ssm_out", "linear_attn.out_proj"),
 ];
 
-/// What the layer behind the others has beside the parts of a layer, and the names it has in directories.
+/// Parts of the layer behind the others beside those of any layer, and the names they have in directories.
 const QWEN35_PREDICTOR_PARTS: &[(&str, &str)] = &[
     ("nextn.eh_proj", "fc"),
     ("nextn.enorm", "pre_fc_norm_embedding"),
@@ -43,40 +43,40 @@ const QWEN35_PREDICTOR_PARTS: &[(&str, &str)] = &[
     ("nextn.shared_head_head", "lm_head"),
 ];
 
-/// What is named otherwise in Phi-2.
+/// Names that differ in Phi-2.
 const PHI2_PARTS: &[(&str, &str)] = &[
     ("attn_output", "self_attn.dense"),
     ("ffn_up", "mlp.fc1"),
     ("ffn_down", "mlp.fc2"),
 ];
 
-/// What is named otherwise in Phi-3.
+/// Names that differ in Phi-3.
 const PHI3_PARTS: &[(&str, &str)] = &[("ffn_up", "mlp.gate_up_proj")];
 
-/// What is named otherwise in Gemma 2 and 3.
+/// Names that differ in Gemma 2 and 3.
 const GEMMA_PARTS: &[(&str, &str)] = &[
     ("ffn_norm", "pre_feedforward_layernorm"),
     ("post_attention_norm", "post_attention_layernorm"),
     ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
 
-/// What is named otherwise where norms come after attention and after the feed-forward part.
+/// Names that differ where norms come after attention and after the feed-forward part.
 const AFTER_PARTS: &[(&str, &str)] = &[
     ("post_attention_norm", "post_attention_layernorm"),
     ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
 
-/// What is named otherwise in GLM-4, which has all four norms.
+/// Names that differ in GLM-4, which has all four norms.
 const GLM4_PARTS: &[(&str, &str)] = &[
     ("post_attention_norm", "post_self_attn_layernorm"),
     ("post_ffw_norm", "post_mlp_layernorm"),
     ("ffn_up", "mlp.gate_up_proj"),
 ];
 
-/// What is named otherwise in StarCoder2.
+/// Names that differ in StarCoder2.
 const STARCODER2_PARTS: &[(&str, &str)] = &[("ffn_up", "mlp.c_fc"), ("ffn_down", "mlp.c_proj")];
 
-/// What is named otherwise in the dense Hunyuan models.
+/// Names that differ in the dense Hunyuan models.
 const HUNYUAN_PARTS: &[(&str, &str)] = &[
     ("attn_q_norm", "self_attn.query_layernorm"),
     ("attn_k_norm", "self_attn.key_layernorm"),

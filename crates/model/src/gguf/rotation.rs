@@ -9,7 +9,7 @@ use crate::weights::Checkpoint;
 const TYPE: &str = "rope.scaling.type";
 const ATTENTION_FACTOR: &str = "rope.scaling.attn_factor";
 
-/// What `rope_parameters` of the model's directory holds.
+/// The settings that `rope_parameters` of the model's directory holds.
 pub(super) fn rotation(keys: &OwnKeys<'_>, weights: &mut Checkpoint) -> Result<Map<String, Value>, ModelError> {
     let mut rotation = single_values(keys)?;
     let factor = factor(keys)?;
@@ -57,7 +57,7 @@ pub(super) fn rotation(keys: &OwnKeys<'_>, weights: &mut Checkpoint) -> Result<M
     Ok(rotation)
 }
 
-/// What one key each tells.
+/// Settings that one key each tells.
 fn single_values(keys: &OwnKeys<'_>) -> Result<Map<String, Value>, ModelError> {
     let mut rotation = Map::new();
     for (key, setting) in [

@@ -1,4 +1,4 @@
-//! What the metadata of a GGUF file says is computed with or refused, never skipped.
+//! The metadata of a GGUF file is computed with or refused, never skipped.
 
 use crate::testing::gguf::{Pair, file_with, flag, float, metadata, number, refused, tensors, text, write};
 use crate::testing::{gguf_file, gguf_string, load_model, logits_of};

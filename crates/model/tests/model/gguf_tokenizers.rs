@@ -117,7 +117,7 @@ fn merges_follow_the_scores() {
     assert_eq!(encode("aa"), [3, 5]);
     assert_eq!(encode("a"), [6]);
     assert_eq!(encode("ba"), [3, 7, 4]);
-    // What a merge makes merges on.
+    // The result of a merge merges on.
     assert_eq!(encode("aaa"), [3, 8]);
     assert_eq!(encode("aaaaa"), [3, 5, 8]);
     // Unknown characters become one unknown token.

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use riffle_model::{ChatMessage, ChatTemplate, ModelError, TemplateLimit};
 
-/// What became of a template: refused when it was opened, or when it was rendered.
+/// The fate of a template: refused when it was opened, or when it was rendered.
 fn outcome(source: &str) -> Result<String, ModelError> {
     let messages = [ChatMessage::new("user", "hello")];
     let template = ChatTemplate::new(source, vec![("bos_token".into(), "<s>".into())])?;

@@ -1,4 +1,4 @@
-//! What a model takes in memory, planned and real.
+//! The memory of a model, planned and real.
 
 use crate::testing::{fixtures, load_model, vectors};
 use riffle_model::{HostForward, inspect, load, scratch_bytes};

@@ -61,7 +61,7 @@ fn a_stretching_takes_the_place_of_the_one_in_the_file() {
         let model = Arc::new(load_scaled(&file, scaling(text)).unwrap().model);
         (logits_of(&model, &tokens, tokens.len()), model.config.max_position)
     };
-    // What the file says itself: the trained length is kept where none is given.
+    // The file's own words: the trained length is kept where none is given.
     assert_eq!(with("yarn:factor=4"), (own.clone(), 1024));
     assert_eq!(with("yarn:factor=4,original=256"), (own.clone(), 1024));
     // The same angles, further.

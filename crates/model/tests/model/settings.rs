@@ -1,4 +1,4 @@
-//! What config.json, generation_config.json and the names of tensors say is used or refused, never skipped.
+//! Settings of config.json and generation_config.json and names of tensors are used or refused, never skipped.
 
 use std::path::Path;
 

@@ -7,7 +7,7 @@ use crate::testing::tokenizers::{byte_pairs, described, fused, read, texts_of_to
 use riffle_model::{ConversationText, ModelError};
 use serde_json::{Value, json};
 
-/// What the texts are put together from.
+/// The pieces that texts are put together from.
 const PIECES: [&str; 51] = [
     "a",
     "b",

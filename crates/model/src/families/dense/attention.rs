@@ -7,7 +7,7 @@ use crate::blocks::{Attention, KeyValue, Norm, Projection, Rotary, RotarySetting
 use crate::weights::Checkpoint;
 use crate::{ModelConfig, ModelError};
 
-/// What the attention of all layers shares.
+/// Settings that the attention of all layers shares.
 pub(super) struct Parts {
     rotary: Arc<Rotary>,
     /// The rotation of layers with a window, or by no angle.

@@ -112,7 +112,7 @@ pub(super) struct MlpNames {
     pub(super) down: &'static str,
 }
 
-/// Where the gate of the feed-forward part is.
+/// The place of the gate of the feed-forward part.
 #[derive(Clone, Copy)]
 pub(super) enum Gate {
     None,
@@ -124,7 +124,7 @@ pub(super) enum Gate {
 /// Layers whose keys carry positions.
 pub(super) enum Positions {
     InAllLayers,
-    /// Those with a window.
+    /// The layers with a window.
     InWindows,
     /// By layer.
     Listed(Vec<bool>),
