@@ -13,7 +13,7 @@ pub(crate) use plane_format::{PlaneFormat, PlaneKind, Reading, ScoreTile};
 pub(crate) use q4_0::Q4_0;
 #[cfg(test)]
 pub(crate) use q8_0::Q8_0;
-pub(crate) use quantised::{Place, Quant, Quantised, block_of, stripe_bytes};
+pub(crate) use quantised::{ElementPlace, Quant, Quantised, block_of, stripe_bytes};
 pub use rows::Rows;
 
 use alloc::vec;
