@@ -376,6 +376,8 @@ impl ModelError {
 
 /// Names of architectures without the end that most of them share.
 fn short_names(names: &[&str]) -> String {
-    let short = names.iter().map(|name| name.strip_suffix("ForCausalLM").unwrap_or(name));
+    let short = names
+        .iter()
+        .map(|name| name.strip_suffix("ForCausalLM").unwrap_or(name));
     short.collect::<Vec<_>>().join(", ")
 }
