@@ -78,11 +78,11 @@ DENSE = {
         dict(new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1, activation="gelu_new"),
         dict(alibi=True),
     ],
-    "gptj": [dict(B16, n_embd=32, n_layer=3, n_head=4, n_positions=512, rotary_dim=4), dict(n_embd=48, n_layer=2, n_head=2, n_positions=512, rotary_dim=16, n_inner=40)],
+    "gptj": [dict(B16, rotary_dim=4), dict(hidden_size=48, num_attention_heads=2, rotary_dim=16, n_inner=40)],
 }
 
 OLDER = {
-    "llama": [dict(head_dim=16), dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True, **YARN), dict(rope("llama3", partial_rotary_factor=0.5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)), dict(rope(partial_rotary_factor=0.5))],
+    "llama": [dict(head_dim=16), dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True, **YARN), dict(rope(partial_rotary_factor=0.5))],
     "mistral": [dict(WINDOW), dict(sliding_window=None, head_dim=16)],
     "qwen2": [dict(), dict(use_sliding_window=True, max_window_layers=1, tie_word_embeddings=True, **WINDOW)],
     "qwen3": [dict(head_dim=16), dict(attention_bias=True, **YARN)],

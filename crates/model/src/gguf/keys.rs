@@ -71,7 +71,7 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     ),
     // Rotation.
     ("rope.freq_base", Positive, All, &[]),
-    ("rope.freq_base_swa", Positive, Only(&[Gemma3]), &[]),
+    ("rope.freq_base_swa", Positive, Only(&[Gemma3, Olmo2]), &[]),
     ("rope.dimension_count", Size, All, &[]),
     ("rope.scale_linear", NotNegative, All, &[]),
     ("rope.scaling.type", Text, All, &[]),

@@ -248,7 +248,10 @@ pub(super) fn fields(
         // A window tells the third generation from the second.
         Architecture::Olmo2 if settings.get("sliding_window").is_some_and(|window| !window.is_null()) => {
             settings.insert("architectures".into(), json!(["Olmo3ForCausalLM"]));
-            let theta = rotation.get("rope_theta").cloned();
+            let theta = match keys.json("rope.freq_base_swa")? {
+                Some(theta) => Some(theta),
+                None => rotation.get("rope_theta").cloned(),
+            };
             json!({"full_attention": rotation, "sliding_attention": {"rope_theta": theta}})
         }
         Architecture::Gemma3 => {

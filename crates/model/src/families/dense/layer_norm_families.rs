@@ -91,11 +91,16 @@ pub(super) fn stablelm(fields: &Fields) -> Planned {
     Ok(plan)
 }
 
+/// The settings without a number of KV heads: every query head has keys of its own, whatever they say.
+fn with_own_keys(fields: &Fields) -> Fields {
+    fields.clone().with("num_key_value_heads", Value::Null)
+}
+
 pub(super) fn gpt_neox(fields: &Fields) -> Planned {
     let partial = fields.get("rotary_pct").cloned().unwrap_or(json!(0.25));
     let theta = fields.get("rotary_emb_base").cloned().unwrap_or(json!(10_000.0));
-    let defaults = json!({"partial_rotary_factor": partial, "rope_theta": theta, "mlp_bias": true});
-    let mut plan = Plan::new(fields, defaults)
+    let defaults = json!({"partial_rotary_factor": partial, "rope_theta": theta});
+    let mut plan = Plan::new(&with_own_keys(fields), defaults)
         .attention_bias("attention_bias", true)?
         .ungated("mlp.dense_h_to_4h", "mlp.dense_4h_to_h");
     plan.mlp_bias = true;
@@ -112,8 +117,8 @@ pub(super) fn gpt_neox(fields: &Fields) -> Planned {
 }
 
 pub(super) fn persimmon(fields: &Fields) -> Planned {
-    let mut plan =
-        Plan::new(fields, json!({"partial_rotary_factor": 0.5})).ungated("mlp.dense_h_to_4h", "mlp.dense_4h_to_h");
+    let mut plan = Plan::new(&with_own_keys(fields), json!({"partial_rotary_factor": 0.5}))
+        .ungated("mlp.dense_h_to_4h", "mlp.dense_4h_to_h");
     (plan.input_bias, plan.output_bias, plan.mlp_bias) = (true, true, true);
     plan.norm = NormKind::Layer;
     plan.epsilon = "layer_norm_eps";
@@ -183,7 +188,7 @@ pub(super) fn gptj(fields: &Fields) -> Planned {
     let sizes = sizes
         .with("intermediate_size", inner)
         .with("rope_parameters", json!({"rotary_dim": rotated}));
-    let mut plan = Plan::new(&sizes, Value::Null).ungated("mlp.fc_in", "mlp.fc_out");
+    let mut plan = Plan::new(&with_own_keys(&sizes), Value::Null).ungated("mlp.fc_in", "mlp.fc_out");
     plan.mlp_bias = true;
     plan.head_bias = true;
     plan.norm = NormKind::Layer;

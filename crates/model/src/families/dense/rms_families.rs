@@ -98,6 +98,8 @@ pub(super) fn hyperclovax(fields: &Fields) -> Planned {
         .attention_bias("attention_bias", false)?
         .mlp_bias("mlp_bias", false)?
         .multipliers()?;
+    // Granite divides logits by the factor, this family multiplies.
+    plan.logit_scale = plan.logit_scale.recip();
     if plan.fields.flag("use_post_norm", true)? {
         plan.block = Block::Both([
             "input_layernorm",
