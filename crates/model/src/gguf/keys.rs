@@ -7,7 +7,7 @@ use super::header::{Header, Metadata};
 use super::settings::Architecture;
 use crate::ModelError;
 
-/// What a value must be.
+/// The kind of value that a key must have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum KeyKind {
     /// A whole number from 1.
@@ -23,7 +23,7 @@ enum KeyKind {
     Flag,
     Text,
     List,
-    /// What its reader checks.
+    /// A value that its reader checks.
     Any,
 }
 

@@ -113,7 +113,7 @@ pub(super) fn architecture(header: &Header<'_>) -> Result<Architecture, ModelErr
 }
 
 impl Architecture {
-    /// What its keys begin with.
+    /// The beginning of its keys.
     pub(super) fn prefix(self) -> &'static str {
         self.row().0
     }
@@ -208,7 +208,7 @@ pub(super) fn fields(
         hybrid(&keys, &read(header, &keys, &settings)?, &mut settings, &has)?;
     }
 
-    // What the rest depends on is read with the usual checks.
+    // Settings that the rest depends on are read with the usual checks.
     let known = read(header, &keys, &settings)?;
     let (hidden, heads) = (known.size("hidden_size")?, known.size("num_attention_heads")?);
     let head_dim = known.optional_size("head_dim")?.unwrap_or(hidden / heads);
@@ -418,7 +418,7 @@ fn growing_queries(
     Ok(())
 }
 
-/// What a model with recurrent layers says otherwise than its directory.
+/// Settings of a model with recurrent layers that its directory spells otherwise.
 fn hybrid(
     keys: &OwnKeys<'_>,
     known: &Fields,
