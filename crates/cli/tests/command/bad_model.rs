@@ -46,7 +46,7 @@ fn an_unknown_architecture_lists_the_known_ones() {
         config["architectures"] = json!(["AbacusForCausalLM"]);
         config["model_type"] = json!("abacus");
     });
-    assert_refused(&copy.run(), 1, &["AbacusForCausalLM", "LlamaForCausalLM"]);
+    assert_refused(&copy.run(), 1, &["AbacusForCausalLM", "Llama, Mistral"]);
 }
 
 #[test]
