@@ -48,7 +48,7 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
             query_norm: None,
             key_value: Some(KeyValue {
                 key: load("self_attn.k_proj", kv, hidden)?,
-                value: load("self_attn.v_proj", kv, hidden)?,
+                value: Some(load("self_attn.v_proj", kv, hidden)?),
                 key_norm: None,
             }),
             sinks: None,
