@@ -17,32 +17,40 @@ pub(crate) const CONFIG_FILE: &str = "config.json";
 /// # Errors
 /// As [`inspect`](crate::inspect), of the settings.
 pub fn configure(path: &Path, options: &LoadOptions) -> Result<ModelConfig, ModelError> {
-    let value = read_json(path)?.ok_or_else(|| ModelError::NotFound { path: path.to_owned() })?;
-    let fields = Fields::new(path, value)?.of_text_model()?;
-    let fields = RopeScaling::apply(options.rope_scaling.as_ref(), fields)?;
+    let fields = text_settings(path, options)?.ok_or_else(|| ModelError::NotFound { path: path.to_owned() })?;
     let (_, config) = families::configure(&fields, options.families)?;
     Ok(config)
 }
 
+/// The settings of the text model in a `config.json`; `None` where there is no such file.
+fn text_settings(path: &Path, options: &LoadOptions) -> Result<Option<Fields>, ModelError> {
+    let Some(value) = read_json(path)? else {
+        return Ok(None);
+    };
+    let fields = families::text_fields(Fields::new(path, value)?)?;
+    RopeScaling::apply(options.rope_scaling.as_ref(), fields).map(Some)
+}
+
 /// Reads everything of a directory but its weights' data.
 pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelError> {
-    let config_path = path.join(CONFIG_FILE);
-    let Some(value) = read_json(&config_path)? else {
+    let Some(mut fields) = text_settings(&path.join(CONFIG_FILE), options)? else {
         return Err(ModelError::MissingFile {
             directory: path.to_owned(),
             file: CONFIG_FILE.into(),
             hint: "give the directory that holds config.json and the weights, or a GGUF file",
         });
     };
-    let mut fields = families::text_fields(Fields::new(&config_path, value)?)?;
+    let mut opened = None;
     if families::is_wrapper(&fields) && fields.get("tie_word_embeddings").is_none() {
-        let has_head = weights::open_directory(path)?.info("lm_head.weight").is_some();
-        fields = fields.with("tie_word_embeddings", !has_head);
+        let weights = opened.insert(weights::open_directory(path)?);
+        fields = fields.with("tie_word_embeddings", weights.info("lm_head.weight").is_none());
     }
-    let fields = RopeScaling::apply(options.rope_scaling.as_ref(), fields)?;
     let (family, config) = families::configure(&fields, options.families)?;
     let settings = TokenizerSettings::from_directory(path)?;
-    let mut weights = weights::open_directory(path)?;
+    let mut weights = match opened {
+        Some(weights) => weights,
+        None => weights::open_directory(path)?,
+    };
     for (stored, known) in family.renames {
         weights.rename(|name| match name.strip_prefix(stored) {
             Some(rest) => format!("{known}{rest}"),

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use riffle_model::LoadOptions;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
@@ -103,6 +104,27 @@ fn a_class_around_a_text_model_gives_the_logits_of_the_text_model() {
         let directory = wrap(&case, class, text_type, beginning);
         check_against(directory.path(), &case);
     }
+}
+
+#[test]
+fn the_settings_of_a_class_suffice_before_its_weights_are_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("config.json");
+    // As Gemma 3 4B has them: everything else follows from its class.
+    let settings = json!({
+        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+        "text_config": {
+            "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024
+        },
+        "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27},
+    });
+    std::fs::write(&path, settings.to_string()).unwrap();
+    let config = riffle_model::configure(&path, &LoadOptions::default()).unwrap();
+    assert_eq!(
+        (config.layers, config.heads, config.kv_heads, config.head_dim),
+        (34, 8, 4, 256)
+    );
 }
 
 #[test]
