@@ -18,6 +18,7 @@
 //! ```
 
 mod error;
+mod gguf_name;
 mod size;
 
 use std::fs::{File, FileType, Metadata, OpenOptions};
@@ -25,6 +26,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 pub use error::FileError;
+pub use gguf_name::{GgufShard, gguf_shard, gguf_stem};
 pub use size::human_bytes;
 
 /// Opens a regular file for reading.

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use riffle_files::{gguf_shard, gguf_stem};
+
 use crate::paths::file_name;
 use crate::quantisation::{self, PREFERENCE};
 use crate::{HubError, ModelName, ModelPart};
@@ -57,15 +59,10 @@ impl Gguf {
 pub(crate) fn gguf_models<'a>(paths: impl IntoIterator<Item = &'a str>) -> Vec<Gguf> {
     let mut groups: BTreeMap<String, (Vec<String>, u32)> = BTreeMap::new();
     for path in paths {
-        let name = file_name(path).to_ascii_lowercase();
-        let is_model = name.ends_with(".gguf") && !name.starts_with("mmproj") && !name.contains("imatrix");
-        let Some(stem) = path
-            .get(..path.len().saturating_sub(".gguf".len()))
-            .filter(|_| is_model)
-        else {
+        let Some(stem) = gguf_stem(path) else {
             continue;
         };
-        let (key, count) = match quantisation::shard_of(stem) {
+        let (key, count) = match gguf_shard(stem) {
             Some(shard) => (format!("{} of {}", shard.stem, shard.count), shard.count),
             None => (stem.to_owned(), 1),
         };

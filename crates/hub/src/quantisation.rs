@@ -1,9 +1,11 @@
 //! Quantisations, as the names of GGUF files tell them.
 
+use riffle_files::gguf_shard;
+
 use crate::paths::file_name;
 
-/// The order in which a GGUF file is chosen where the name says none: the common compromise first, then those near it that
-/// keep more, then those that keep less. Types of hardly two bits a weight come last.
+/// The quantisations in the order in which a GGUF file is chosen, for a name that gives none. The common compromise comes first. Larger
+/// quantisations near it follow, then smaller ones. Types of about two bits a weight or fewer come last.
 pub const PREFERENCE: [&str; 36] = [
     "Q4_K_M", "Q4_K_S", "Q4_K_L", "Q4_K", "Q4_0", "Q4_1", "IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4", "Q5_K_M", "Q5_K_S",
     "Q5_0", "Q5_1", "Q6_K", "Q8_0", "Q3_K_L", "Q3_K_M", "IQ3_M", "IQ3_S", "Q3_K_S", "IQ3_XXS", "Q2_K", "IQ2_M",
@@ -15,7 +17,7 @@ pub const PREFERENCE: [&str; 36] = [
 pub(crate) fn of_file(path: &str) -> Option<String> {
     let stem = file_name(path).to_ascii_uppercase();
     let stem = stem.strip_suffix(".GGUF")?;
-    let stem = shard_of(stem).map_or(stem, |shard| shard.stem);
+    let stem = gguf_shard(stem).map_or(stem, |shard| shard.stem);
     let starts = stem
         .char_indices()
         .filter(|&(at, _)| at == 0 || stem[..at].ends_with(['-', '.', '_']));
@@ -50,35 +52,6 @@ fn is_quantisation(word: &str) -> bool {
     matches!(bits, "1" | "2" | "3" | "4" | "5" | "6" | "8") && rest.contains('_') && parts.all(is_kind)
 }
 
-/// A file of several that are one model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Shard<'a> {
-    /// The name before the numbers.
-    pub(crate) stem: &'a str,
-    /// From 1.
-    pub(crate) number: u32,
-    pub(crate) count: u32,
-}
-
-/// Parses a stem such as `…-00001-of-00003`; `None` for other names.
-pub(crate) fn shard_of(stem: &str) -> Option<Shard<'_>> {
-    let at = stem.len().checked_sub("-00001-of-00003".len())?;
-    let (stem, numbers) = (stem.get(..at)?, stem.get(at..)?);
-    let (number, count) = numbers
-        .strip_prefix('-')?
-        .split_once("-of-")
-        .or_else(|| numbers.strip_prefix('-')?.split_once("-OF-"))?;
-    let digits = |text: &str| {
-        if text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit()) {
-            text.parse::<u32>().ok()
-        } else {
-            None
-        }
-    };
-    let (number, count) = (digits(number)?, digits(count)?);
-    (1 <= number && number <= count).then_some(Shard { stem, number, count })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,29 +74,6 @@ mod tests {
             ("q4-model.gguf", None),
         ] {
             assert_eq!(of_file(file).as_deref(), quantisation, "{file}");
-        }
-    }
-
-    #[test]
-    fn the_name_of_a_file_tells_its_place_among_shards() {
-        let shard = shard_of("model-00002-of-00003");
-        assert_eq!(
-            shard,
-            Some(Shard {
-                stem: "model",
-                number: 2,
-                count: 3
-            })
-        );
-        for stem in [
-            "model",
-            "model-00000-of-00003",
-            "model-00004-of-00003",
-            "model-0002-of-0003",
-            "é-00002-of-0000",
-            "-of-",
-        ] {
-            assert_eq!(shard_of(stem), None, "{stem}");
         }
     }
 

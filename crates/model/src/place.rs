@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use riffle_files::{gguf_shard, gguf_stem};
+
 use crate::ModelError;
 use crate::directory::CONFIG_FILE;
 use crate::fields::read_json;
@@ -9,9 +11,6 @@ use crate::tokenizer::TOKENIZER_FILE;
 
 /// The settings of an adapter, as PEFT names them.
 const ADAPTER_FILE: &str = "adapter_config.json";
-
-/// A part of a file that is split: its number stands behind this many digits from the end of its name.
-const SPLIT_DIGITS: usize = 5;
 
 pub(crate) enum ModelPlace {
     /// `config.json`, weights and tokenizer lie side by side.
@@ -64,22 +63,11 @@ impl ModelPlace {
     }
 }
 
-/// True for a GGUF file of a language model, or for the first part of one that is split.
+/// True for a GGUF file of a language model, or for the first shard of one.
 fn is_model(file: &Path) -> bool {
-    let name = file.file_name().map(|name| name.to_string_lossy().to_lowercase());
-    let Some(stem) = name.as_deref().and_then(|name| name.strip_suffix(".gguf")) else {
-        return false;
-    };
-    // The part that turns pictures into tokens lies beside its model.
-    if stem.starts_with("mmproj") {
-        return false;
-    }
-    let Some((before, count)) = stem.rsplit_once("-of-") else {
-        return true;
-    };
-    let number = before.rsplit_once('-').map_or("", |(_, number)| number);
-    let are_digits = |text: &str| text.len() == SPLIT_DIGITS && text.bytes().all(|byte| byte.is_ascii_digit());
-    !(are_digits(count) && are_digits(number)) || number.parse() == Ok(1)
+    let name = file.file_name().map(|name| name.to_string_lossy());
+    let stem = name.as_deref().and_then(gguf_stem);
+    stem.is_some_and(|stem| gguf_shard(stem).is_none_or(|shard| shard.number == 1))
 }
 
 /// The error for a folder of an adapter, with the name of the model that it belongs to.
