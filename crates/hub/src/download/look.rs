@@ -2,6 +2,9 @@
 
 use std::path::Path;
 
+use riffle_files::gguf_stem;
+
+use super::listing::RemoteFile;
 use crate::HubError;
 
 /// The beginning of a model whose bulk has not come yet.
@@ -20,8 +23,8 @@ pub(crate) type OnBeginning<'a> = dyn FnMut(&Beginning<'_>) -> Result<(), String
 /// A look that is taken once.
 pub(crate) struct Look<'a> {
     repository: String,
-    /// Bytes of a file that come before.
-    pub(crate) head_bytes: u64,
+    /// Bytes of a GGUF file that come before.
+    head_bytes: u64,
     on_beginning: Option<&'a mut OnBeginning<'a>>,
 }
 
@@ -32,6 +35,14 @@ impl<'a> Look<'a> {
             head_bytes,
             on_beginning: Some(on_beginning),
         }
+    }
+
+    /// Shows a GGUF file that is written to `path`, once enough of it is there.
+    pub(crate) fn pass(&mut self, there_bytes: u64, path: &Path, file: &RemoteFile) -> Result<(), HubError> {
+        if self.on_beginning.is_none() || there_bytes < self.head_bytes || gguf_stem(&file.path).is_none() {
+            return Ok(());
+        }
+        self.show(&Beginning::Head(path, file.bytes))
     }
 
     /// Shows the beginning, unless one was shown before.

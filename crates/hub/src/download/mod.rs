@@ -58,8 +58,8 @@ pub fn pull(
     pull_after_look(settings, name, &mut |_| Ok(()), on_progress)
 }
 
-/// As [`pull`]; shows the model's [`Beginning`] to `on_beginning` before its bulk comes. Of a small model, and of one that is there
-/// already, nothing is shown.
+/// As [`pull`]; shows the model's [`Beginning`] to `on_beginning` before its bulk comes. A GGUF file that is small or there already is
+/// not shown.
 ///
 /// # Errors
 /// As [`pull`]; [`HubError::NotWanted`] with the reason that `on_beginning` gives. The bytes that came by then are kept.

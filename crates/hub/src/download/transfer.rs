@@ -279,9 +279,7 @@ impl Partial {
             self.file.write_all(&bytes).map_err(HubError::io(&self.path))?;
             self.position += bytes.len() as u64;
             *downloaded += bytes.len() as u64;
-            if self.position >= look.head_bytes && file.path.to_ascii_lowercase().ends_with(".gguf") {
-                look.show(&Beginning::Head(&self.path, file.bytes))?;
-            }
+            look.pass(self.position, &self.path, file)?;
             watch.progress.bytes_done = rest + self.position;
             watch.tick()?;
         }
