@@ -106,7 +106,7 @@ impl<'a> SequencePages<'a> {
             self.store.near_plane(id, PlaneKind::Keys)?,
             self.store.near_plane(id, PlaneKind::Values)?,
         );
-        Some(self.page_view(table, page, keys, values))
+        Some(self.page_view((layer, table), page, keys, values))
     }
 
     /// The versions of a layer's pages, by KV head in the order of the pages; no KV heads for a layer that does not exist.
@@ -155,9 +155,15 @@ impl<'a> SequencePages<'a> {
         views.collect()
     }
 
-    /// A page with these planes. The values of a latent layer are its keys.
-    pub(crate) fn page_view<'p>(&self, table: usize, page: usize, keys: Plane<'p>, values: Plane<'p>) -> PageView<'p> {
-        let is_latent = self.shape().layer(self.shape().place_of(table).0).is_latent;
+    /// A page with these planes, in a table of a layer. The values of a latent layer are its keys.
+    pub(crate) fn page_view<'p>(
+        &self,
+        (layer, table): (usize, usize),
+        page: usize,
+        keys: Plane<'p>,
+        values: Plane<'p>,
+    ) -> PageView<'p> {
+        let is_latent = self.shape().layer(layer).is_latent;
         let values = if is_latent { keys } else { values };
         PageView {
             start: page * self.shape().page_tokens,

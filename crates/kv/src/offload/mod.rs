@@ -164,7 +164,7 @@ pub(crate) fn with_keys<T>(
                 &bytes[..shape.plane_bytes(size, PlaneKind::Keys) as usize],
             )
         });
-        pages.page_view(table, number, keys, Plane::empty(shape.value_format))
+        pages.page_view((layer, table), number, keys, Plane::empty(shape.value_format))
     });
     Ok(show(&views.collect::<Vec<_>>()))
 }

@@ -181,7 +181,7 @@ fn views<'r>(pages: SequencePages<'r>, layer: usize, items: &[Item], ring: Optio
             Plane::from_bytes(shape.value_format, &values[..bytes[1]])
         });
         let table = tables.start + item.turn.kv_head;
-        views[item.turn.kv_head].push(pages.page_view(table, item.number, keys, values));
+        views[item.turn.kv_head].push(pages.page_view((layer, table), item.number, keys, values));
     }
     views
 }
