@@ -122,7 +122,7 @@ pub(super) fn silu(x: f32) -> f32 {
 }
 
 /// ln(1 + e^x).
-pub(super) fn softplus(x: f32) -> f32 {
+pub(crate) fn softplus(x: f32) -> f32 {
     // Beyond 20 the one is lost in rounding.
     if x > 20.0 { x } else { x.exp().ln_1p() }
 }

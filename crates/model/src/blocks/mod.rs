@@ -14,7 +14,7 @@ mod rows;
 mod short_convolution;
 
 pub use activation::Activation;
-pub(crate) use activation::sigmoid_gate;
+pub(crate) use activation::{sigmoid_gate, softplus};
 pub use attention::{Attention, KeyValue};
 pub use gated_delta_net::{DeltaNetStorage, GatedDeltaNet};
 pub use mamba2::{Mamba2, Mamba2Norm, Mamba2Settings};

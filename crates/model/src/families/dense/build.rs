@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::attention::Parts;
 use super::{Block, Gate, NormKind, Plan};
-use crate::blocks::{Activation, Mlp, Norm, Projection, RotarySettings};
+use crate::blocks::{Activation, Mlp, Norm, Projection, RotarySettings, softplus};
 use crate::decoder::Decoder;
 use crate::layer::{Layer, Rows, Step};
 use crate::weights::Checkpoint;
@@ -220,7 +220,6 @@ impl Plan {
 
 /// xIELU with the weights of a layer.
 fn xielu(weights: &mut Checkpoint, name: &str) -> Result<Activation, ModelError> {
-    let softplus = |value: f32| value.max(0.0) + (-value.abs()).exp().ln_1p();
     let slope = weights.array(&format!("{name}.beta"), &[])?[0];
     Ok(Activation::Xielu {
         above: softplus(weights.array(&format!("{name}.alpha_p"), &[1])?[0]),
