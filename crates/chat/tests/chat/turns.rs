@@ -1,4 +1,4 @@
-//! Tests of the tokens that a turn reads, and of those that undo and branches keep.
+//! A turn reads only its new tokens. Undo and branches keep the tokens that were read.
 
 use std::ops::ControlFlow;
 

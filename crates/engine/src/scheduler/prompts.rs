@@ -254,8 +254,8 @@ impl Stage {
     }
 }
 
-/// The place at which a prompt of a model with recurrent layers is cut next, so that their state can be kept for others: where those that wait
-/// part from it, shortly before its end, and now and then on the way.
+/// The next cut of a prompt of a model with recurrent layers. The state at a cut is kept, and other prompts can start from it. Cuts lie at the
+/// ends of beginnings shared with waiting prompts, shortly before the end, and at intervals between.
 fn next_cut(sequence: &Sequence, prompt: &[u32], waiting: &[Waiting]) -> Option<usize> {
     if !sequence.recurrence().is_recurrent() || !can_share(sequence) {
         return None;

@@ -140,7 +140,7 @@ fn going_back_gives_the_bits_from_before() {
     let mut session = read(&engine, &tokens[..192]);
     session.prefill(&tokens[192..], &mut go_on).unwrap();
     let before = bits(&session);
-    // Refused drafts: the inputs of those that are kept are replayed.
+    // Some drafts are refused. The roll-back replays the inputs of the accepted ones.
     let checkpoint = session.sequence_mut().checkpoint().unwrap();
     let steps = write(&mut session);
     let missing = session.sequence_mut().roll_back(&checkpoint, 4).unwrap();

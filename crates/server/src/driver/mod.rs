@@ -92,7 +92,7 @@ pub(crate) struct Answer {
     _permit: RequestPermit,
 }
 
-/// Permit of one request among those that the server accepts. Dropping it admits another request.
+/// One of the requests that the server accepts at a time. When the permit is dropped, another request can come in.
 #[derive(Debug)]
 struct RequestPermit(Arc<AtomicUsize>);
 

@@ -87,7 +87,7 @@ impl Convolution {
         Self::keep_last(before, input);
     }
 
-    /// Keeps the last rows of `input` for those that follow.
+    /// Keeps the last rows of `input`, which the next rows are convolved with.
     pub(crate) fn keep_last(before: &mut [f32], input: &[f32]) {
         if input.len() >= before.len() {
             before.copy_from_slice(&input[input.len() - before.len()..]);
