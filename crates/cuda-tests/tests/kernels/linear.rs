@@ -81,9 +81,8 @@ fn rows_whose_length_is_no_multiple_of_eight_are_multiplied_too() {
             cpu.matmul(&input, &mut expected);
             let expected: Vec<f64> = expected.into_iter().map(f64::from).collect();
             let (x, y) = (gpu.upload(&input).unwrap(), gpu.allocate(4 * rows * outputs).unwrap());
-            matrix
-                .multiply(stream, y.all(), x.all(), rows, gpu.allocate(0).unwrap().all())
-                .unwrap();
+            let scratch = gpu.allocate(matrix.scratch_bytes(rows)).unwrap();
+            matrix.multiply(stream, y.all(), x.all(), rows, scratch.all()).unwrap();
             assert_near(
                 &gpu.download(y.all(), stream).unwrap(),
                 &expected,

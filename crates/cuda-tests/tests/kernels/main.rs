@@ -12,4 +12,5 @@ mod paged;
 mod room;
 mod rows;
 mod scoring;
+mod sparse;
 mod testing;

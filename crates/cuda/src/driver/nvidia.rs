@@ -51,6 +51,8 @@ pub(super) fn compile(
     let options = [
         format!("--gpu-architecture={}", source.architecture(capability)),
         "--std=c++17".to_owned(),
+        // NVRTC 13.0 takes a generic lambda of a kernel for a function of the host without it.
+        "--device-as-default-execution-space".to_owned(),
     ];
     let version = format!("nvrtc {major}.{minor}");
     let path = cache.find_or_build(&[&text, &options.join(" "), &version], "cubin", |target| {
@@ -67,7 +69,7 @@ pub(super) fn compile(
 }
 
 /// Compiles a source with NVRTC to machine code.
-fn cubin(name: &str, text: &str, options: &[String; 2]) -> Result<Vec<u8>, CudaError> {
+fn cubin(name: &str, text: &str, options: &[String; 3]) -> Result<Vec<u8>, CudaError> {
     let code = CString::new(text).expect("sources hold no zero byte");
     let c_name = CString::new(name).expect("names hold no zero byte");
     let program = nvrtc::create_program(&code, Some(&c_name)).map_err(nvrtc_failed)?;

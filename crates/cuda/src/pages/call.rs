@@ -288,8 +288,8 @@ impl<'p> PagedCall<'p> {
         self.reads_means = true;
     }
 
-    /// Takes pages in, by KV head, after the pages of earlier calls in the order of (page, KV head). Before this
-    /// returns, each page has been read or copied.
+    /// Takes in the pages that the tiles read and no others, by KV head, after the pages of earlier calls in the order of
+    /// (page, KV head). Before this returns, each page has been read or copied.
     ///
     /// # Errors
     /// A lost device, too little memory, a page without a version: every page is forgotten then, whether it came or not.

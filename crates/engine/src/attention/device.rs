@@ -15,7 +15,7 @@ use crate::EngineError;
 use crate::attention::chunk::{Chosen, Chunk};
 use crate::attention::layer_rows::{LayerRows, NewKeys};
 use crate::attention::reader::{KeyEstimates, ReadCall, Reader};
-use crate::attention::reading::{cut, named, observed, show_policies, wanted_by, wanted_pages};
+use crate::attention::reading::{cut, named, observed, observed_reads, pages_read, show_policies, tile_reads};
 use crate::attention::rotation::Rotation;
 use crate::attention::tiles::Heads;
 
@@ -139,10 +139,8 @@ impl Reader for DevicePages {
         // Keys lie where the kernels read them: scans of policies in main memory are not used again.
         let Chosen { chunk, selections, .. } = call.chosen;
         let end = chunk.end();
-        let wanted = wanted_pages(cache, chunk, || {
-            let tiles = chunk.tiles.iter().zip(selections);
-            tiles.map(|(tile, selection)| (tile.kv_head, tile.queries, selection))
-        });
+        // Never all pages for the sake of a shorter list: each that is shown takes a place on the device.
+        let wanted = pages_read(cache, chunk, tile_reads(chunk, selections));
         let tiles = chunk.tiles.iter().zip(selections).map(|(tile, selection)| PagedTile {
             kv_head: tile.kv_head,
             first_row: tile.first_row,
@@ -172,7 +170,7 @@ impl Reader for DevicePages {
         if means.is_some() {
             attend.include_means();
         }
-        cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), Some(call.chosen.next), &mut |pages| {
+        cache.stream::<EngineError>(chunk.layer, Some(&wanted), Some(call.chosen.next), &mut |pages| {
             Ok(attend.attend(&cut(pages, chunk))?)
         })?;
         attend.finish()?;
@@ -199,7 +197,7 @@ impl Reader for DevicePages {
         if heads.is_empty() {
             return Ok(());
         }
-        let wanted = wanted_by(cache, chunk, &heads, selections);
+        let wanted = pages_read(cache, chunk, observed_reads(&heads, selections));
         let Heads { group, .. } = chunk.heads;
         let query_heads = chunk.heads.queries();
         // [rows, heads]
@@ -229,7 +227,7 @@ impl Reader for DevicePages {
             room.set_log_sum_exp(&rows, &log_sum_exp)?;
         }
         let mut pass = room.begin_mass(of, &tiles, &rows, chunk.end(), call.options)?;
-        cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), None, &mut |pages| {
+        cache.stream::<EngineError>(chunk.layer, Some(&wanted), None, &mut |pages| {
             Ok(pass.add(&cut(pages, chunk))?)
         })?;
         let masses = pass.finish()?;

@@ -41,10 +41,7 @@ impl<'r> Reads<'r> {
 
     /// The pages that are read, by KV head; `None` for all.
     fn wanted(&self, cache: &KvCache) -> Option<Vec<Vec<Span>>> {
-        wanted_pages(cache, self.chunk, || {
-            let tiles = self.chunk.tiles.iter().zip(self.selections);
-            tiles.map(|(tile, selection)| (tile.kv_head, tile.queries, selection))
-        })
+        wanted_pages(cache, self.chunk, tile_reads(self.chunk, self.selections))
     }
 
     /// Jobs over the keys of some pages; none for tiles that are scanned.
@@ -195,7 +192,7 @@ pub(crate) fn observe(
     if heads.is_empty() {
         return Ok(());
     }
-    let wanted = wanted_by(cache, chunk, &heads, selections);
+    let wanted = wanted_pages(cache, chunk, observed_reads(&heads, selections));
     add_masses(cache, chunk, &mut heads, wanted.as_deref(), (selections, options))?;
     show_policies(policies, chunk, &heads);
     Ok(())
@@ -242,7 +239,7 @@ pub(crate) fn read_masses(
         Observed::new(chunk, context, first, Some(partials))
     });
     let mut heads: Vec<Observed<'_>> = heads.collect();
-    let wanted = wanted_by(cache, chunk, &heads, selections);
+    let wanted = wanted_pages(cache, chunk, observed_reads(&heads, selections));
     add_masses(cache, chunk, &mut heads, wanted.as_deref(), (selections, options))?;
     Ok(heads.into_iter().map(|head| head.mass).collect())
 }
@@ -289,25 +286,33 @@ pub(crate) fn observed<'c>(
         .collect()
 }
 
-/// The pages that observed queries read.
-pub(crate) fn wanted_by(
-    cache: &KvCache,
-    chunk: &Chunk<'_>,
-    heads: &[Observed<'_>],
-    selections: [&[Selection]; 2],
-) -> Option<Vec<Vec<Span>>> {
-    wanted_pages(cache, chunk, || {
-        heads.iter().flat_map(move |head| {
-            let rows = head.rows.iter();
-            rows.flat_map(move |rows| {
-                named(selections, rows.place).map(|selection| (head.kv_head, rows.queries, selection))
-            })
+/// Queries of a KV head and what they read.
+pub(crate) type QueriesRead<'a> = (usize, QueryTile<'a>, &'a Selection);
+
+/// What the tiles of a chunk read.
+pub(crate) fn tile_reads<'a>(
+    chunk: &'a Chunk<'_>,
+    selections: &'a [Selection],
+) -> impl Iterator<Item = QueriesRead<'a>> + Clone {
+    let tiles = chunk.tiles.iter().zip(selections);
+    tiles.map(|(tile, selection)| (tile.kv_head, tile.queries, selection))
+}
+
+/// What observed queries read.
+pub(crate) fn observed_reads<'a>(
+    heads: &'a [Observed<'_>],
+    selections: [&'a [Selection]; 2],
+) -> impl Iterator<Item = QueriesRead<'a>> + Clone {
+    heads.iter().flat_map(move |head| {
+        let rows = head.rows.iter();
+        rows.flat_map(move |rows| {
+            named(selections, rows.place).map(|selection| (head.kv_head, rows.queries, selection))
         })
     })
 }
 
 /// The selections of the tile of a place, one for each phase.
-pub(crate) fn named(selections: [&[Selection]; 2], place: usize) -> impl Iterator<Item = &Selection> {
+pub(crate) fn named(selections: [&[Selection]; 2], place: usize) -> impl Iterator<Item = &Selection> + Clone {
     selections
         .into_iter()
         .filter_map(move |selections| selections.get(place))
@@ -425,31 +430,34 @@ impl<'c> Observed<'c> {
 
 /// The pages that queries read, by KV head; `None` for all, where none has to be brought near and there are fewer pages than
 /// spans.
-pub(crate) fn wanted_pages<'a, I: Iterator<Item = (usize, QueryTile<'a>, &'a Selection)>>(
+fn wanted_pages<'a>(
     cache: &KvCache,
     chunk: &Chunk<'_>,
-    reads: impl FnOnce() -> I,
+    reads: impl Iterator<Item = QueriesRead<'a>> + Clone,
 ) -> Option<Vec<Vec<Span>>> {
-    let shape = cache.shape();
-    let most = if cache.is_near(chunk.layer) {
-        chunk.end().div_ceil(shape.page_tokens)
-    } else {
-        usize::MAX
-    };
-    let mut wanted = vec![Vec::new(); chunk.heads.kv_heads];
-    let mut named = 0;
-    for (kv_head, queries, selection) in reads() {
-        named += selection.spans().len() + selection.diagonals().len();
-        if named >= most {
-            return None;
-        }
+    let pages = chunk.end().div_ceil(cache.shape().page_tokens);
+    let spans = reads
+        .clone()
+        .map(|(_, _, selection)| selection.spans().len() + selection.diagonals().len());
+    let is_all = cache.is_near(chunk.layer) && spans.sum::<usize>() >= pages;
+    (!is_all).then(|| pages_read(cache, chunk, reads))
+}
+
+/// The pages that queries read, by KV head.
+pub(crate) fn pages_read<'a>(
+    cache: &KvCache,
+    chunk: &Chunk<'_>,
+    reads: impl Iterator<Item = QueriesRead<'a>>,
+) -> Vec<Vec<Span>> {
+    let mut pages = vec![Vec::new(); chunk.heads.kv_heads];
+    for (kv_head, queries, selection) in reads {
         let spans = selection.reads(queries.start, queries.rows);
-        wanted[kv_head].extend(spans.iter().map(|span| pages_of(span, shape.page_tokens)));
+        pages[kv_head].extend(spans.iter().map(|span| pages_of(span, cache.shape().page_tokens)));
     }
-    for spans in &mut wanted {
+    for spans in &mut pages {
         *spans = Selection::from_spans(spans.drain(..)).spans().to_vec();
     }
-    Some(wanted)
+    pages
 }
 
 fn pages_of(tokens: &Span, page_tokens: usize) -> Span {

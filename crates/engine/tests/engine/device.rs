@@ -322,7 +322,7 @@ fn a_device_lost_in_mid_run_is_an_error_and_saved_sessions_stay() {
 #[test]
 fn memory_that_runs_short_at_any_allocation_is_an_error_and_the_session_goes_on() {
     let tokens = prompt(9);
-    let plain = load(&fixture(MODEL), options(Some(any_device())));
+    let plain = load(&fixture(MODEL), options(Some(gpu(EmulatedOptions::default()))));
     let mut session = Session::new(&plain).unwrap();
     session.prefill(&tokens, &mut go_on).unwrap();
     let mut in_mid_run = 0;
