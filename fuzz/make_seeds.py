@@ -6,8 +6,10 @@ Needs numpy, gguf, safetensors and tokenizers. The seed of `cache_file` is a fil
 shape.
 """
 
+import base64
 import json
 import pathlib
+import struct
 
 import gguf
 import numpy as np
@@ -131,7 +133,29 @@ def tokenizer_json(kind):
 
 
 def directory(name, *parts):
-    (SEEDS / "directory" / name).write_bytes(b"\xff".join(part.encode() for part in parts))
+    (SEEDS / "directory" / name).write_bytes(b"\xff".join(part if isinstance(part, bytes) else part.encode() for part in parts))
+
+
+def field(number, value):
+    """A field of Protocol Buffers: a number or bytes."""
+    if isinstance(value, bytes):
+        return bytes([number << 3 | 2, len(value)]) + value
+    return bytes([number << 3, value]) if number < 16 else bytes([number << 3 & 127 | 128, number >> 4, value])
+
+
+def sentence_pieces(algorithm):
+    pieces = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("\u2581", -1.0, 1), ("a", -2.0, 1), ("\u2581a", -1.5, 1), ("<x>", 0.0, 4)]
+    coded = [field(1, text.encode()) + bytes([2 << 3 | 5]) + struct.pack("<f", score) + field(3, kind) for text, score, kind in pieces]
+    trainer = field(3, algorithm) + field(35, 1)
+    return b"".join(field(1, piece) for piece in coded) + field(2, trainer) + field(3, field(3, 1) + field(4, algorithm - 1))
+
+
+def tekken():
+    vocab = [{"rank": byte, "token_bytes": base64.b64encode(bytes([byte])).decode()} for byte in range(256)]
+    vocab.append({"rank": 256, "token_bytes": "YWI="})
+    config = {"pattern": r"\p{L}+|\s+(?!\S)|\s+", "default_vocab_size": 260, "default_num_special_tokens": 3}
+    special = [{"rank": rank, "token_str": text, "is_control": True} for rank, text in enumerate(["<unk>", "<s>"])]
+    return json.dumps({"config": config, "vocab": vocab, "special_tokens": special}, separators=(",", ":"))
 
 
 def main():
@@ -148,6 +172,9 @@ def main():
     generation = json.dumps({"temperature": 0.5, "top_k": 3, "top_p": 0.9, "eos_token_id": [1]})
     for kind in ("bpe", "unigram", "wordpiece"):
         directory(kind, config, tokenizer_json(kind), settings, generation, TEMPLATE)
+    for algorithm in (1, 2):
+        directory(f"sentence-pieces-{algorithm}", config, "", "", generation, "", "", sentence_pieces(algorithm))
+    directory("tekken", json.dumps(TINY | {"vocab_size": 260}), "", "", generation, "", tekken())
     for family, change in {
         "qwen3": {"architectures": ["Qwen3ForCausalLM"], "head_dim": 2}, "gemma3": {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 4, "layer_types": ["sliding_attention"]},
         "phi3": {"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}, "original_max_position_embeddings": 16},

@@ -87,7 +87,7 @@ pub(crate) enum Command {
 pub(crate) struct ModelArguments {
     /// Model: a GGUF file, a folder or a pulled model's name
     ///
-    /// A folder holds config.json, *.safetensors and tokenizer.json, as on Hugging Face. A pulled model has a name such as
+    /// A folder holds config.json, *.safetensors and a tokenizer, as on Hugging Face. A pulled model has a name such as
     /// owner/name or owner/name:Q4_K_M: riffle pull gets one, riffle list shows them.
     #[arg(short = 'm', long, value_name = "PATH", value_parser = hub_args::model())]
     pub(crate) model: PathBuf,

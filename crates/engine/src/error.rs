@@ -170,7 +170,7 @@ pub enum EngineError {
     },
     /// The model has no tokenizer, so it cannot read or write text.
     #[error(
-        "{0} has no tokenizer.json, so it can read and write no text: put the tokenizer.json of the model there, or give token ids to riffle eval logits"
+        "{0} has no tokenizer.json, tokenizer.model or tekken.json, so it can read and write no text: put the model's own there, or give token ids to riffle eval logits"
     )]
     NoTokenizer(String),
     /// An answer that cannot have the form that was asked for.

@@ -32,10 +32,9 @@ pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// Files that a pull of safetensors takes beside the weights: never a program and never a pickle.
-const BESIDE_WEIGHTS: [&str; 10] = [
+const BESIDE_WEIGHTS: [&str; 9] = [
     CONFIG,
     "generation_config.json",
-    "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -44,6 +43,8 @@ const BESIDE_WEIGHTS: [&str; 10] = [
     "additional_chat_templates/tool_use.jinja",
     "additional_chat_templates/rag.jinja",
 ];
+/// Files that hold a tokenizer. Of these the first that is there is taken, as a folder is read.
+const TOKENIZERS: [&str; 3] = ["tokenizer.json", "tokenizer.model", "tekken.json"];
 /// Choices that a message names at most.
 const MOST_CHOICES: usize = 24;
 
@@ -164,8 +165,13 @@ fn folder(name: &ModelName, paths: &[&str]) -> Result<Chosen, HubError> {
         return Err(no_model("config.json is missing beside its weights"));
     }
     let beside = BESIDE_WEIGHTS.iter().filter(|file| has(file));
+    let tokenizer = TOKENIZERS.iter().find(|file| has(file));
     Ok(Chosen::Folder {
-        files: beside.chain([&weights]).map(|file| (*file).to_owned()).collect(),
+        files: beside
+            .chain(tokenizer)
+            .chain([&weights])
+            .map(|file| (*file).to_owned())
+            .collect(),
         index: (weights == INDEX).then(|| INDEX.to_owned()),
     })
 }
@@ -298,10 +304,23 @@ mod tests {
             files,
             [
                 "config.json",
-                "tokenizer.json",
                 "tokenizer_config.json",
+                "tokenizer.json",
                 "model.safetensors"
             ]
+        );
+        let of = |tokenizers: &[&'static str]| {
+            let Ok(Chosen::Folder { files, .. }) = chosen("a/b", &[&["config.json", SINGLE], tokenizers].concat())
+            else {
+                panic!("a folder");
+            };
+            files[1].clone()
+        };
+        assert_eq!(of(&["tekken.json", "tokenizer.model"]), "tokenizer.model");
+        assert_eq!(of(&["tekken.json"]), "tekken.json");
+        assert_eq!(
+            of(&["tekken.json", "tokenizer.json", "tokenizer.model"]),
+            "tokenizer.json"
         );
         let sharded = ["config.json", INDEX, "model-00001-of-00002.safetensors"];
         let Ok(Chosen::Folder { files, index }) = chosen("a/b", &sharded) else {

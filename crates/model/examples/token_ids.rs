@@ -1,15 +1,13 @@
 //! Token ids of texts, for comparison with other tokenizers. Standard input holds one JSON string a line, standard output
 //! gets one JSON list of ids a line; special tokens spelt out in a text are recognised, none are added:
-//! `cargo run --release -p riffle-model --example token_ids -- PATH_OF_MODEL < texts`
+//! A folder may hold a tokenizer alone: `cargo run --release -p riffle-model --example token_ids -- PATH_OF_MODEL < texts`
 
 use std::error::Error;
 use std::io::{BufRead, BufWriter, Write, stdin, stdout};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let path = std::env::args().nth(1).ok_or("give the path of a model")?;
-    let tokenizer = riffle_model::load(&path)?
-        .tokenizer
-        .ok_or("the model has no tokenizer")?;
+    let tokenizer = riffle_model::load_tokenizer(&path)?.ok_or("the model has no tokenizer")?;
     let mut output = BufWriter::new(stdout().lock());
     for line in stdin().lock().lines() {
         let text: String = serde_json::from_str(&line?)?;

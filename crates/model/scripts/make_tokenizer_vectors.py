@@ -18,7 +18,9 @@ import unicodedata
 import sentencepiece
 import torch
 import transformers
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from original_pre_tokenizers import KINDS as ORIGINALS
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "scripts"))
 from random_texts import WORDS as WORDS_OF_MANY_SCRIPTS, random_texts  # noqa: E402
@@ -28,35 +30,9 @@ FIXTURES = CRATE.parent.parent / "fixtures"
 OUT = CRATE / "tests" / "vectors" / "tokenizers"
 BOOK = FIXTURES / "text" / "zechariah.txt"
 SPECIAL = ["<|begin|>", "<|end|>", "<|im_end|>"]
-WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-
-
-CASES = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-
-
-def split(*patterns):
-    cuts = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in patterns]
-    return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
-# GGUF's name of a pre-tokenizer -> what the original models have
-KINDS = {
-    "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False),
-    "llama-bpe": split(WORDS % r"\p{N}{1,3}"),
-    "dbrx": split(WORDS % r"\p{N}{1,3}"),
-    "qwen2": split(WORDS % r"\p{N}"),
-    "qwen35": split((WORDS % r"\p{N}").replace(r"]?\p{L}+", r"]?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")),
-    "tekken": split(CASES % ("", "", "")),
-    "gpt-4o": split(CASES % (ENDINGS, ENDINGS, "{1,3}")),
-    "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]),
-    "deepseek-v3": split(
-        r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+",
-        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"),
-    "deepseek-coder": split(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", r"\p{N}"),
-}
-COMPOSES = ["qwen2", "qwen35"]
-IGNORES_MERGES = ["llama-bpe", "tekken"]
+# Those for which llama.cpp's converter writes a file.
+NAMES = ["gpt-2", "llama-bpe", "dbrx", "qwen2", "qwen35", "tekken", "gpt-4o", "smollm", "deepseek-v3", "deepseek-coder"]
+KINDS = {name: kind for name in NAMES for kind in ORIGINALS if name in kind["names"]}
 
 
 def training_texts():
@@ -65,11 +41,11 @@ def training_texts():
 
 
 def byte_bpe(directory, kind):
-    tokenizer = Tokenizer(models.BPE(ignore_merges=kind in IGNORES_MERGES))
-    tokenizer.pre_tokenizer = KINDS[kind]
+    tokenizer = Tokenizer(models.BPE(ignore_merges=KINDS[kind]["ignores_merges"]))
+    tokenizer.pre_tokenizer = KINDS[kind]["pre"]
     tokenizer.decoder = decoders.ByteLevel()
-    if kind in COMPOSES:
-        tokenizer.normalizer = normalizers.NFC()
+    if KINDS[kind]["normalizer"]:
+        tokenizer.normalizer = KINDS[kind]["normalizer"]
     trainer = trainers.BpeTrainer(vocab_size=900, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
     tokenizer.train_from_iterator(training_texts(), trainer)
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])

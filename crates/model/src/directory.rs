@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::fields::{Fields, read_json};
 use crate::load::{Parts, milliseconds_since};
-use crate::tokenizer::{TOKENIZER_FILE, TokenizerSettings};
+use crate::tokenizer::{TokenizerSettings, tokenizer_file};
 use crate::{
     ChatTemplate, GenerationDefaults, LoadOptions, ModelConfig, ModelError, RopeScaling, Tokenizer, families, weights,
 };
@@ -69,7 +69,7 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
         weights,
         tokenizer,
         tokenizer_ms,
-        tokenizer_path: path.join(TOKENIZER_FILE),
+        tokenizer_path: tokenizer_file(path),
         chat_template: ChatTemplate::from_directory(path, settings)?,
         generation: GenerationDefaults::from_directory(path, &fields)?,
         fields,

@@ -213,7 +213,17 @@ pub enum ModelError {
         /// The reason.
         source: riffle_linear::LinearError,
     },
-    /// tokenizer.json or tokenizer_config.json cannot be used.
+    /// The tokenizer is of a kind that is not read.
+    #[error("{}: {kind} is not supported; {advice}", path.display())]
+    UnsupportedTokenizer {
+        /// The file.
+        path: PathBuf,
+        /// The kind, by the name that the file gives it.
+        kind: String,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// A tokenizer file cannot be used.
     #[error("{}: broken tokenizer: {problem}; download the tokenizer files again", path.display())]
     Tokenizer {
         /// The file.

@@ -17,7 +17,7 @@ const LARGEST_EPSILON: f64 = 1e-2;
 /// No single size of a model is larger: beyond it a file is hostile or damaged.
 const LARGEST_SIZE: u64 = 1 << 31;
 
-/// Most bytes of a tokenizer.json; the largest take a quarter.
+/// Most bytes of a tokenizer file; the largest take a quarter.
 pub(crate) const LARGEST_TOKENIZER_BYTES: u64 = 128 << 20;
 
 /// Most bytes of the text files of a model, several times those of the largest known; parsed JSON takes up to 40 times
@@ -28,7 +28,10 @@ const LARGEST_BYTES: &[(&str, u64)] = &[
     ("tokenizer_config.json", 8 << 20),
     ("chat_template.jinja", 4 << 20),
     ("model.safetensors.index.json", 16 << 20),
+    ("added_tokens.json", 8 << 20),
     ("tokenizer.json", LARGEST_TOKENIZER_BYTES),
+    ("tokenizer.model", LARGEST_TOKENIZER_BYTES),
+    ("tekken.json", LARGEST_TOKENIZER_BYTES),
 ];
 
 /// Reads a text file of a model whole, if it is a regular file of plausible length; a missing file is `None`.

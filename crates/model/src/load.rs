@@ -10,7 +10,7 @@ use crate::decoder::Decoder;
 use crate::families::{self, Family};
 use crate::fields::Fields;
 use crate::place::ModelPlace;
-use crate::tokenizer::{TOKENIZER_FILE, TokenizerSettings};
+use crate::tokenizer::{TokenizerSettings, tokenizer_file};
 use crate::weights::Checkpoint;
 use crate::{
     ChatTemplate, GenerationDefaults, ModelConfig, ModelError, ModelInfo, RopeScaling, TensorInfo, TensorType,
@@ -110,7 +110,7 @@ pub fn inspect_with(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Mod
 /// [`ModelError::NotFound`], and whatever is wrong with the tokenizer's files.
 pub fn load_tokenizer(path: impl AsRef<Path>) -> Result<Option<Tokenizer>, ModelError> {
     let path = path.as_ref();
-    if path.join(TOKENIZER_FILE).exists() {
+    if tokenizer_file(path).exists() {
         return Tokenizer::from_directory(path, &TokenizerSettings::from_directory(path)?);
     }
     match ModelPlace::find(path)? {

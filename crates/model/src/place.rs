@@ -7,7 +7,7 @@ use riffle_files::{gguf_shard, gguf_stem};
 use crate::ModelError;
 use crate::directory::CONFIG_FILE;
 use crate::fields::read_json;
-use crate::tokenizer::TOKENIZER_FILE;
+use crate::tokenizer::tokenizer_file;
 
 /// The settings of an adapter, as PEFT names them.
 const ADAPTER_FILE: &str = "adapter_config.json";
@@ -51,7 +51,7 @@ impl ModelPlace {
         match &files[..] {
             [file] => Ok(Self::File(file.clone())),
             [] => Ok(Self::Directory(path.to_owned())),
-            _ if holds(TOKENIZER_FILE) => Ok(Self::Directory(path.to_owned())),
+            _ if tokenizer_file(path).exists() => Ok(Self::Directory(path.to_owned())),
             _ => Err(ModelError::SeveralModels {
                 directory: path.to_owned(),
                 files: files

@@ -2,17 +2,19 @@
 
 use std::path::Path;
 
-const FILES: [&str; 5] = [
+const FILES: [&str; 7] = [
     "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "generation_config.json",
     "chat_template.jinja",
+    "tekken.json",
+    "tokenizer.model",
 ];
 
-/// Writes the files, which bytes 0xff divide; no text holds that byte. An empty part is a file that is not there.
+/// Writes the files, which bytes 0xff divide; no text holds that byte, and the last file is no text. An empty part is a file that is not there.
 pub fn write_directory(folder: &Path, bytes: &[u8]) {
-    let mut parts = bytes.split(|byte| *byte == 0xff);
+    let mut parts = bytes.splitn(FILES.len(), |byte| *byte == 0xff);
     for file in FILES {
         let path = folder.join(file);
         match parts.next() {

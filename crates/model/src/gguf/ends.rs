@@ -3,7 +3,7 @@
 //! Files name one end at most and often give it the type of a word, so llama.cpp goes by the texts of tokens
 //! (`llama-vocab.cpp`, from "auto-detect special tokens by text" on). This is the same rule.
 
-use super::tokenizer::{CONTROL, NORMAL};
+use crate::tokenizer::{CONTROL, NORMAL};
 
 /// Tokens that end an answer in some model, whatever their type.
 const ENDS: &[&str] = &[

@@ -13,6 +13,7 @@ mod reader;
 mod rotation;
 mod settings;
 mod tokenizer;
+mod word_patterns;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -1,133 +1,336 @@
 //! How texts are cut into words before bytes are merged, by the names GGUF files use.
 //!
-//! The patterns are those of the tokenizer.json of the models a name stands for.
+//! The cuts are those of the tokenizer.json of the models a name stands for, or those of llama.cpp where it says no other.
 
-use crate::tokenizer::{Cut, GPT2_WORDS, Normalization, Pattern};
+use super::word_patterns::*;
+use crate::tokenizer::{Behavior, Cut, Decoding, Normalization, Pattern, is_punctuation};
 
 /// A way of cutting.
+#[derive(Debug)]
 pub(super) struct PreTokenizer {
     names: &'static [&'static str],
-    cuts: Cuts,
+    /// In their order. Each cuts what the one before left.
+    cuts: &'static [Step],
     /// Composes characters first (NFC).
     composes: bool,
     /// Takes words that are tokens whole, whatever the merges say.
     pub(super) ignores_merges: bool,
-    /// Texts begin with BOS where the file does not say.
-    pub(super) adds_bos: bool,
+    pub(super) bos: Bos,
+    pub(super) spelling: Spelling,
 }
 
-enum Cuts {
-    /// The cuts of GPT-2.
+/// The texts that begin with BOS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Bos {
+    /// Those of files that say so.
+    Asked,
+    /// Those of files that do not say otherwise.
+    Usual,
+    /// All: some files of the model say wrongly that there are none.
+    Always,
+}
+
+/// How the tokens of a vocabulary spell a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Spelling {
+    /// Bytes as printable characters.
+    Bytes,
+    /// Characters as they are, `▁` for spaces, tokens `<0xXX>` for bytes of characters that are no tokens.
+    Pieces,
+    /// Words as they are. What lies between them is left out.
     Words,
-    /// Each digit by itself, then the cuts of GPT-2.
-    DigitsThenWords,
-    /// Each pattern in turn cuts what the one before left; matches and what lies between them are words.
-    Patterns(&'static [&'static str]),
 }
 
-const fn known(names: &'static [&'static str], cuts: Cuts) -> PreTokenizer {
+/// A cut. What it matches and what lies between the matches are pieces.
+#[derive(Debug, PartialEq, Eq)]
+enum Step {
+    Matches(&'static str),
+    Digits,
+    NumberRuns,
+    Punctuation,
+    PunctuationRuns,
+    /// Numbers, cut into groups of three characters from their ends. The flag says whether a shorter first group is a match.
+    GroupsOfThree(&'static str, bool),
+    /// Bytes become characters. It is the last step of those that lack it.
+    Bytes,
+}
+
+use Step::{Digits, GroupsOfThree, Matches, NumberRuns, Punctuation, PunctuationRuns};
+
+const fn known(names: &'static [&'static str], cuts: &'static [Step]) -> PreTokenizer {
     PreTokenizer {
         names,
         cuts,
         composes: false,
         ignores_merges: false,
-        adds_bos: false,
+        bos: Bos::Asked,
+        spelling: Spelling::Bytes,
     }
 }
 
-const WORDS_OF_3_DIGITS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const WORDS_OF_1_DIGIT: &str =
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const WORDS_WITH_MARKS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const WORDS_BY_CASE: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const WORDS_BY_CASE_WITH_ENDINGS: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// GPT-2's words, but spaces before a word stay with what lies between matches.
-const OLDER_WORDS: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
+impl PreTokenizer {
+    const fn composing(mut self) -> PreTokenizer {
+        self.composes = true;
+        self
+    }
+
+    const fn ignoring_merges(mut self) -> PreTokenizer {
+        self.ignores_merges = true;
+        self
+    }
+
+    const fn adding_bos(mut self, bos: Bos) -> PreTokenizer {
+        self.bos = bos;
+        self
+    }
+
+    const fn spelling(mut self, spelling: Spelling) -> PreTokenizer {
+        self.spelling = spelling;
+        self
+    }
+}
 
 static KNOWN: &[PreTokenizer] = &[
-    known(&["gpt-2", "phi-2", "olmo", "mpt", "jina-es", "jina-de"], Cuts::Words),
     known(
-        &["smollm", "starcoder", "refact", "command-r", "codeshell"],
-        Cuts::DigitsThenWords,
+        &[
+            "gpt-2",
+            "phi-2",
+            "jina-es",
+            "jina-de",
+            "jina-v1-en",
+            "jina-v2-es",
+            "jina-v2-de",
+            "jina-v2-code",
+            "roberta-bpe",
+            "gigachat",
+            "a.x-4.0",
+            "mellum",
+            "exaone4",
+            "jais",
+            "trillion",
+            "granite-docling",
+        ],
+        &[Matches(GPT2)],
     ),
-    PreTokenizer {
-        ignores_merges: true,
-        adds_bos: true,
-        ..known(
-            &["llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"],
-            Cuts::Patterns(&[WORDS_OF_3_DIGITS]),
-        )
-    },
-    known(&["dbrx", "smaug-bpe"], Cuts::Patterns(&[WORDS_OF_3_DIGITS])),
-    PreTokenizer {
-        composes: true,
-        ..known(
-            &["qwen2", "deepseek-r1-qwen", "megrez"],
-            Cuts::Patterns(&[WORDS_OF_1_DIGIT]),
-        )
-    },
-    PreTokenizer {
-        composes: true,
-        ..known(&["qwen35"], Cuts::Patterns(&[WORDS_WITH_MARKS]))
-    },
-    PreTokenizer {
-        ignores_merges: true,
-        adds_bos: true,
-        ..known(&["tekken"], Cuts::Patterns(&[WORDS_BY_CASE]))
-    },
-    known(&["gpt-4o", "llama4"], Cuts::Patterns(&[WORDS_BY_CASE_WITH_ENDINGS])),
+    // Relatives of GPT-NeoX.
+    known(&["mpt", "olmo", "modern-bert"], &[Matches(GPT2)]).composing(),
     known(
-        &["deepseek-v3"],
-        Cuts::Patterns(&[
-            r"\p{N}{1,3}",
-            r"[一-龥぀-ゟ゠-ヿ]+",
-            r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
-        ]),
+        &[
+            "smollm",
+            "starcoder",
+            "refact",
+            "codeshell",
+            "exaone",
+            "minerva-7b",
+            "mellum2",
+        ],
+        &[Digits, Matches(GPT2)],
     ),
+    known(&["command-r"], &[Digits, Matches(GPT2)]).composing(),
+    known(
+        &["tiny_aya", "cohere2moe"],
+        &[
+            GroupsOfThree(DIGITS_AT_END_OF_WORD, true),
+            Matches(BY_CASE_WITH_ENDINGS),
+        ],
+    )
+    .composing(),
+    known(
+        &[
+            "llama-bpe",
+            "llama3",
+            "llama-v3",
+            "falcon3",
+            "falcon-h1",
+            "pixtral",
+            "midm-2.0",
+            "lfm2",
+            "jina-v5-nano",
+        ],
+        &[Matches(DIGITS_BY_3)],
+    )
+    .ignoring_merges()
+    .adding_bos(Bos::Usual),
+    known(&["glm4", "glm5"], &[Matches(DIGITS_BY_3)]).ignoring_merges(),
+    known(&["dbrx", "smaug-bpe", "chatglm-bpe"], &[Matches(DIGITS_BY_3)]),
+    known(&["minicpm5"], &[Matches(r"\p{N}{1,3}"), Matches(ALL_DIGITS)]).ignoring_merges(),
+    known(&["jais-2"], &[Matches(SPACES_BY_POWERS)]),
+    known(
+        &["qwen2", "deepseek-r1-qwen", "megrez", "f2llmv2"],
+        &[Matches(DIGITS_BY_1)],
+    )
+    .composing(),
+    known(
+        &[
+            "stablelm2",
+            "kormo",
+            "hunyuan",
+            "solar-open",
+            "grok-2",
+            "bailingmoe",
+            "bailingmoe2",
+            "llada-moe",
+        ],
+        &[Matches(DIGITS_BY_1)],
+    ),
+    known(&["laguna"], &[Matches(r"[^\n]+|[\n]+"), Matches(DIGITS_BY_1)]),
+    known(&["ufakzeka"], &[Matches(WITHOUT_ENDINGS)]),
+    known(&["seed-coder"], &[Matches(SIGNS_WITHOUT_BREAKS)]),
+    known(&["exaone-moe"], &[Matches(JOINED_WORDS)]),
+    known(&["qwen35"], &[Matches(WITH_MARKS)]).composing(),
+    known(&["tekken"], &[Matches(BY_CASE)])
+        .ignoring_merges()
+        .adding_bos(Bos::Usual),
+    known(
+        &["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"],
+        &[Matches(BY_CASE_WITH_ENDINGS)],
+    ),
+    known(&["granite-embed-multi-97m"], &[Matches(BY_CASE_WITH_ENDINGS)]).ignoring_merges(),
+    known(
+        &["youtu"],
+        &[Matches(EAST_ASIAN_RUNS), Matches(BY_CASE_WITH_ENDINGS_AND_1_DIGIT)],
+    )
+    .ignoring_merges(),
+    known(&["kimi-k2"], &[Matches(BY_CASE_WITHOUT_HAN)]),
+    known(
+        &["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"],
+        &[
+            Matches(r"\p{N}{1,3}"),
+            Matches(CHINESE_AND_JAPANESE),
+            Matches(SIGNS_BEFORE_LETTERS),
+        ],
+    ),
+    known(
+        &["spark2_5"],
+        &[
+            Matches(r"\p{N}{1,3}"),
+            Matches(CHINESE_AND_JAPANESE),
+            Matches(SIGNS_AND_SINGLE_BREAKS),
+            Digits,
+        ],
+    ),
+    known(
+        &["afmoe"],
+        &[
+            GroupsOfThree(r"\p{N}+", true),
+            Matches(ASIAN_SCRIPTS),
+            Matches(SIGNS_BEFORE_LETTERS),
+        ],
+    ),
+    known(&["superbpe"], &[Matches(r"\p{N}+"), GroupsOfThree(r"\d+", false)]),
     known(
         &["deepseek-coder"],
-        Cuts::Patterns(&[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}"]),
+        &[
+            Matches(r"[\r\n]"),
+            Matches(r"\s?\p{L}+"),
+            Matches(r"\s?\p{P}+"),
+            Matches(CHINESE_AND_KOREAN),
+            Digits,
+        ],
     ),
+    known(
+        &["deepseek-llm"],
+        &[
+            Matches(r"[\r\n]"),
+            Matches(CASED_LETTERS),
+            Matches(ASCII_AND_WIDE_SIGNS),
+            Matches(r"\s+$"),
+            Matches(CHINESE_AND_KOREAN),
+            Digits,
+        ],
+    ),
+    // Numbers are looked for in characters that stand for bytes: `²` is one of them.
+    known(
+        &["falcon"],
+        &[
+            PunctuationRuns,
+            Matches(GPT2),
+            Step::Bytes,
+            NumberRuns,
+            Matches("[0-9][0-9][0-9]"),
+        ],
+    ),
+    known(&["bloom", "poro-chat", "gpt3-finnish"], &[Matches(BETWEEN_STOPS)]),
+    known(&["viking"], &[Matches(BETWEEN_STOPS), Digits]),
+    known(
+        &["chameleon"],
+        &[
+            Matches("<sentinel:[0-9]+>"),
+            Matches("(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z"),
+            Matches(r"([\t\n]|    |  )"),
+            Digits,
+            Punctuation,
+            Matches(GPT2),
+        ],
+    )
+    .adding_bos(Bos::Usual),
+    known(&["gemma4", "granite-embed-multi-311m"], &[])
+        .adding_bos(Bos::Always)
+        .spelling(Spelling::Pieces),
+    known(&["sarvam-moe"], &[]).spelling(Spelling::Pieces),
+    known(&["whitespace"], &[]).spelling(Spelling::Words),
     // Files from before the name was stored, cut as llama.cpp cuts them.
     known(
         &["default", ""],
-        Cuts::Patterns(&[r"[\p{P}\$\+<=>\^~\|]+", OLDER_WORDS, r"\p{N}+", r"[0-9][0-9][0-9]"]),
+        &[
+            Matches(r"[\p{P}\$\+<=>\^~\|]+"),
+            Matches(GPT2_WITHOUT_SPACES),
+            Matches(r"\p{N}+"),
+            Matches("[0-9][0-9][0-9]"),
+        ],
     ),
 ];
 
 impl PreTokenizer {
-    /// The way of cutting of that name, or why there is none.
-    pub(super) fn named(name: &str) -> Result<&'static PreTokenizer, String> {
-        let found = KNOWN.iter().find(|known| known.names.contains(&name));
-        found.ok_or_else(|| {
-            let names: Vec<&str> = KNOWN.iter().map(|known| known.names[0]).collect();
-            let names = names.join(", ");
-            format!("pre-tokenizer {name:?} is not supported; supported are {names} and their relatives")
-        })
+    /// The way of cutting of that name.
+    pub(super) fn named(name: &str) -> Option<&'static PreTokenizer> {
+        KNOWN.iter().find(|known| known.names.contains(&name))
     }
 
     /// The changes of a text before it is cut.
     pub(super) fn normalizations(&self) -> Vec<Normalization> {
-        if self.composes {
-            vec![Normalization::Composed]
-        } else {
-            Vec::new()
-        }
+        let composed = self.composes.then_some(Normalization::Composed);
+        let spaced = Normalization::Replace(Pattern::Text(" ".to_owned()), "▁".to_owned());
+        let spaced = (self.spelling == Spelling::Pieces).then_some(spaced);
+        composed.into_iter().chain(spaced).collect()
     }
 
-    /// The cuts, in their order, and bytes as characters behind them.
+    /// The cuts, in their order, with bytes as characters where tokens spell these.
     pub(super) fn cuts(&self) -> Result<Vec<Cut>, String> {
-        let digits = Cut::isolated(Pattern::Character(char::is_numeric));
-        let isolated = |pattern: &str| Pattern::expression(pattern).map(Cut::isolated);
-        let mut cuts = match &self.cuts {
-            Cuts::Words => vec![isolated(GPT2_WORDS)?],
-            Cuts::DigitsThenWords => vec![digits, isolated(GPT2_WORDS)?],
-            Cuts::Patterns(patterns) => patterns
-                .iter()
-                .map(|pattern| isolated(pattern))
-                .collect::<Result<_, _>>()?,
-        };
-        cuts.push(Cut::Bytes);
+        let mut cuts = self.cuts.iter().map(Step::cut).collect::<Result<Vec<Cut>, String>>()?;
+        match self.spelling {
+            Spelling::Bytes if self.cuts.contains(&Step::Bytes) => {}
+            Spelling::Bytes => cuts.push(Cut::Bytes),
+            Spelling::Pieces => {}
+            Spelling::Words => cuts.push(Cut::split(Pattern::Character(char::is_whitespace), Behavior::Removed)),
+        }
         Ok(cuts)
+    }
+
+    /// The steps from tokens back to a text.
+    pub(super) fn decodings(&self) -> Vec<Decoding> {
+        match self.spelling {
+            Spelling::Bytes => vec![Decoding::Bytes],
+            Spelling::Pieces => vec![
+                Decoding::Replace(Pattern::Text("▁".to_owned()), " ".into()),
+                Decoding::ByteTokens,
+                Decoding::Fuse,
+            ],
+            Spelling::Words => vec![Decoding::Fuse],
+        }
+    }
+}
+
+impl Step {
+    fn cut(&self) -> Result<Cut, String> {
+        Ok(match self {
+            Matches(pattern) => Cut::isolated(Pattern::expression(pattern)?),
+            Digits => Cut::isolated(Pattern::Character(char::is_numeric)),
+            NumberRuns => Cut::split(Pattern::Character(char::is_numeric), Behavior::Contiguous),
+            Punctuation => Cut::isolated(Pattern::Character(is_punctuation)),
+            PunctuationRuns => Cut::split(Pattern::Character(is_punctuation), Behavior::Contiguous),
+            GroupsOfThree(numbers, with_shorter) => Cut::isolated(Pattern::groups_of_three(numbers, *with_shorter)?),
+            Step::Bytes => Cut::Bytes,
+        })
     }
 }

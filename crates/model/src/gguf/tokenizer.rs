@@ -4,21 +4,14 @@ use std::path::Path;
 
 use super::ends::ends;
 use super::header::{Header, Metadata};
-use super::pre_tokenizers::PreTokenizer as Known;
+use super::pre_tokenizers::{Bos, PreTokenizer as Known, Spelling};
 use crate::chat::{DEFAULT_NAME, NamedTemplate};
 use crate::tokenizer::{
-    AddedToken, AddedTokens, BytePairs, Cut, Decoder, Decoding, MergeTable, Merges, Model, Neighbours, Normalization,
-    Normalizer, Pattern, Pipeline, PreTokenizer, Scores, Surroundings, Unknown, Vocabulary, broken, is_mark, pair,
+    AddedToken, AddedTokens, Algorithm, BYTE, BytePairs, CONTROL, CharacterMap, Decoder, MergeTable, Merges, Model,
+    NORMAL, Neighbours, Normalizer, Pipeline, PreTokenizer, SentencePieces, Surroundings, UNKNOWN, USER_DEFINED,
+    Unknown, Vocabulary, broken, is_mark, pair, unsupported,
 };
 use crate::{ChatTemplate, ModelError, Tokenizer};
-
-/// The purposes of tokens, as GGUF numbers them.
-pub(super) const NORMAL: u8 = 1;
-const UNKNOWN: u8 = 2;
-pub(super) const CONTROL: u8 = 3;
-const USER_DEFINED: u8 = 4;
-const UNUSED: u8 = 5;
-const BYTE: u8 = 6;
 
 /// Special tokens of Phi-3 behind which spaces stay.
 const PHI3_UNSTRIPPED: &[&str] = &["<unk>", "<s>", "<|endoftext|>"];
@@ -31,13 +24,6 @@ pub(super) struct Tokens<'a> {
     kinds: Vec<u8>,
     /// Ids of the tokens that end an answer, ascending.
     ends: Vec<u32>,
-}
-
-/// The steps of a text before and after the model.
-struct Steps {
-    normalizations: Vec<Normalization>,
-    cuts: Vec<Cut>,
-    decodings: Vec<Decoding>,
 }
 
 impl<'a> Tokens<'a> {
@@ -69,12 +55,19 @@ impl<'a> Tokens<'a> {
 
     /// The tokenizer.
     pub(super) fn tokenizer(&self) -> Result<Tokenizer, ModelError> {
-        let pipeline = match self.text("model")?.unwrap_or_default() {
-            "llama" => self.sentencepiece(),
-            "gpt2" => self.byte_pairs(),
-            other => Err(self.broken(&format!(
-                "tokenizer.ggml.model is {other:?}; supported are llama and gpt2"
-            ))),
+        let Some(kind) = self.text("model")? else {
+            return Err(self.broken("tokenizer.ggml.model is missing"));
+        };
+        let pipeline = match kind {
+            "llama" => self.pieces(Algorithm::ListedMerging),
+            "t5" => self.pieces(Algorithm::Unigram),
+            "gpt2" | "whitespace" => self.byte_pairs(self.text("pre")?.unwrap_or_default()),
+            "gemma4" => self.byte_pairs(kind),
+            kind => Err(unsupported(
+                self.path,
+                &format!("tokenizer {kind:?}"),
+                "use a model whose tokenizer is llama, gpt2, gemma4 or t5",
+            )),
         }?;
         Tokenizer::new(
             self.path,
@@ -121,60 +114,102 @@ impl<'a> Tokens<'a> {
         &self.ends
     }
 
-    /// SentencePiece's byte-pair encoding: pieces with scores, spaces as `▁`, unknown characters as bytes.
-    fn sentencepiece(&self) -> Result<Pipeline, ModelError> {
+    /// A vocabulary of SentencePiece: pieces with scores, spaces as `▁`, unknown characters as bytes.
+    fn pieces(&self, algorithm: Algorithm) -> Result<Pipeline, ModelError> {
         let Some(scores) = self.get("scores") else {
             return Err(self.broken("tokenizer.ggml.scores is missing"));
         };
-        let mut scores = self.for_every_token("scores", scores, |score| match score {
+        let scores = self.for_every_token("scores", scores, |score| match score {
             Metadata::Float(score) if !score.is_nan() => Some(score as f32),
             _ => None,
         })?;
-        for (score, kind) in scores.iter_mut().zip(&self.kinds) {
-            if matches!(*kind, UNKNOWN | CONTROL | UNUSED | BYTE) {
-                *score = f32::NAN;
-            }
-        }
-        let vocabulary = self.vocabulary()?;
-        let unknown = self.kinds.iter().position(|kind| *kind == UNKNOWN);
-        let space = |text: &str| Pattern::Text(text.to_owned());
-        let mut normalizations = vec![Normalization::Replace(space(" "), "▁".into())];
-        let mut decodings = vec![
-            Decoding::Replace(space("▁"), " ".into()),
-            Decoding::ByteTokens,
-            Decoding::Fuse,
-        ];
-        if self.flag("add_space_prefix")?.unwrap_or(true) {
-            normalizations.insert(0, Normalization::Prepend("▁".into()));
-            decodings.push(Decoding::Strip(' ', 1, 0));
-        }
-        let model = BytePairs {
-            merges: Merges::Scored(Scores::new(scores)),
-            neighbours: Neighbours::new(&vocabulary),
-            unknown: Unknown::new(unknown.map(|id| self.texts[id]), &vocabulary),
-            fuses_unknown: true,
-            byte_tokens: vocabulary.byte_tokens(),
-            continuing_prefix: String::new(),
-            word_suffix: String::new(),
-            takes_whole_words: false,
+        let is_unigram = algorithm == Algorithm::Unigram;
+        let pieces = SentencePieces {
+            texts: self.texts.clone(),
+            scores,
+            kinds: self.kinds.clone(),
+            algorithm,
+            map: self.character_map()?,
+            adds_space: self.flag("add_space_prefix")?.unwrap_or(!is_unigram),
+            space_at_end: false,
+            removes_extra_spaces: self.flag("remove_extra_whitespaces")?.unwrap_or(false),
+            escapes_spaces: true,
+            spells_bytes: !is_unigram || self.kinds.contains(&BYTE),
         };
-        let steps = Steps {
-            normalizations,
-            cuts: Vec::new(),
-            decodings,
-        };
-        self.pipeline(vocabulary, model, steps, true)
+        let bos = if is_unigram { Bos::Asked } else { Bos::Usual };
+        let surroundings = self.surroundings(bos, is_unigram)?;
+        let pipeline = pieces.pipeline(|_| self.added_tokens(), surroundings);
+        pipeline.map_err(|problem| self.broken(&problem))
     }
 
-    /// Byte-level byte-pair encoding with merges in the file and a pre-tokenizer known by name.
-    fn byte_pairs(&self) -> Result<Pipeline, ModelError> {
-        let name = self.text("pre")?.unwrap_or_default();
-        let known = Known::named(name).map_err(|problem| self.broken(&problem))?;
+    /// The table of replacements, where the file has one.
+    fn character_map(&self) -> Result<Option<CharacterMap>, ModelError> {
+        let not_bytes = || self.broken("tokenizer.ggml.precompiled_charsmap must be a list of bytes");
+        let list = match self.get("precompiled_charsmap") {
+            None => return Ok(None),
+            Some(Metadata::List(list)) => list,
+            Some(_) => return Err(not_bytes()),
+        };
+        let byte = |value: Result<Metadata<'_>, String>| match value {
+            Ok(Metadata::Integer(byte @ -128..=255)) => Some(byte as u8),
+            _ => None,
+        };
+        let bytes: Vec<u8> = list.values().map(byte).collect::<Option<_>>().ok_or_else(not_bytes)?;
+        let map = (!bytes.is_empty())
+            .then(|| CharacterMap::from_bytes(&bytes))
+            .transpose();
+        map.map_err(|problem| self.broken(&problem))
+    }
+
+    /// Byte-pair encoding with merges in the file and a pre-tokenizer known by name.
+    fn byte_pairs(&self, name: &str) -> Result<Pipeline, ModelError> {
+        let Some(known) = Known::named(name) else {
+            return Err(unsupported(
+                self.path,
+                &format!("pre-tokenizer {name:?}"),
+                "it may be newer than Riffle; use the model's folder with tokenizer.json",
+            ));
+        };
+        let broken = |problem: String| self.broken(&problem);
+        let numbered = self.texts.iter().enumerate();
+        let vocabulary = Vocabulary::new(numbered.map(|(id, text)| (id as u32, *text))).map_err(broken)?;
+        let is_pieces = known.spelling == Spelling::Pieces;
+        let unknown = self
+            .kinds
+            .iter()
+            .position(|kind| *kind == UNKNOWN)
+            .filter(|_| is_pieces);
+        let model = BytePairs {
+            merges: Merges::Listed(self.merges(&vocabulary)?),
+            neighbours: Neighbours::new(&vocabulary),
+            unknown: Unknown::new(unknown.map(|id| self.texts[id]), &vocabulary),
+            fuses_unknown: is_pieces,
+            byte_tokens: if is_pieces {
+                vocabulary.byte_tokens()
+            } else {
+                Vec::new()
+            },
+            continuing_prefix: String::new(),
+            word_suffix: String::new(),
+            takes_whole_words: known.ignores_merges,
+        };
+        Ok(Pipeline {
+            vocabulary,
+            added: AddedTokens::new(self.added_tokens()).map_err(broken)?,
+            normalizer: Normalizer::new(known.normalizations()).map_err(broken)?,
+            pre_tokenizer: PreTokenizer::new(known.cuts().map_err(broken)?).map_err(broken)?,
+            model: Model::BytePairs(model),
+            surroundings: self.surroundings(known.bos, false)?,
+            decoder: Decoder::new(known.decodings()).map_err(broken)?,
+        })
+    }
+
+    /// The merges of the file.
+    fn merges(&self, vocabulary: &Vocabulary) -> Result<MergeTable, ModelError> {
         let Some(merges) = self.get("merges") else {
             return Err(self.broken("tokenizer.ggml.merges is missing"));
         };
         let merges = self.texts_of("merges", merges)?;
-        let vocabulary = self.vocabulary()?;
         let mut table = MergeTable::with_capacity(merges.len());
         for (place, merge) in merges.iter().enumerate() {
             let Some(tokens) = pair(merge) else {
@@ -182,50 +217,10 @@ impl<'a> Tokens<'a> {
                     "merge {place} of tokenizer.ggml.merges is {merge:?}, not two tokens"
                 )));
             };
-            table
-                .insert(place, tokens, 0, &vocabulary)
-                .map_err(|problem| self.broken(&problem))?;
+            let inserted = table.insert(place, tokens, 0, vocabulary);
+            inserted.map_err(|problem| self.broken(&problem))?;
         }
-        let model = BytePairs {
-            merges: Merges::Listed(table),
-            neighbours: Neighbours::new(&vocabulary),
-            unknown: Unknown::Nothing,
-            fuses_unknown: false,
-            byte_tokens: Vec::new(),
-            continuing_prefix: String::new(),
-            word_suffix: String::new(),
-            takes_whole_words: known.ignores_merges,
-        };
-        let steps = Steps {
-            normalizations: known.normalizations(),
-            cuts: known.cuts().map_err(|problem| self.broken(&problem))?,
-            decodings: vec![Decoding::Bytes],
-        };
-        self.pipeline(vocabulary, model, steps, known.adds_bos)
-    }
-
-    fn pipeline(
-        &self,
-        vocabulary: Vocabulary,
-        model: BytePairs,
-        steps: Steps,
-        adds_bos: bool,
-    ) -> Result<Pipeline, ModelError> {
-        let broken = |problem: String| self.broken(&problem);
-        Ok(Pipeline {
-            vocabulary,
-            added: AddedTokens::new(self.added_tokens()).map_err(broken)?,
-            normalizer: Normalizer::new(steps.normalizations).map_err(broken)?,
-            pre_tokenizer: PreTokenizer::new(steps.cuts).map_err(broken)?,
-            model: Model::BytePairs(model),
-            surroundings: self.surroundings(adds_bos)?,
-            decoder: Decoder::new(steps.decodings).map_err(broken)?,
-        })
-    }
-
-    fn vocabulary(&self) -> Result<Vocabulary, ModelError> {
-        let numbered = self.texts.iter().enumerate();
-        Vocabulary::new(numbered.map(|(id, text)| (id as u32, *text))).map_err(|problem| self.broken(&problem))
+        Ok(table)
     }
 
     fn added_tokens(&self) -> Vec<AddedToken> {
@@ -259,17 +254,20 @@ impl<'a> Tokens<'a> {
     }
 
     /// BOS and EOS around a text, by the file's flags or by the custom of the tokenizer's kind.
-    fn surroundings(&self, adds_bos: bool) -> Result<Surroundings, ModelError> {
-        let wanted = |flag: &str, custom: bool, token: &'static str| -> Result<Vec<u32>, ModelError> {
-            if self.flag(flag)?.unwrap_or(custom) {
+    fn surroundings(&self, bos: Bos, usual_eos: bool) -> Result<Surroundings, ModelError> {
+        let flag = self.flag("add_bos_token")?;
+        let adds_bos = bos == Bos::Always || flag.unwrap_or(bos == Bos::Usual);
+        let adds_eos = self.flag("add_eos_token")?.unwrap_or(usual_eos);
+        let wanted = |flag: bool, token: &'static str| -> Result<Vec<u32>, ModelError> {
+            if flag {
                 Ok(self.named(token)?.into_iter().collect())
             } else {
                 Ok(Vec::new())
             }
         };
         Ok(Surroundings::new(
-            wanted("add_bos_token", adds_bos, "bos_token_id")?,
-            wanted("add_eos_token", false, "eos_token_id")?,
+            wanted(adds_bos, "bos_token_id")?,
+            wanted(adds_eos, "eos_token_id")?,
         ))
     }
 

@@ -43,6 +43,11 @@ pub(crate) fn push_bytes(text: &str, output: &mut String) {
     output.extend(text.bytes().map(|byte| CHARACTERS[usize::from(byte)]));
 }
 
+/// Appends the character of a byte.
+pub(crate) fn push_byte(byte: u8, output: &mut String) {
+    output.push(CHARACTERS[usize::from(byte)]);
+}
+
 /// The byte of a character, if it stands for one.
 pub(crate) fn byte_of(character: char) -> Option<u8> {
     let code = u32::from(character) as usize;

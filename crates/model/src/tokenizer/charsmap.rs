@@ -1,6 +1,8 @@
-//! SentencePiece's table of replacements, as a Unigram tokenizer.json carries it.
+//! SentencePiece's table of replacements, as its models and a Unigram tokenizer.json carry it.
 
 use unicode_segmentation::UnicodeSegmentation;
+
+use super::base64::from_base64;
 
 /// Longer clusters of characters are looked up character by character.
 const LONGEST_CLUSTER_BYTES: usize = 5;
@@ -17,8 +19,13 @@ pub(crate) struct CharacterMap {
 impl CharacterMap {
     /// Reads the base64 text of the table.
     pub(crate) fn new(base64: &str) -> Result<CharacterMap, String> {
+        let bytes = from_base64(base64).ok_or("its precompiled_charsmap is damaged: it is not base64")?;
+        CharacterMap::from_bytes(&bytes)
+    }
+
+    /// Reads the table.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Result<CharacterMap, String> {
         let damaged = |what: &str| format!("its precompiled_charsmap is damaged: {what}");
-        let bytes = from_base64(base64).ok_or_else(|| damaged("it is not base64"))?;
         let (length, rest) = bytes.split_first_chunk().ok_or_else(|| damaged("it is empty"))?;
         let length = u32::from_le_bytes(*length) as usize;
         if length == 0 || length > rest.len() || !length.is_multiple_of(4) {
@@ -54,51 +61,32 @@ impl CharacterMap {
 
     /// The replacement of the shortest entry that `text` begins with.
     fn replacement(&self, text: &str) -> Option<&str> {
+        self.entries(text).next().map(|(_, replacement)| replacement)
+    }
+
+    /// The replacement of the longest entry that `text` begins with, and the bytes it takes the place of.
+    pub(crate) fn longest(&self, text: &str) -> Option<(usize, &str)> {
+        self.entries(text)
+            .filter(|(bytes, _)| text.is_char_boundary(*bytes))
+            .last()
+    }
+
+    /// Every entry that `text` begins with, by rising length: its bytes and its replacement.
+    fn entries<'m: 't, 't>(&'m self, text: &'t str) -> impl Iterator<Item = (usize, &'m str)> + 't {
         let unit = |at: usize| self.units.get(at).copied();
         let offset = |unit: u32| ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize;
-        let mut node = offset(unit(0)?);
-        for byte in text.bytes() {
-            if byte == 0 {
-                return None;
-            }
-            node ^= usize::from(byte);
-            let found = unit(node)?;
-            if found & (1 << 31 | 0xff) != u32::from(byte) {
-                return None;
-            }
-            node ^= offset(found);
-            if found >> 8 & 1 == 1 {
-                let start = (unit(node)? & !(1 << 31)) as usize;
-                let rest = self.replacements.get(start..)?;
-                return Some(&rest[..rest.find('\0').unwrap_or(rest.len())]);
-            }
-        }
-        None
+        let mut node = unit(0).map(offset);
+        let steps = text.bytes().enumerate().map_while(move |(at, byte)| {
+            let place = node? ^ usize::from(byte);
+            let found = unit(place).filter(|found| byte != 0 && found & (1 << 31 | 0xff) == u32::from(byte))?;
+            let next = place ^ offset(found);
+            node = Some(next);
+            Some((at + 1, (found >> 8 & 1 == 1).then_some(next)))
+        });
+        steps.filter_map(move |(bytes, leaf)| {
+            let start = (unit(leaf?)? & !(1 << 31)) as usize;
+            let rest = self.replacements.get(start..)?;
+            Some((bytes, &rest[..rest.find('\0').unwrap_or(rest.len())]))
+        })
     }
-}
-
-fn from_base64(text: &str) -> Option<Vec<u8>> {
-    let padding = text.bytes().rev().take_while(|byte| *byte == b'=').count();
-    if !text.len().is_multiple_of(4) || padding > 2 {
-        return None;
-    }
-    let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
-    let (mut bits, mut held) = (0u32, 0);
-    for character in text.as_bytes()[..text.len() - padding].iter() {
-        let value = match character {
-            b'A'..=b'Z' => character - b'A',
-            b'a'..=b'z' => character - b'a' + 26,
-            b'0'..=b'9' => character - b'0' + 52,
-            b'+' => 62,
-            b'/' => 63,
-            _ => return None,
-        };
-        bits = bits << 6 | u32::from(value);
-        held += 6;
-        if held >= 8 {
-            held -= 8;
-            bytes.push((bits >> held) as u8);
-        }
-    }
-    Some(bytes)
 }

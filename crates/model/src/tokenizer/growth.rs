@@ -55,6 +55,12 @@ impl Bounded {
         Ok(())
     }
 
+    /// Removes every `end` that the text ends with.
+    pub(crate) fn trim_end(&mut self, end: &str) {
+        let kept = self.text.trim_end_matches(end).len();
+        self.text.truncate(kept);
+    }
+
     pub(crate) fn finish(self) -> String {
         self.text
     }

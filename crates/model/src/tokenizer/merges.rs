@@ -26,8 +26,8 @@ pub(crate) enum Rank {
     Score(ScoredRank),
 }
 
-/// Orders merges of a scored vocabulary as `transformers` lists them when it converts a SentencePiece model: by falling
-/// score, then by falling length of the left and the right token in characters, then by rising ids.
+/// Orders merges of a scored vocabulary by falling score. Equal scores are ordered as `transformers` lists them when it converts a
+/// SentencePiece model: by falling length of the left and the right token in characters, then by rising ids.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ScoredRank {
     score: f32,
@@ -78,10 +78,19 @@ impl Merges {
                 joined.push_str(left_text);
                 joined.push_str(right_text);
                 let merged = vocabulary.id(joined)?;
-                let rank = ScoredRank {
-                    score: scores.of_merged(merged)?,
-                    lengths: (left_text.chars().count() as u32, right_text.chars().count() as u32),
-                    ids: (merged, left, right),
+                let score = scores.of_merged(merged)?;
+                let rank = if scores.from_left {
+                    ScoredRank {
+                        score,
+                        lengths: (0, 0),
+                        ids: (0, 0, 0),
+                    }
+                } else {
+                    ScoredRank {
+                        score,
+                        lengths: (left_text.chars().count() as u32, right_text.chars().count() as u32),
+                        ids: (merged, left, right),
+                    }
                 };
                 Some((Rank::Score(rank), merged))
             }
@@ -92,23 +101,39 @@ impl Merges {
     pub(crate) fn memory_bytes(&self) -> usize {
         match self {
             Merges::Listed(table) => size_of_val(table.slots.as_slice()),
-            Merges::Scored(scores) => size_of_val(scores.0.as_slice()),
+            Merges::Scored(scores) => size_of_val(scores.scores.as_slice()),
         }
     }
 }
 
-/// Score of each token; NaN for those that no merge makes.
+/// The order of merges by the tokens they make.
 #[derive(Debug, Clone)]
-pub(crate) struct Scores(Vec<f32>);
+pub(crate) struct Scores {
+    /// Score of each token; NaN for those that no merge makes.
+    scores: Vec<f32>,
+    /// Of equal scores the leftmost comes first, rather than as `transformers` lists them.
+    from_left: bool,
+}
 
 impl Scores {
     /// Scores by id. Those that are no number are of tokens that merges do not make, such as control tokens.
     pub(crate) fn new(scores: Vec<f32>) -> Scores {
-        Scores(scores)
+        Scores {
+            scores,
+            from_left: false,
+        }
+    }
+
+    /// The same; of equal scores the leftmost comes first, as in SentencePiece and tiktoken.
+    pub(crate) fn from_left(scores: Vec<f32>) -> Scores {
+        Scores {
+            scores,
+            from_left: true,
+        }
     }
 
     fn of_merged(&self, id: u32) -> Option<f32> {
-        self.0.get(id as usize).copied().filter(|score| !score.is_nan())
+        self.scores.get(id as usize).copied().filter(|score| !score.is_nan())
     }
 }
 

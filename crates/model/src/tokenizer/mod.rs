@@ -1,15 +1,17 @@
 //! Text to token ids and back.
 //!
-//! tokenizer.json and GGUF files become one [`Pipeline`]: added tokens are cut out of a text, the rest is normalized, cut
+//! tokenizer.json, tokenizer.model, tekken.json and GGUF files become one [`Pipeline`]: added tokens are cut out of a text, the rest is normalized, cut
 //! into words and encoded word by word. The steps are those of the crate `tokenizers`, and so are the ids; settings come from
 //! strangers' files, so every step is checked when it is read and bounded when it runs.
 
 mod added;
+mod base64;
 mod byte_level;
 mod byte_pairs;
 mod charsmap;
 mod decoder;
 mod description;
+mod folder;
 mod growth;
 mod longest;
 mod merges;
@@ -18,10 +20,15 @@ mod model;
 mod neighbours;
 mod normalizer;
 mod pattern;
+mod piece_spaces;
 mod pipeline;
 mod pre_tokenizer;
+mod protobuf;
+mod sentence_piece_file;
+mod sentence_pieces;
 mod settings;
 mod surroundings;
+mod tekken;
 mod unigram;
 mod vocabulary;
 mod watch;
@@ -31,25 +38,25 @@ use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::fields::read_text_file;
 use crate::{ConversationText, ModelError};
 
 pub(crate) use added::{AddedToken, AddedTokens, is_mark};
 pub(crate) use byte_pairs::{BytePairs, Unknown};
+pub(crate) use charsmap::CharacterMap;
 pub(crate) use decoder::{Decoder, Decoding};
 pub(crate) use description::pair;
-pub(crate) use merges::{MergeTable, Merges, Scores};
+pub(crate) use folder::tokenizer_file;
+pub(crate) use merges::{MergeTable, Merges};
 pub(crate) use model::Model;
 pub(crate) use neighbours::Neighbours;
 pub(crate) use normalizer::{Normalization, Normalizer};
-pub(crate) use pattern::Pattern;
+pub(crate) use pattern::{Behavior, Pattern};
 pub(crate) use pipeline::Pipeline;
-pub(crate) use pre_tokenizer::{Cut, GPT2_WORDS, PreTokenizer};
+pub(crate) use pre_tokenizer::{Cut, GPT2_WORDS, PreTokenizer, is_punctuation};
+pub(crate) use sentence_pieces::{Algorithm, BYTE, CONTROL, NORMAL, SentencePieces, UNKNOWN, USER_DEFINED};
 pub(crate) use settings::TokenizerSettings;
 pub(crate) use surroundings::Surroundings;
 pub(crate) use vocabulary::Vocabulary;
-
-pub(crate) const TOKENIZER_FILE: &str = "tokenizer.json";
 
 /// Characters of the longest problem that an error shows.
 const LONGEST_PROBLEM: usize = 240;
@@ -66,26 +73,6 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads tokenizer.json; `None` where the directory has no tokenizer.
-    pub(crate) fn from_directory(
-        directory: &Path,
-        settings: &TokenizerSettings,
-    ) -> Result<Option<Tokenizer>, ModelError> {
-        let path = directory.join(TOKENIZER_FILE);
-        let Some(bytes) = read_text_file(&path)? else {
-            return Ok(None);
-        };
-        let pipeline = description::read(&bytes).map_err(|problem| broken(&path, &problem))?;
-        drop(bytes);
-        let mut tokenizer = Tokenizer::new(&path, pipeline, None, None)?;
-        tokenizer.bos = tokenizer.resolve(settings, "bos_token", settings.bos.as_deref())?;
-        tokenizer.eos = tokenizer.resolve(settings, "eos_token", settings.eos.as_deref())?;
-        if let (true, Some(bos)) = (settings.demands_bos, tokenizer.bos) {
-            tokenizer.adds_bos = tokenizer.encode("a", true)?.first() != Some(&bos);
-        }
-        Ok(Some(tokenizer))
-    }
-
     /// A tokenizer read from `path`, with the ids of BOS and EOS.
     pub(crate) fn new(
         path: &Path,
@@ -281,6 +268,15 @@ pub(crate) fn broken(path: &Path, problem: &str) -> ModelError {
     ModelError::Tokenizer {
         path: path.to_owned(),
         problem: shortened(problem),
+    }
+}
+
+/// An error about a tokenizer of a kind that is not read.
+pub(crate) fn unsupported(path: &Path, kind: &str, advice: &'static str) -> ModelError {
+    ModelError::UnsupportedTokenizer {
+        path: path.to_owned(),
+        kind: shortened(kind),
+        advice,
     }
 }
 

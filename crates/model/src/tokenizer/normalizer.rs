@@ -13,6 +13,7 @@ use super::byte_level::push_bytes;
 use super::charsmap::CharacterMap;
 use super::growth::{self, Bounded};
 use super::pattern::{Pattern, PatternText};
+use super::piece_spaces::PieceSpaces;
 
 /// The steps of a normalizer, in their order.
 #[derive(Debug, Clone, Default)]
@@ -40,6 +41,7 @@ pub(crate) enum Normalization {
     CleanText,
     SpacedIdeographs,
     StripNonSpacingMarks,
+    Pieces(PieceSpaces),
 }
 
 /// A normalizer as tokenizer.json spells it.
@@ -232,6 +234,7 @@ impl Normalization {
             Normalization::CompatiblyComposed | Normalization::CompatiblyDecomposed | Normalization::Mapped(_) => 11.0,
             Normalization::ByteLevel => 2.0,
             Normalization::SpacedIdeographs => 1.7,
+            Normalization::Pieces(spaces) => spaces.growth(),
             Normalization::StripAccents | Normalization::Strip(..) | Normalization::Nmt | Normalization::CleanText => {
                 1.0
             }
@@ -249,6 +252,7 @@ impl Normalization {
                 output.push(text)?;
             }
             Normalization::Mapped(map) => map.replace(text, |part| output.push(part))?,
+            Normalization::Pieces(spaces) => spaces.apply(text, &mut output)?,
             Normalization::Replace(pattern, content) => {
                 let mut end = 0;
                 pattern.find(text, |found| {
@@ -300,6 +304,7 @@ impl Normalization {
                 bytes
             }
             Normalization::Mapped(_)
+            | Normalization::Pieces(_)
             | Normalization::Replace(..)
             | Normalization::Prepend(_)
             | Normalization::SpacedIdeographs => text.to_owned(),

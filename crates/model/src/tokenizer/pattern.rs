@@ -29,6 +29,15 @@ pub(crate) enum Pattern {
     Words(Box<WordExpression>),
     Character(fn(char) -> bool),
     Exactly(char),
+    GroupsOfThree(Box<GroupsOfThree>),
+}
+
+/// Groups of three characters in numbers, counted from the end of each.
+#[derive(Debug, Clone)]
+pub(crate) struct GroupsOfThree {
+    numbers: Regex,
+    /// True if what is left at the beginning of a number is a match too.
+    with_shorter: bool,
 }
 
 /// A regular expression that ends as those of nearly all byte-level tokenizers do: spaces before a word belong to it but for the
@@ -117,12 +126,22 @@ impl Pattern {
         Ok(Pattern::Expression(Box::new(compile(pattern)?)))
     }
 
+    /// Groups of three characters in the matches of `numbers`, counted from the end of each; with the flag, a shorter first group too.
+    /// A match with a group of its own is no number.
+    pub(crate) fn groups_of_three(numbers: &str, with_shorter: bool) -> Result<Pattern, String> {
+        let numbers = compile(numbers)?;
+        Ok(Pattern::GroupsOfThree(Box::new(GroupsOfThree {
+            numbers,
+            with_shorter,
+        })))
+    }
+
     /// Bytes of the shortest match, at least; 0 where a match may be empty or nothing is known of it.
     pub(crate) fn shortest_match(&self) -> usize {
         match self {
             Pattern::Text(text) => text.len(),
             Pattern::Exactly(character) => character.len_utf8(),
-            Pattern::Character(_) => 1,
+            Pattern::Character(_) | Pattern::GroupsOfThree(_) => 1,
             Pattern::Expression(_) | Pattern::Words(_) => 0,
         }
     }
@@ -147,6 +166,7 @@ impl Pattern {
                 .find_iter(text)
                 .try_for_each(|result| found(result.map_err(cannot_cut)?.range())),
             Pattern::Words(words) => words.find(text, found),
+            Pattern::GroupsOfThree(groups) => groups.find(text, found),
         }
     }
 
@@ -195,6 +215,30 @@ fn looks_around(pattern: &str) -> bool {
     let refers = |pair: &[u8]| pair[0] == b'\\' && matches!(pair[1], b'1'..=b'9' | b'g' | b'k' | b'G' | b'K');
     let groups = ["(?=", "(?!", "(?<", "(?>", "(?P", "(?("];
     groups.iter().any(|group| pattern.contains(group)) || pattern.as_bytes().windows(2).any(refers)
+}
+
+impl GroupsOfThree {
+    fn find(&self, text: &str, mut found: impl FnMut(Range<usize>) -> Result<(), String>) -> Result<(), String> {
+        for number in self.numbers.captures_iter(text) {
+            let number = number.map_err(cannot_cut)?;
+            let Some(number) = number.get(0).filter(|_| number.get(1).is_none()) else {
+                continue;
+            };
+            let number = number.range();
+            let starts = text[number.clone()].char_indices().map(|(at, _)| number.start + at);
+            let shorter = starts.clone().count() % 3;
+            let mut from = number.start;
+            for (place, start) in starts.chain([number.end]).enumerate().skip(1) {
+                if place == shorter && !self.with_shorter {
+                    from = start;
+                } else if place % 3 == shorter {
+                    found(from..start)?;
+                    from = start;
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 impl WordExpression {

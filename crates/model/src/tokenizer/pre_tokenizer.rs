@@ -116,7 +116,8 @@ impl Cut {
         }
     }
 
-    fn split(pattern: Pattern, behavior: Behavior) -> Cut {
+    /// Pieces at the matches of a pattern.
+    pub(crate) fn split(pattern: Pattern, behavior: Behavior) -> Cut {
         Cut::Split {
             pattern,
             behavior,
@@ -317,6 +318,7 @@ fn prepend(add_prefix_space: Option<bool>, scheme: Option<Prepend>) -> Result<Pr
     }
 }
 
-fn is_punctuation(character: char) -> bool {
+/// True for ASCII's signs, `$` and `+` among them, and for what Unicode calls punctuation.
+pub(crate) fn is_punctuation(character: char) -> bool {
     character.is_ascii_punctuation() || character.is_punctuation()
 }

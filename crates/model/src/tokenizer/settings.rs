@@ -1,12 +1,17 @@
 //! tokenizer_config.json.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use super::added::{AddedToken, is_mark};
+use super::surroundings::Surroundings;
 use crate::ModelError;
 use crate::chat::DEFAULT_NAME;
 use crate::fields::{Fields, read_json};
 
 const CONFIG_FILE: &str = "tokenizer_config.json";
+const ADDED_TOKENS_FILE: &str = "added_tokens.json";
+const ADDED_TOKENS: &str = "added_tokens_decoder";
 
 /// Tokenizer classes whose `add_bos_token: true` holds even where tokenizer.json adds no BOS by itself.
 const CLASSES_WITH_BOS_RULE: &[&str] = &[
@@ -29,6 +34,10 @@ pub(crate) struct TokenizerSettings {
     pub(crate) special_tokens: Vec<(String, String)>,
     /// Names and texts of the chat templates.
     pub(crate) chat_templates: Vec<(String, String)>,
+    /// Texts begin with BOS and end with EOS, for files that do not say so themselves.
+    adds_bos: bool,
+    adds_eos: bool,
+    added_tokens: Vec<AddedToken>,
 }
 
 impl TokenizerSettings {
@@ -62,11 +71,84 @@ impl TokenizerSettings {
             bos: named("bos_token"),
             eos: named("eos_token"),
             demands_bos: fields.flag("add_bos_token", false)? && CLASSES_WITH_BOS_RULE.contains(&class),
+            adds_bos: fields.flag("add_bos_token", true)?,
+            adds_eos: fields.flag("add_eos_token", false)?,
+            added_tokens: added_tokens(directory, &fields)?,
             chat_templates: chat_templates(&fields)?,
             special_tokens,
             path,
         })
     }
+}
+
+impl TokenizerSettings {
+    /// The id of the token of that role, where it is one of the added tokens or of `texts`.
+    pub(super) fn token_id(&self, texts: &[&str], role: &str) -> Option<u32> {
+        let (_, text) = self.special_tokens.iter().find(|(name, _)| name == role)?;
+        let added = self.added_tokens.iter().find(|token| token.text == *text);
+        let own = || texts.iter().position(|own| own == text).map(|id| id as u32);
+        added.map(|token| token.id).or_else(own)
+    }
+
+    /// BOS and EOS around a text.
+    pub(super) fn surroundings(&self, bos: Option<u32>, eos: Option<u32>) -> Surroundings {
+        let wanted = |flag: bool, id: Option<u32>| id.filter(|_| flag).into_iter().collect();
+        Surroundings::new(wanted(self.adds_bos, bos), wanted(self.adds_eos, eos))
+    }
+
+    /// The tokens of a file's own and those that the settings add. Of two with one id, that of the settings counts.
+    pub(super) fn with_added_tokens(&self, mut own: Vec<AddedToken>) -> Vec<AddedToken> {
+        let by_id: HashMap<u32, usize> = own.iter().enumerate().map(|(place, token)| (token.id, place)).collect();
+        for added in self.added_tokens.iter().cloned() {
+            match by_id.get(&added.id) {
+                Some(place) => {
+                    // Where a symbol is looked for is the file's to say.
+                    let normalized = own[*place].normalized.take().filter(|text| *text == added.text);
+                    own[*place] = AddedToken { normalized, ..added };
+                }
+                None => own.push(added),
+            }
+        }
+        own
+    }
+}
+
+/// The tokens of `added_tokens_decoder`, or those of added_tokens.json, which older models have.
+fn added_tokens(directory: &Path, fields: &Fields) -> Result<Vec<AddedToken>, ModelError> {
+    let token = |id: u32, text: String, flag: &dyn Fn(&str) -> bool| AddedToken {
+        id,
+        normalized: None,
+        single_word: flag("single_word"),
+        strips_left: flag("lstrip"),
+        strips_right: flag("rstrip"),
+        special: flag("special"),
+        control: flag("special") || is_mark(&text),
+        text,
+    };
+    if let Some(listed) = fields.object(ADDED_TOKENS)? {
+        let tokens = listed.values().into_iter().map(|(id, described)| {
+            let flag = |name: &str| described[name].as_bool().unwrap_or(false);
+            let text = described["content"].as_str().filter(|text| !text.is_empty());
+            let found = id.parse().ok().zip(text);
+            found
+                .map(|(id, text)| token(id, text.to_owned(), &flag))
+                .ok_or_else(|| fields.error(ADDED_TOKENS, "each token needs an id and a content"))
+        });
+        return tokens.collect();
+    }
+    let path = directory.join(ADDED_TOKENS_FILE);
+    let Some(value) = read_json(&path)? else {
+        return Ok(Vec::new());
+    };
+    let tokens = Fields::new(&path, value)?.values().into_iter().map(|(text, id)| {
+        let id = id.as_u64().and_then(|id| u32::try_from(id).ok());
+        let id = id.filter(|_| !text.is_empty()).ok_or_else(|| ModelError::Json {
+            path: path.clone(),
+            problem: "each token needs an id".into(),
+        })?;
+        Ok(token(id, text.clone(), &|name| name == "special" && is_mark(&text)))
+    });
+    tokens.collect()
 }
 
 /// A token given as text or as an object with `content`.

@@ -10,9 +10,11 @@ const UNKNOWN_PENALTY: f64 = 10.0;
 /// A unigram model without its vocabulary.
 #[derive(Debug, Clone)]
 pub(crate) struct Unigram {
-    /// Score of each token.
+    /// Score of each token; NaN for those that no text is cut into.
     scores: Vec<f64>,
     least_score: f64,
+    /// Sums are rounded to 32 bits, as SentencePiece adds them.
+    in_32_bits: bool,
     unknown: Option<u32>,
     /// Tokens of the 256 bytes, by which unknown text is spelt.
     byte_tokens: Vec<Option<u32>>,
@@ -45,21 +47,55 @@ impl Unigram {
         if let Some(id) = scores.iter().position(|score| !score.is_finite()) {
             return Err(format!("the score of token {id} is not a number"));
         }
+        Ok(Unigram::build(scores, unknown, byte_tokens, vocabulary))
+    }
+
+    /// A model of a SentencePiece vocabulary. Its texts are cut into no token whose score is NaN.
+    pub(crate) fn of_pieces(
+        scores: &[f32],
+        unknown: Option<u32>,
+        byte_tokens: Vec<Option<u32>>,
+        vocabulary: &Vocabulary,
+    ) -> Result<Unigram, String> {
+        if let Some(id) = scores.iter().position(|score| score.is_infinite()) {
+            return Err(format!("the score of token {id} is not a number"));
+        }
+        let scores = scores.iter().map(|score| f64::from(*score)).collect();
+        Ok(Unigram {
+            in_32_bits: true,
+            ..Unigram::build(scores, unknown, byte_tokens, vocabulary)
+        })
+    }
+
+    fn build(
+        scores: Vec<f64>,
+        unknown: Option<u32>,
+        byte_tokens: Vec<Option<u32>>,
+        vocabulary: &Vocabulary,
+    ) -> Unigram {
+        let is_piece = |id: u32| scores.get(id as usize).is_some_and(|score| !score.is_nan());
         let texts = vocabulary.iter().filter(|(id, text)| vocabulary.id(text) == Some(*id));
-        let mut sorted: Vec<u32> = texts.filter(|(_, text)| !text.is_empty()).map(|(id, _)| id).collect();
+        let texts = texts.filter(|(id, text)| !text.is_empty() && is_piece(*id));
+        let mut sorted: Vec<u32> = texts.map(|(id, _)| id).collect();
         sorted.sort_unstable_by_key(|id| vocabulary.text(*id));
         let first_byte = |id: &u32| vocabulary.text(*id).map_or(0, |text| text.as_bytes()[0]);
         let starts = (0..=256)
             .map(|byte| sorted.partition_point(|id| usize::from(first_byte(id)) < byte))
             .collect();
-        Ok(Unigram {
+        Unigram {
             least_score: scores.iter().copied().fold(f64::INFINITY, f64::min),
             scores,
+            in_32_bits: false,
             unknown,
             byte_tokens,
             sorted,
             starts,
-        })
+        }
+    }
+
+    fn sum(&self, left: f64, right: f64) -> f64 {
+        let sum = left + right;
+        if self.in_32_bits { f64::from(sum as f32) } else { sum }
     }
 
     /// Appends the tokens of a text to `ids`.
@@ -90,7 +126,7 @@ impl Unigram {
         }
         for (start, end) in pieces.into_iter().rev() {
             let piece = &text[start..end];
-            if let Some(id) = vocabulary.id(piece) {
+            if let Some(id) = vocabulary.id(piece).filter(|id| !self.scores[*id as usize].is_nan()) {
                 ids.push(id);
             } else if let Some(tokens) = bytes_of(piece, &self.byte_tokens) {
                 ids.extend(tokens);
@@ -131,9 +167,10 @@ impl Unigram {
             let mut has_single = false;
             let mut offer = |end: usize, token: u32, score: f64| {
                 let target = &mut best[end];
-                if target.start.is_none() || score + before > target.score {
+                let score = self.sum(score, before);
+                if target.start.is_none() || score > target.score {
                     *target = Best {
-                        score: score + before,
+                        score,
                         start: Some(start),
                         token,
                     };
@@ -144,7 +181,7 @@ impl Unigram {
                 offer(start + length, token, self.scores[token as usize]);
             });
             if !has_single {
-                offer(single, self.unknown()?, self.least_score - UNKNOWN_PENALTY);
+                offer(single, self.unknown()?, self.sum(self.least_score, -UNKNOWN_PENALTY));
             }
         }
         Ok(best)

@@ -1,6 +1,6 @@
 //! Tokenizers of GGUF files: what a file says is used or refused.
 
-use crate::testing::{gguf_string, tiny_gguf};
+use crate::testing::{gguf_list, gguf_string, tiny_gguf};
 use riffle_model::{LoadedModel, ModelError, Tokenizer, load};
 
 /// Metadata as GGUF stores it: key, type number, bytes.
@@ -25,8 +25,7 @@ fn number(name: &str, value: u32) -> Pair {
 }
 
 fn list(name: &str, kind: u32, items: &[Vec<u8>]) -> Pair {
-    let head = [&kind.to_le_bytes()[..], &(items.len() as u64).to_le_bytes()].concat();
-    pair(name, 9, [head, items.concat()].concat())
+    pair(name, 9, gguf_list(kind, items))
 }
 
 fn texts(name: &str, items: &[&str]) -> Pair {
@@ -132,6 +131,9 @@ fn flags_decide_what_stands_around_a_text() {
     assert_eq!(ids(paired()), [2]);
     assert_eq!(ids(with(paired(), flag("ggml.add_bos_token", 1))), [3, 2]);
     assert_eq!(ids(with(paired(), flag("ggml.add_eos_token", 1))), [2, 4]);
+    // Files of Gemma 4 say wrongly that texts begin without BOS.
+    let gemma = with(paired(), text("ggml.model", "gemma4"));
+    assert_eq!(ids(with(gemma, flag("ggml.add_bos_token", 0))), [3, 2]);
     let without_prefix = with(scored(), flag("ggml.add_space_prefix", 0));
     assert_eq!(tokenizer(&without_prefix).encode("a", false).unwrap(), [4]);
 }

@@ -10,6 +10,7 @@ mod gguf_tokenizers;
 mod hostile_templates;
 mod logits;
 mod memory;
+mod pre_tokenizers;
 mod predictor;
 mod refused_tokenizers;
 mod rope_scaling;
@@ -18,4 +19,5 @@ mod settings;
 #[path = "../testing/mod.rs"]
 mod testing;
 mod text;
+mod tokenizer_files;
 mod tokenizers;

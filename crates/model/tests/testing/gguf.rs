@@ -97,6 +97,12 @@ pub(crate) fn flag(key: &str, value: bool) -> Pair {
     (key.to_owned(), 7, vec![u8::from(value)])
 }
 
+/// A list of values of one type.
+pub(crate) fn gguf_list(kind: u32, items: &[Vec<u8>]) -> Vec<u8> {
+    let head = [&kind.to_le_bytes()[..], &(items.len() as u64).to_le_bytes()].concat();
+    [head, items.concat()].concat()
+}
+
 /// A text as GGUF stores it.
 pub(crate) fn gguf_string(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()

@@ -5,7 +5,7 @@ pub(crate) mod gguf;
 pub(crate) mod sequence;
 pub(crate) mod tokenizers;
 
-pub(crate) use gguf::{gguf_file, gguf_string, tiny_gguf};
+pub(crate) use gguf::{gguf_file, gguf_list, gguf_string, tiny_gguf};
 pub(crate) use sequence::{Cuts, DenseAttention, Reader, Sequence, WHOLE, logits_of, read_in_blocks, read_together};
 pub(crate) use tokenizers::{byte_fallback_tokenizer, bytes_as_characters, character_map, write_tokenizer};
 

@@ -1,0 +1,90 @@
+//! The tokenizer files of a model's folder.
+
+use std::path::{Path, PathBuf};
+
+use super::pipeline::Pipeline;
+use super::settings::TokenizerSettings;
+use super::{Tokenizer, broken, description, sentence_piece_file, tekken, unsupported};
+use crate::ModelError;
+use crate::fields::read_text_file;
+
+const TOKENIZER_FILE: &str = "tokenizer.json";
+const SENTENCE_PIECE_FILE: &str = "tokenizer.model";
+const TEKKEN_FILE: &str = "tekken.json";
+
+/// A tokenizer as a file describes it.
+pub(super) struct Source {
+    pub(super) pipeline: Pipeline,
+    /// The tokens that begin and end a text, where the file itself says so.
+    pub(super) bos: Option<u32>,
+    pub(super) eos: Option<u32>,
+}
+
+/// Why a file gives no tokenizer.
+pub(super) enum SourceError {
+    Broken(String),
+    /// It is of a kind that is not read.
+    Unsupported(String),
+}
+
+impl From<String> for SourceError {
+    fn from(problem: String) -> SourceError {
+        SourceError::Broken(problem)
+    }
+}
+
+type Reader = fn(&[u8], &TokenizerSettings) -> Result<Source, SourceError>;
+
+/// The files that hold a tokenizer, the first one that is there counts.
+const FILES: [(&str, Reader); 3] = [
+    (TOKENIZER_FILE, read_description),
+    (SENTENCE_PIECE_FILE, sentence_piece_file::read),
+    (TEKKEN_FILE, tekken::read),
+];
+
+/// The tokenizer file of a folder; that which is missing where there is none.
+pub(crate) fn tokenizer_file(directory: &Path) -> PathBuf {
+    let paths = FILES.iter().map(|(file, _)| directory.join(file));
+    let mut found = paths.filter(|path| path.exists());
+    found.next().unwrap_or_else(|| directory.join(TOKENIZER_FILE))
+}
+
+fn read_description(bytes: &[u8], _: &TokenizerSettings) -> Result<Source, SourceError> {
+    Ok(Source {
+        pipeline: description::read(bytes)?,
+        bos: None,
+        eos: None,
+    })
+}
+
+impl Tokenizer {
+    /// Reads tokenizer.json, tokenizer.model or tekken.json; `None` where the directory has no tokenizer.
+    pub(crate) fn from_directory(
+        directory: &Path,
+        settings: &TokenizerSettings,
+    ) -> Result<Option<Tokenizer>, ModelError> {
+        for (file, read) in FILES {
+            let path = directory.join(file);
+            let Some(bytes) = read_text_file(&path)? else {
+                continue;
+            };
+            let source = read(&bytes, settings).map_err(|error| match error {
+                SourceError::Broken(problem) => broken(&path, &problem),
+                SourceError::Unsupported(kind) => {
+                    unsupported(&path, &kind, "use a model whose tokenizer is byte pairs or unigram")
+                }
+            })?;
+            drop(bytes);
+            let mut tokenizer = Tokenizer::new(&path, source.pipeline, source.bos, source.eos)?;
+            let named = |role, text: &Option<String>| tokenizer.resolve(settings, role, text.as_deref());
+            let (bos, eos) = (named("bos_token", &settings.bos)?, named("eos_token", &settings.eos)?);
+            tokenizer.bos = bos.or(tokenizer.bos);
+            tokenizer.eos = eos.or(tokenizer.eos);
+            if let (true, Some(bos)) = (settings.demands_bos, tokenizer.bos) {
+                tokenizer.adds_bos = tokenizer.encode("a", true)?.first() != Some(&bos);
+            }
+            return Ok(Some(tokenizer));
+        }
+        Ok(None)
+    }
+}
