@@ -9,19 +9,25 @@ use crate::table::PageTable;
 use crate::{KvCache, KvError, largest};
 
 impl KvCache {
-    /// Extends a layer that holds whole pages by one whose planes `fill` fills in: for each KV head keys, then values.
-    pub(crate) fn append_page(&mut self, layer: usize, fill: &mut dyn FnMut(&mut [u8])) -> Result<(), KvError> {
+    /// Extends a layer that holds whole pages by one of `tokens` tokens, whose planes `fill` fills in: for each KV head keys, then
+    /// values.
+    pub(crate) fn append_page(
+        &mut self,
+        layer: usize,
+        tokens: usize,
+        fill: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<(), KvError> {
         let pool = Arc::clone(&self.pool);
         let page_tokens = pool.shape.page_tokens;
         let store = &mut *pool.write();
         let number = self.tokens(layer) / page_tokens;
-        self.take_pages(store, layer, page_tokens)?;
+        self.take_pages(store, layer, tokens)?;
         for table in pool.shape.tables_of(layer) {
             let page = self.tables[table].pages()[number];
             for kind in PlaneKind::BOTH {
                 fill(store.bytes_mut(page, kind));
             }
-            self.set_tokens(store, table, (number + 1) * page_tokens);
+            self.set_tokens(store, table, number * page_tokens + tokens);
         }
         Ok(())
     }

@@ -125,15 +125,26 @@ impl KvCache {
     }
 
     fn write_page(&self, table: usize, planes: &PagePlanes<'_>, file: &mut impl Write) -> io::Result<[u8; HASH_BYTES]> {
+        let hash = self.write_parts(table, planes, file)?;
+        file.write_all(&hash)?;
+        Ok(hash)
+    }
+
+    /// Writes the first tokens of a page, as many as `planes` says: keys, then values, each in whole stripes with zeros behind the last
+    /// token. Returns their hash.
+    pub(crate) fn write_parts(
+        &self,
+        table: usize,
+        planes: &PagePlanes<'_>,
+        file: &mut impl Write,
+    ) -> io::Result<[u8; HASH_BYTES]> {
         let mut written = Ok(());
         let hash = self.for_each_part(table, planes, |part| {
             if written.is_ok() {
                 written = file.write_all(part);
             }
         });
-        written?;
-        file.write_all(&hash)?;
-        Ok(hash)
+        written.map(|()| hash)
     }
 
     /// Calls `each` with the bytes of the page's keys, then its values, and returns their hash.

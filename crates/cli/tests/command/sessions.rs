@@ -208,7 +208,11 @@ fn a_second_question_about_a_text_starts_at_once_in_another_process() {
     let second = ask("What was the name of the king?", true);
     let tokens = second["prompt_tokens"].as_u64().expect("tokens");
     let found = second["prefix_cache"]["found_tokens"].as_u64().expect("tokens");
-    assert!(found + 256 + 32 > tokens && found % 256 == 0, "{found} of {tokens}");
+    assert!(found + 32 > tokens, "{found} of {tokens}");
+    // The same question again is found to the token before its last.
+    let again = ask("What was the name of the king?", true);
+    assert_eq!(again["prefix_cache"]["found_tokens"], tokens - 1);
+    assert_eq!(again["text"], second["text"]);
     assert_eq!(second["text"], ask("What was the name of the king?", false)["text"]);
 
     let output = run_shipped(&[

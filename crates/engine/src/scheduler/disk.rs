@@ -3,7 +3,7 @@
 use crate::scheduler::holdings::Holdings;
 use crate::scheduler::step::Tell;
 use crate::scheduler::{Event, Running, Scheduler, Stage};
-use crate::sharing::beginning::can_share;
+use crate::sharing::beginning::{can_share, keepable_tokens};
 use crate::sharing::disk::{PrefixSearch, fill_next, find_prefix};
 use crate::sharing::measured::MeasuredPrefixCache;
 use crate::sharing::memory::share_prefix;
@@ -47,14 +47,18 @@ fn look_up(
     })
 }
 
-/// Stores the next pages of a sequence's prompt, of which `offered_tokens` have been offered to the cache before. Returns the
-/// tokens that need not be offered again.
-fn keep(disk: &mut MeasuredPrefixCache, sequence: &Sequence, offered_tokens: usize) -> Result<usize, EngineError> {
-    let asked = offered_tokens
-        .saturating_add(step_tokens(sequence))
-        .min(sequence.prefilled());
-    let kept = disk.store(sequence, asked)?;
+/// Stores the next pages of a sequence's prompt, of which `offered_tokens` have been offered to the cache before and `goal` are to be.
+/// Returns the tokens that need not be offered again.
+fn keep(
+    disk: &mut MeasuredPrefixCache,
+    sequence: &Sequence,
+    offered_tokens: usize,
+    goal: usize,
+) -> Result<usize, EngineError> {
     let page = sequence.engine().options().cache.page_tokens;
+    let pages = offered_tokens / page * page;
+    let asked = pages.saturating_add(step_tokens(sequence)).min(goal);
+    let kept = disk.store(sequence, asked)?;
     // The budget is used up, or this sequence cannot be kept.
     Ok(if kept + page <= asked {
         sequence.prefilled()
@@ -105,18 +109,23 @@ impl Scheduler {
         self.disk.is_some() && self.next_to_keep().is_some()
     }
 
-    /// The next sequence with a beginning that the disk has not been given, and how much it has been given.
-    fn next_to_keep(&mut self) -> Option<(&mut Sequence, &mut usize)> {
+    /// The next sequence with a beginning that the disk has not been given, how much it has been given, and how much it is to be given.
+    fn next_to_keep(&mut self) -> Option<(&Sequence, &mut usize, usize)> {
         let whole = |running: &&mut Running| !running.is_cancelled && !running.is_arriving();
         let running = self.running.iter_mut().filter(whole);
-        let running = running.map(|running| (&mut running.sequence, &mut running.offered.disk));
-        let idle = self
-            .idle
-            .iter_mut()
-            .map(|idle| (&mut idle.sequence, &mut idle.offered.disk));
+        let running = running.map(|running| {
+            let answers = matches!(running.stage, Stage::Answering(_));
+            let is_read = answers || running.sequence.prefilled() >= running.request.tokens.len();
+            let goal = goal(&running.sequence, is_read);
+            (&running.sequence, &mut running.offered.disk, goal)
+        });
+        let idle = self.idle.iter_mut().map(|idle| {
+            let goal = goal(&idle.sequence, true);
+            (&idle.sequence, &mut idle.offered.disk, goal)
+        });
         running
             .chain(idle)
-            .find(|(sequence, stored)| is_worth_keeping(sequence, **stored))
+            .find(|(sequence, stored, goal)| **stored < *goal && can_share(sequence))
     }
 
     /// Writes some pages of a beginning to the prefix cache on disk.
@@ -125,8 +134,8 @@ impl Scheduler {
             return;
         };
         let mut kept = Ok(());
-        if let Some((sequence, stored_tokens)) = self.next_to_keep() {
-            kept = keep(&mut disk, sequence, *stored_tokens).map(|stored| *stored_tokens = stored);
+        if let Some((sequence, stored_tokens, goal)) = self.next_to_keep() {
+            kept = keep(&mut disk, sequence, *stored_tokens, goal).map(|stored| *stored_tokens = stored);
         }
         self.holdings.iter_mut().for_each(Holdings::look_at_prefix_cache);
         match kept {
@@ -136,10 +145,11 @@ impl Scheduler {
     }
 }
 
-/// True if a sequence has read more of a prompt than has been offered to the disk.
-fn is_worth_keeping(sequence: &Sequence, stored_tokens: usize) -> bool {
-    let page = sequence.engine().options().cache.page_tokens;
-    stored_tokens / page < sequence.prefilled() / page && can_share(sequence)
+/// Tokens of what a sequence has read of a prompt that the disk is to be given. The last page is given in part once the whole prompt is
+/// read: before, the next pass goes on in it.
+fn goal(sequence: &Sequence, is_read: bool) -> usize {
+    let (page, keepable) = (sequence.engine().options().cache.page_tokens, keepable_tokens(sequence));
+    if is_read { keepable } else { keepable / page * page }
 }
 
 /// Tokens of whole pages that are read or written in a step.

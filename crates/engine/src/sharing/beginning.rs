@@ -11,9 +11,10 @@ const STATE_TOKENS: usize = 16 << 10;
 /// Tokens that recurrent layers take in together: batches of whole steps give the same bits however they are cut.
 const RECURRENT_STEP: usize = 64;
 
-/// Lengths of a prompt of `tokens` tokens at which it is worth keeping what was read: before a window moves on, and the
-/// state of recurrent layers shortly before the end, where the next question about the same text will part from it,
-/// and now and then on the way. Empty for other models, whose pages say everything at the end.
+/// Lengths of a prompt of `tokens` tokens at which it is worth keeping what was read, before all of it has been read. In a model with
+/// recurrent layers: shortly before the end, where the next question about the same text will part from it, and now and then
+/// on the way. Under a window, of the sequence or of a layer, that the prompt outgrows: before it moves on. Empty elsewhere,
+/// since pages say everything at the end.
 pub fn prefix_cuts(sequence: &Sequence, tokens: usize) -> Vec<usize> {
     let whole = servable_tokens(sequence);
     if !sequence.recurrence().is_recurrent() {
@@ -74,6 +75,18 @@ pub(crate) fn servable_tokens(sequence: &Sequence) -> usize {
     window
         .or(sequence.attention().sliding.whole_tokens())
         .unwrap_or(usize::MAX)
+}
+
+/// Leading tokens of what was read as prompt that are worth keeping on disk: whole pages, and of a page that is filled in part
+/// those that others may go on from. The state of recurrent layers goes with whole pages.
+pub(crate) fn keepable_tokens(sequence: &Sequence) -> usize {
+    let (read, page) = (sequence.prefilled(), sequence.engine().options().cache.page_tokens);
+    let pages = read / page * page;
+    if sequence.recurrence().is_recurrent() {
+        return pages;
+    }
+    let grid = prompt_grid(sequence);
+    pages.max(read / grid * grid)
 }
 
 /// True if the recurrent state is the one after whole pages of prompt.

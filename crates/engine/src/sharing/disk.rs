@@ -3,7 +3,7 @@
 use riffle_kv::PrefixCache;
 use riffle_model::RecurrentState;
 
-use super::beginning::{keeps_state, prefix_identity, prompt_grid, servable_tokens};
+use super::beginning::{keepable_tokens, keeps_state, prefix_identity, prompt_grid, servable_tokens};
 use crate::attention::sliding::lcm;
 use crate::{EngineError, Sequence};
 
@@ -20,7 +20,7 @@ pub(crate) struct PrefixSearch {
 
 /// Fills an empty sequence with a beginning of `tokens` that the prefix cache keeps, at most all but the last token,
 /// so that reading the rest gives what reading all would have given. Returns how many damaged blocks were removed
-/// on the way.
+/// on the way. Under dense attention a text that was read before is found to its last token.
 ///
 /// A model with recurrent layers finds the beginnings whose state was kept with them ([`store_prefix`]).
 ///
@@ -138,9 +138,10 @@ pub(crate) fn fill_next(
     Ok(false)
 }
 
-/// Keeps the whole pages of what was read as prompt. Returns the tokens kept and the bytes that all pages of the
-/// prefix cache take.
+/// Keeps what was read as prompt: whole pages, and the tokens of a page that it fills in part. Returns the tokens kept and the bytes
+/// that all pages of the prefix cache take.
 ///
+/// Sparse prefill policies keep of the last page what they read in whole chunks, and models with recurrent layers keep whole pages alone.
 /// Nothing is kept any more where a window, the sequence's or a layer's, has moved on
 /// ([`CacheOptions::keeps_beginnings`](crate::CacheOptions::keeps_beginnings)). The state of recurrent layers is kept with the pages where the sequence holds whole pages of prompt and nothing else; a
 /// model with such layers keeps nothing elsewhere. So it is called on the way, at [`prefix_cuts`](crate::prefix_cuts).
@@ -151,14 +152,15 @@ pub fn store_prefix(sequence: &Sequence, cache: &PrefixCache) -> Result<(usize, 
     store_prefix_up_to(sequence, cache, usize::MAX)
 }
 
-/// [`store_prefix`] of the first `most_tokens` tokens, so that a long beginning can be kept in steps.
+/// [`store_prefix`] of the first `most_tokens` tokens, so that a long beginning can be kept in steps. Steps of whole pages leave no
+/// tokens of pages in part behind.
 pub(crate) fn store_prefix_up_to(
     sequence: &Sequence,
     cache: &PrefixCache,
     most_tokens: usize,
 ) -> Result<(usize, u64), EngineError> {
     let identity = prefix_identity(sequence)?;
-    let read = &sequence.tokens()[..sequence.prefilled().min(most_tokens)];
+    let read = &sequence.tokens()[..keepable_tokens(sequence).min(most_tokens)];
     let is_whole = sequence.attention().is_whole();
     let stored = match &sequence.recurrence().state {
         _ if !is_whole => cache.store(&sequence.attention().cache, &identity, &[])?,

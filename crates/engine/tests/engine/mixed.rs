@@ -156,19 +156,21 @@ fn a_session_in_a_file_a_fork_and_a_shorter_text_go_on_to_the_bit() {
 
 #[test]
 fn beginnings_are_found_again_in_memory_and_on_disk() {
-    let (model, folder) = (model(), tempfile::tempdir().unwrap());
-    let options = options(Format::F16).with_keeps_beginnings(true);
-    let engine = engine(&model, options);
-    let tokens = prompt(300);
-    let cache = PrefixCache::open(folder.path(), u64::MAX).unwrap();
-    let mut session = Session::new(&engine).unwrap();
-    session.prefill(&tokens, &mut go_on).unwrap();
-    assert_eq!(store_prefix(session.sequence(), &cache).unwrap().0, 288);
-    let mut filled = Session::new(&engine).unwrap();
-    fill_prefix(filled.sequence_mut(), &cache, &tokens).unwrap();
-    assert_eq!(filled.sequence().tokens().len(), 288);
-    filled.prefill(&tokens[288..], &mut go_on).unwrap();
-    assert!(write(&mut filled) == write(&mut session));
+    let model = model();
+    for format in [Format::F16, Format::Q8_0, Format::Q4_0] {
+        let folder = tempfile::tempdir().unwrap();
+        let engine = engine(&model, options(format).with_keeps_beginnings(true));
+        let tokens = prompt(300);
+        let cache = PrefixCache::open(folder.path(), u64::MAX).unwrap();
+        let mut session = Session::new(&engine).unwrap();
+        session.prefill(&tokens, &mut go_on).unwrap();
+        assert_eq!(store_prefix(session.sequence(), &cache).unwrap().0, 300);
+        let mut filled = Session::new(&engine).unwrap();
+        fill_prefix(filled.sequence_mut(), &cache, &tokens).unwrap();
+        assert_eq!(filled.sequence().tokens().len(), 299);
+        filled.prefill(&tokens[299..], &mut go_on).unwrap();
+        assert!(write(&mut filled) == write(&mut session), "{format:?}");
+    }
 }
 
 #[test]

@@ -46,10 +46,11 @@ fn answer(engine: &Arc<Engine>, cache: Option<&PrefixCache>, tokens: &[u32]) -> 
 #[test]
 fn the_second_question_about_a_book_starts_where_the_book_ends_and_is_answered_alike() {
     let book = prompt(700);
-    for (prefill, decode) in [
-        ("full", "full"),
-        ("full", "quest:block=32,topk=2,threshold=0,from=0"),
-        ("xattention:block=64,tail=0,from=0", "full"),
+    // To the token under dense attention. Chunks of 48 and pages of 32 under a policy that chooses for whole chunks.
+    for (prefill, decode, found) in [
+        ("full", "full", [0, 700, 702]),
+        ("full", "quest:block=32,topk=2,threshold=0,from=0", [0, 700, 702]),
+        ("xattention:block=64,tail=0,from=0", "full", [0, 672, 672]),
     ] {
         for kv in [Format::F16, Format::Q8_0] {
             let folder = tempfile::tempdir().unwrap();
@@ -59,8 +60,7 @@ fn the_second_question_about_a_book_starts_where_the_book_ends_and_is_answered_a
             let second = [&book[..], &[9, 8, 7, 6, 5]].concat();
             let expected = [&first, &second].map(|tokens| answer(&engine, None, tokens));
             let got = [&first, &second, &first].map(|tokens| answer(&engine, Some(&cache), tokens));
-            // Pages of 32 in chunks of 48.
-            assert_eq!([got[0].0, got[1].0, got[2].0], [0, 672, 672]);
+            assert_eq!([got[0].0, got[1].0, got[2].0], found, "{prefill} {decode} {kv:?}");
             for (got, expected) in got.iter().zip([&expected[0], &expected[1], &expected[0]]) {
                 assert_eq!(
                     (&got.1, &got.2),
@@ -68,6 +68,43 @@ fn the_second_question_about_a_book_starts_where_the_book_ends_and_is_answered_a
                     "{prefill} {decode} {kv:?}"
                 );
             }
+        }
+    }
+}
+
+#[test]
+fn a_text_that_was_read_before_goes_on_from_its_last_token_with_the_same_bits() {
+    let text = prompt(160);
+    for kv in [Format::F16, Format::Q8_0, Format::Q4_0] {
+        let options = |options: &mut EngineOptions| (options.cache.key_format, options.cache.value_format) = (kv, kv);
+        let engine = engine("full", "full", options);
+        // Texts shorter than a page of 32, a token more than two pages, and a token less than three.
+        for length in [5, 31, 65, 95] {
+            let folder = tempfile::tempdir().unwrap();
+            let cache = PrefixCache::open(folder.path(), u64::MAX).unwrap();
+            let again = &text[..length];
+            let longer = &text[..length + 60];
+            let parted = [&text[..length - 2], &[3, 1, 4, 1, 5]].concat();
+            answer(&engine, Some(&cache), again);
+            for (tokens, found) in [(again, length - 1), (longer, length)] {
+                let expected = answer(&engine, None, tokens);
+                assert_eq!(
+                    answer(&engine, Some(&cache), tokens),
+                    (found, expected.1, expected.2),
+                    "{kv:?}"
+                );
+            }
+            let fresh = tempfile::tempdir().unwrap();
+            let cache = PrefixCache::open(fresh.path(), u64::MAX).unwrap();
+            answer(&engine, Some(&cache), again);
+            let expected = answer(&engine, None, &parted);
+            // The 65 tokens part from theirs inside a whole page.
+            let found = if length == 65 { 32 } else { length - 2 };
+            assert_eq!(
+                answer(&engine, Some(&cache), &parted),
+                (found, expected.1, expected.2),
+                "{kv:?} {length}"
+            );
         }
     }
 }
@@ -94,10 +131,10 @@ fn pages_of_another_policy_format_or_chunk_are_never_found() {
     // Full attention does not depend on chunks, nor pages on the decode policy.
     assert_eq!(
         found(engine("full", "certified", |options| options.machine.chunk_tokens = 64)),
-        384
+        399
     );
     assert_eq!(found(engine("tri-shape", "full", |_| ())), 384);
-    assert_eq!(found(engine("full", "full", rounded)), 384);
+    assert_eq!(found(engine("full", "full", rounded)), 399);
 }
 
 #[test]
@@ -126,8 +163,8 @@ fn a_window_begins_with_what_is_read_before_it_moves() {
         .with_batch_tokens(96);
     let engine = Engine::load(fixture("model"), options.with_window(window).unwrap()).unwrap();
     let book = prompt(700);
-    // The window moves at 263 tokens: whole pages in whole chunks are 192 before.
-    for (length, on_the_way, again) in [(700, true, 192), (150, false, 96)] {
+    // The window moves at 263 tokens: whole pages in whole chunks are 192 before. Of a text that ends earlier whole chunks are kept.
+    for (length, on_the_way, again) in [(700, true, 192), (150, false, 144)] {
         let folder = tempfile::tempdir().unwrap();
         let cache = PrefixCache::open(folder.path(), u64::MAX).unwrap();
         let tokens = &book[..length];
@@ -143,7 +180,7 @@ fn a_window_begins_with_what_is_read_before_it_moves() {
         let kept = store_prefix(first.sequence(), &cache).unwrap().0;
         assert_eq!(
             kept,
-            if on_the_way { 0 } else { 128 },
+            if on_the_way { 0 } else { 144 },
             "a window that moved keeps nothing"
         );
         let found = answer(&engine, Some(&cache), tokens);

@@ -22,7 +22,8 @@ use std::path::Path;
 use riffle_files::FileError;
 use twox_hash::XxHash3_128;
 
-use super::failed;
+use super::folder::failed;
+use super::tail::TAIL_MAGIC;
 use crate::output::{FileKind, OutputFile, OutputWriter, open_regular};
 use crate::snapshot::{BYTE_ORDER, shape_numbers};
 use crate::{CacheShape, KvCache, KvError, OutputError};
@@ -30,21 +31,25 @@ use crate::{CacheShape, KvCache, KvError, OutputError};
 const MAGIC: &[u8; 8] = b"RIFFLEPB";
 const NOTE_MAGIC: &[u8; 8] = b"RIFFLEPN";
 const VERSION: u32 = 1;
-const HEAD_BYTES: usize = 16 + 2 * 16;
-const HASH_BYTES: usize = 16;
+pub(super) const HEAD_BYTES: usize = 16 + 2 * 16;
+pub(super) const HASH_BYTES: usize = 16;
 /// Most bytes of a note: the state of recurrent layers takes some hundreds of megabytes in the largest models.
 const LARGEST_NOTE_BYTES: u64 = 4 << 30;
 
-/// The kind of a block's file and of its note's.
+/// The kind of a block's file, of its note's and of its tail's.
 pub(super) const KIND: FileKind = FileKind {
     name: "a block of a prefix cache",
-    matches: |begin| begin.starts_with(MAGIC) || begin.starts_with(NOTE_MAGIC),
+    matches: |begin| {
+        [MAGIC, NOTE_MAGIC, TAIL_MAGIC]
+            .iter()
+            .any(|magic| begin.starts_with(*magic))
+    },
 };
 
 /// A page of tokens after others.
 pub(super) struct Block<'a> {
     pub(super) key: u128,
-    parent: u128,
+    pub(super) parent: u128,
     pub(super) tokens: &'a [u32],
 }
 
@@ -77,11 +82,13 @@ impl<'a> Block<'a> {
     pub(super) fn write(&self, path: &Path, cache: &KvCache, number: usize) -> Result<(), KvError> {
         let failed = |source| failed("write", path, source);
         let mut out = Hashed::create(path)?;
-        out.write(&self.head()).map_err(failed)?;
+        out.write_all(&self.head()).map_err(failed)?;
         for table in 0..cache.tables.len() {
             let store = cache.pool.read();
             let (keys, values, _) = cache.pages_in(&store).planes(table, number)?;
-            out.write(&keys).and_then(|()| out.write(&values)).map_err(failed)?;
+            out.write_all(&keys)
+                .and_then(|()| out.write_all(&values))
+                .map_err(failed)?;
         }
         Ok(out.finish(path)?)
     }
@@ -91,20 +98,17 @@ impl<'a> Block<'a> {
     pub(super) fn read_into(&self, path: &Path, cache: &mut KvCache) -> Result<bool, KvError> {
         let shape = *cache.shape();
         let expected = Self::file_bytes(&shape);
-        let Some(bytes) = read_file(path, expected)? else {
-            return Ok(false);
-        };
-        let Some((content, hash)) = bytes.split_last_chunk::<HASH_BYTES>() else {
-            return Ok(false);
-        };
         let head = self.head();
-        let whole = bytes.len() as u64 == expected && XxHash3_128::oneshot(content).to_le_bytes() == *hash;
-        if !whole || !content.starts_with(&head) {
+        let whole = read_whole(path, expected)?.filter(|content| {
+            let bytes = (content.len() + HASH_BYTES) as u64;
+            bytes == expected && content.starts_with(&head)
+        });
+        let Some(content) = whole else {
             return Ok(false);
-        }
+        };
         let mut planes = &content[head.len()..];
         for layer in 0..shape.layers.count() {
-            cache.append_page(layer, &mut |plane| {
+            cache.append_page(layer, shape.page_tokens, &mut |plane| {
                 let (bytes, rest) = planes.split_at(plane.len());
                 plane.copy_from_slice(bytes);
                 planes = rest;
@@ -114,9 +118,7 @@ impl<'a> Block<'a> {
     }
 
     fn head(&self) -> Vec<u8> {
-        let mut head = head_of_all().to_vec();
-        head.extend(self.key.to_le_bytes());
-        head.extend(self.parent.to_le_bytes());
+        let mut head = head(MAGIC, self.key, self.parent);
         head.extend(token_bytes(self.tokens));
         head
     }
@@ -125,7 +127,7 @@ impl<'a> Block<'a> {
 /// The key that the first block of a text names as the one before it.
 pub(super) fn root(shape: &CacheShape, identity: &[u8]) -> u128 {
     let mut root = XxHash3_128::new();
-    root.write(&head_of_all());
+    root.write(&begin(MAGIC));
     for number in shape_numbers(shape) {
         root.write(&number.to_le_bytes());
     }
@@ -148,7 +150,7 @@ impl Head {
         let mut bytes = Vec::new();
         let most = (HEAD_BYTES + 4 * page_tokens) as u64;
         file.take(most).read_to_end(&mut bytes).ok()?;
-        if bytes.len() as u64 != most || bytes[..16] != head_of_all() {
+        if bytes.len() as u64 != most || bytes[..16] != begin(MAGIC) {
             return None;
         }
         let key = |at: usize| u128::from_le_bytes(bytes[at..at + 16].try_into().expect("sixteen bytes"));
@@ -192,90 +194,104 @@ impl<'a> Note<'a> {
     /// Writes the note and brings it to the disk; its name gets there with the folder.
     pub(super) fn write(&self, path: &Path) -> Result<(), KvError> {
         let mut out = Hashed::create(path)?;
-        let written = out.write(&note_head(self.block)).and_then(|()| out.write(self.bytes));
+        let head = head(NOTE_MAGIC, self.key, self.block);
+        let written = out.write_all(&head).and_then(|()| out.write_all(self.bytes));
         written.map_err(|source| failed("write", path, source))?;
         Ok(out.finish(path)?)
     }
 
     /// The bytes of a block's note; `None` when the file is not that note to the byte.
     pub(super) fn read(path: &Path, block: u128) -> Result<Option<Vec<u8>>, KvError> {
-        let Some(mut bytes) = read_file(path, LARGEST_NOTE_BYTES)? else {
-            return Ok(None);
-        };
-        let Some((content, hash)) = bytes.split_last_chunk::<HASH_BYTES>() else {
-            return Ok(None);
-        };
-        let whole = XxHash3_128::oneshot(content).to_le_bytes() == *hash;
-        if !whole || !content.starts_with(&note_head(block)) {
-            return Ok(None);
-        }
-        bytes.truncate(bytes.len() - HASH_BYTES);
-        Ok(Some(bytes.split_off(HEAD_BYTES)))
+        let head = head(NOTE_MAGIC, note_key(block), block);
+        let content = read_whole(path, LARGEST_NOTE_BYTES)?.filter(|content| content.starts_with(&head));
+        Ok(content.map(|mut content| content.split_off(HEAD_BYTES)))
     }
 }
 
-/// The bytes of a file; `None` where there is none of at most `limit_bytes`.
-fn read_file(path: &Path, limit_bytes: u64) -> Result<Option<Vec<u8>>, KvError> {
-    match riffle_files::read(path, limit_bytes) {
-        Ok(bytes) => Ok(Some(bytes)),
-        Err(FileError::Io(source)) if source.kind() != ErrorKind::NotFound => Err(failed("read", path, source)),
-        Err(_) => Ok(None),
+/// A file of at most `limit_bytes` without the hash that it ends with; `None` where there is none, and where the hash is another.
+pub(super) fn read_whole(path: &Path, limit_bytes: u64) -> Result<Option<Vec<u8>>, KvError> {
+    let mut bytes = match riffle_files::read(path, limit_bytes) {
+        Ok(bytes) => bytes,
+        Err(FileError::Io(source)) if source.kind() != ErrorKind::NotFound => {
+            return Err(failed("read", path, source));
+        }
+        Err(_) => return Ok(None),
+    };
+    let Some((content, hash)) = bytes.split_last_chunk::<HASH_BYTES>() else {
+        return Ok(None);
+    };
+    if XxHash3_128::oneshot(content).to_le_bytes() != *hash {
+        return Ok(None);
     }
+    bytes.truncate(bytes.len() - HASH_BYTES);
+    Ok(Some(bytes))
 }
 
 /// The key of a block's note.
 pub(crate) fn note_key(block: u128) -> u128 {
+    key_beside(NOTE_MAGIC, block)
+}
+
+/// The key of a file that belongs to a block.
+pub(super) fn key_beside(magic: &[u8; 8], block: u128) -> u128 {
     let mut hash = XxHash3_128::new();
-    hash.write(NOTE_MAGIC);
+    hash.write(magic);
     hash.write(&block.to_le_bytes());
     hash.finish_128()
 }
 
-fn note_head(block: u128) -> Vec<u8> {
-    let mut head = head_of_all().to_vec();
-    head[..8].copy_from_slice(NOTE_MAGIC);
-    head.extend(note_key(block).to_le_bytes());
+/// The first bytes of a file: how all of its kind begin, its key, and the key of the block that it follows or belongs to.
+pub(super) fn head(magic: &[u8; 8], key: u128, block: u128) -> Vec<u8> {
+    let mut head = begin(magic).to_vec();
+    head.extend(key.to_le_bytes());
     head.extend(block.to_le_bytes());
     head
 }
 
-fn head_of_all() -> [u8; 16] {
-    let mut head = [0; 16];
-    head[..8].copy_from_slice(MAGIC);
-    head[8..12].copy_from_slice(&VERSION.to_le_bytes());
-    head[12..].copy_from_slice(&BYTE_ORDER.to_le_bytes());
-    head
+fn begin(magic: &[u8; 8]) -> [u8; 16] {
+    let mut begin = [0; 16];
+    begin[..8].copy_from_slice(magic);
+    begin[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    begin[12..].copy_from_slice(&BYTE_ORDER.to_le_bytes());
+    begin
 }
 
-fn token_bytes(tokens: &[u32]) -> Vec<u8> {
+pub(super) fn token_bytes(tokens: &[u32]) -> Vec<u8> {
     tokens.iter().flat_map(|token| token.to_le_bytes()).collect()
 }
 
 /// A file that ends with the hash of what is before.
-struct Hashed {
+pub(super) struct Hashed {
     file: OutputWriter,
     hash: XxHash3_128,
 }
 
 impl Hashed {
-    fn create(path: &Path) -> Result<Self, OutputError> {
+    pub(super) fn create(path: &Path) -> Result<Self, OutputError> {
         Ok(Self {
             file: OutputFile::new(path, KIND)?.private().create()?,
             hash: XxHash3_128::new(),
         })
     }
 
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.hash.write(bytes);
-        self.file.write_all(bytes)
-    }
-
-    fn finish(mut self, path: &Path) -> Result<(), OutputError> {
+    pub(super) fn finish(mut self, path: &Path) -> Result<(), OutputError> {
         let hash = self.hash.finish_128().to_le_bytes();
         self.file.write_all(&hash).map_err(|source| OutputError::System {
             path: path.to_owned(),
             source,
         })?;
         self.file.rename().map(drop)
+    }
+}
+
+impl Write for Hashed {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        self.hash.write(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
     }
 }

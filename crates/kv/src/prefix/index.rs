@@ -173,19 +173,22 @@ impl Index {
         if keys.is_empty() {
             return Ok(());
         }
+        self.insert(std::iter::empty(), keys)
+    }
+
+    /// Names new blocks, and notes that others, which stand before them, were used with them.
+    pub(super) fn insert(
+        &mut self,
+        entries: impl Iterator<Item = (u128, Entry)>,
+        used: &[u128],
+    ) -> Result<(), KvError> {
         self.change(|blocks, now| {
-            for key in keys {
+            for key in used {
                 let entry = blocks.get(key)?.map(|entry| entry.value());
                 if let Some((depth, bytes, _)) = entry {
                     blocks.insert(key, (depth, bytes, now))?;
                 }
             }
-            Ok(())
-        })
-    }
-
-    pub(super) fn insert(&mut self, entries: impl Iterator<Item = (u128, Entry)>) -> Result<(), KvError> {
-        self.change(|blocks, now| {
             for (key, entry) in entries {
                 blocks.insert(key, (entry.depth, entry.bytes, now))?;
             }

@@ -1,30 +1,26 @@
 //! Pages of beginnings that were read before, kept on disk for other sequences and other processes.
 
 mod block;
+mod folder;
 mod index;
 mod listing;
+mod tail;
 
-use std::collections::HashSet;
-use std::ffi::OsStr;
-use std::fs::{self, OpenOptions};
-use std::io::{self, Read};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
 
 pub(crate) use block::note_key;
-use block::{Block, KIND, Note};
+use block::{Block, Note, root};
+use folder::failed;
 use index::{Entry, Index};
 pub use listing::{ListingChange, PrefixListing};
+use tail::Tail;
 
-use crate::output::{open_regular, remove_leftovers, sync_folder};
-use crate::{CacheShape, KvCache, KvError, PathLock};
+use crate::output::sync_folder;
+use crate::{CacheShape, KvCache, KvError};
 
 const INDEX_FILE: &str = "index.redb";
-const BLOCK_SUFFIX: &str = "block";
-/// How long another process may take before this one gives up: it holds the lock while it reads or writes pages.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A folder of blocks: each a page of tokens with its keys and values of all layers.
 ///
@@ -33,6 +29,10 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// index is a transactional store; blocks are written and brought to the disk before it names them, and removed after it
 /// has forgotten them. Operations of several processes follow each other. The blocks used longest ago make room for new
 /// ones, before these are written: the blocks' files never take more than the budget.
+///
+/// A text seldom ends with a whole page. The tokens after its last block are kept beside that block as its *tail*, and whoever comes
+/// with a text that goes on alike takes those that both begin with. A block has one tail: the next text of an agent goes on from the
+/// one it sent last, so the newest replaces the older, unless that holds it whole. A block that holds all of a tail replaces it.
 ///
 /// A folder that this user may only read is read from: uses are not noted then, what has changed stays there, and nothing is kept.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ pub struct PrefixCache {
 pub struct PrefixFound {
     /// Tokens the cache holds now.
     pub tokens: usize,
-    /// Blocks that had changed on disk and were removed.
+    /// Blocks and tails that had changed on disk and were removed.
     pub damaged_blocks: usize,
 }
 
@@ -69,13 +69,13 @@ pub struct NoteFound {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PrefixStored {
-    /// Tokens of the beginning that are kept now.
+    /// Tokens of the beginning that are kept now, those of its tail included.
     pub tokens: usize,
-    /// Blocks written.
+    /// Blocks of whole pages written.
     pub new_blocks: usize,
-    /// Blocks removed for them.
+    /// Blocks, notes and tails used longest ago that were removed to make room.
     pub removed_blocks: usize,
-    /// Bytes of all blocks now.
+    /// Bytes of all blocks, notes and tails now.
     pub bytes: u64,
 }
 
@@ -105,7 +105,7 @@ impl PrefixCache {
         })
     }
 
-    /// Tokens of the longest beginning of `tokens` that is kept, in whole pages. Reads no page.
+    /// Tokens of the longest beginning of `tokens` that is kept: whole pages, and what a tail holds behind them. Reads no page.
     ///
     /// `identity` names what makes the keys and values; blocks of another identity are never found.
     ///
@@ -114,49 +114,70 @@ impl PrefixCache {
     pub fn known_tokens(&self, shape: &CacheShape, identity: &[u8], tokens: &[u32]) -> Result<usize, KvError> {
         let (_lock, index) = self.locked_index()?;
         let blocks = known_blocks(&index, Block::chain(shape, identity, tokens))?;
-        Ok(blocks.len() * shape.page_tokens)
+        let whole = blocks.len() * shape.page_tokens;
+        let last = blocks.last().map_or_else(|| root(shape, identity), |block| block.key);
+        let tail = Tail::after(last, &tokens[whole..]);
+        let kept = self.tail_tokens(&index, &tail, shape.page_tokens)?;
+        Ok(whole + tail.common(&kept.unwrap_or_default()))
     }
 
-    /// Fills a cache with the longest beginning of `tokens` that is kept, in whole pages. What the cache holds of them already
-    /// stays: whole pages of the first tokens, or nothing.
+    /// Fills a cache with the longest beginning of `tokens` that is kept, to the token. Whole pages of them that the cache holds
+    /// already stay; a page that it holds in part is filled anew. Whoever wants whole pages alone gives as many tokens.
     ///
     /// # Errors
-    /// As [`known_tokens`](Self::known_tokens); [`KvError::Budget`] and what else an append can meet. The cache holds what it held
-    /// before then.
+    /// As [`known_tokens`](Self::known_tokens); [`KvError::Budget`] and what else an append can meet. The cache holds the whole pages
+    /// that it held before then.
     pub fn fill(&self, cache: &mut KvCache, identity: &[u8], tokens: &[u32]) -> Result<PrefixFound, KvError> {
         let (_lock, mut index) = self.locked_index()?;
         let page_tokens = cache.shape().page_tokens;
-        let held = cache.tokens(0) / page_tokens;
+        let held = cache.tokens(0) / page_tokens * page_tokens;
+        cache.truncate(held);
+        let filled = self.fill_after(held, &mut index, cache, identity, tokens);
+        if filled.is_err() {
+            cache.truncate(held);
+        }
+        filled
+    }
+
+    /// Fills in what is kept behind the first `held` tokens, which are whole pages. The cache is to be truncated after an error.
+    fn fill_after(
+        &self,
+        held: usize,
+        index: &mut Index,
+        cache: &mut KvCache,
+        identity: &[u8],
+        tokens: &[u32],
+    ) -> Result<PrefixFound, KvError> {
+        let shape = *cache.shape();
         let mut found = PrefixFound {
-            tokens: held * page_tokens,
+            tokens: held,
             damaged_blocks: 0,
         };
-        let mut used = Vec::new();
-        for (number, block) in Block::chain(cache.shape(), identity, tokens).enumerate() {
-            if number < held {
-                used.push(block.key);
-                continue;
-            }
-            if index.get(block.key)?.is_none() {
-                break;
-            }
-            let whole = block.read_into(&self.path_of(block.key), cache);
-            if !matches!(whole, Ok(true)) {
-                cache.truncate(found.tokens);
-            }
-            match whole {
-                Ok(true) => {
-                    used.push(block.key);
-                    found.tokens += page_tokens;
-                }
-                Ok(false) => {
-                    found.damaged_blocks += self.forget(&mut index, block.key)?;
+        let (mut last, mut used) = (root(&shape, identity), Vec::new());
+        for (number, block) in Block::chain(&shape, identity, tokens).enumerate() {
+            if number >= held / shape.page_tokens {
+                if index.get(block.key)?.is_none() {
                     break;
                 }
-                Err(error) => {
-                    cache.truncate(held * page_tokens);
-                    return Err(error);
+                if !block.read_into(&self.path_of(block.key), cache)? {
+                    cache.truncate(found.tokens);
+                    found.damaged_blocks += self.forget(index, block.key)?;
+                    break;
                 }
+                found.tokens += shape.page_tokens;
+            }
+            last = block.key;
+            used.push(block.key);
+        }
+        let tail = Tail::after(last, tokens.get(found.tokens..).unwrap_or_default());
+        if !tail.tokens.is_empty() && index.get(tail.key)?.is_some() {
+            match tail.read_into(&self.path_of(tail.key), cache)? {
+                Some(0) => {}
+                Some(common) => {
+                    found.tokens += common;
+                    used.push(tail.key);
+                }
+                None => found.damaged_blocks += self.forget(index, tail.key)?,
             }
         }
         index.touch(&used)?;
@@ -189,7 +210,15 @@ impl PrefixCache {
         Ok(found)
     }
 
-    /// Removes what has changed on disk; returns how many blocks or notes that was. What may only be read stays.
+    /// The tokens of the tail that stands in the place of `tail`, read without its pages; `None` where there is none to be read.
+    fn tail_tokens(&self, index: &Index, tail: &Tail<'_>, page_tokens: usize) -> Result<Option<Vec<u32>>, KvError> {
+        let is_named = index.get(tail.key)?.is_some();
+        Ok(is_named
+            .then(|| tail.kept_tokens(&self.path_of(tail.key), page_tokens))
+            .flatten())
+    }
+
+    /// Removes what has changed on disk; returns how many blocks, notes or tails that was. What may only be read stays.
     fn forget(&self, index: &mut Index, key: u128) -> Result<usize, KvError> {
         if !index.is_writable() {
             return Ok(0);
@@ -199,9 +228,10 @@ impl PrefixCache {
         Ok(1)
     }
 
-    /// Keeps the whole pages of the first `tokens.len()` tokens of a cache that holds exactly these tokens first.
+    /// Keeps the first `tokens.len()` tokens of a cache that holds exactly these tokens first: whole pages as blocks, and those of a
+    /// page that they fill in part as a tail.
     ///
-    /// If the budget does not allow for all of them, the first are kept.
+    /// If the budget does not allow for all of them, the first pages are kept.
     ///
     /// # Errors
     /// [`KvError::Busy`], [`KvError::File`], also for a folder that may only be read, [`KvError::Index`]; what was kept before is still
@@ -246,40 +276,82 @@ impl PrefixCache {
             tokens: (known.len() + new.len()) * shape.page_tokens,
             ..PrefixStored::default()
         };
-        let last = Block::chain(shape, identity, tokens).last();
-        let note = note.filter(|_| tokens.len().is_multiple_of(shape.page_tokens));
-        let mut note = last.zip(note).map(|(block, bytes)| Note::new(block.key, bytes));
-        let pages_bytes = (tokens.len() / shape.page_tokens) as u64 * Block::file_bytes(shape);
-        note.take_if(|note| pages_bytes + note.file_bytes() > self.budget_bytes);
-        if let Some(there) = note.take_if(|note| matches!(index.get(note.key), Ok(Some(_)))) {
-            known.push(there.key);
+        let pages = tokens.len() / shape.page_tokens;
+        let last = Block::chain(shape, identity, tokens).last().map(|block| block.key);
+        let rest = &tokens[pages * shape.page_tokens..];
+        let room = self.budget_bytes.checked_sub(pages as u64 * Block::file_bytes(shape));
+        let mut behind = Behind::new(last, rest, note, || root(shape, identity))
+            .filter(|behind| room.is_some_and(|room| behind.file_bytes(shape) <= room));
+        if matches!(behind, Some(Behind::Tail(_))) {
+            stored.tokens = tokens.len();
         }
+        let mut replaced = self.covered_tails(&index, &new, shape.page_tokens)?;
+        if let Some(there) = behind.take_if(|behind| self.has_behind(&index, behind, shape.page_tokens)) {
+            known.push(there.key());
+        }
+        replaced.extend(behind.iter().map(Behind::key));
         // Blocks that are used now are the last to be removed.
         index.touch(&known)?;
         let mut entries: Vec<(u128, Entry)> = new.iter().map(|(block, entry)| (block.key, *entry)).collect();
-        entries.extend(note.iter().map(|note| {
+        entries.extend(behind.iter().map(|behind| {
             let entry = Entry {
-                depth: (tokens.len() / shape.page_tokens) as u32,
-                bytes: note.file_bytes(),
+                depth: pages as u32,
+                bytes: behind.file_bytes(shape),
             };
-            (note.key, entry)
+            (behind.key(), entry)
         }));
         if !entries.is_empty() {
             self.check_writable()?;
         }
+        // They leave before others are written, so that the budget holds at every moment.
+        replaced.retain(|key| !matches!(index.get(*key), Ok(None)));
+        index.remove(&replaced)?;
+        replaced.iter().try_for_each(|key| self.remove_block(*key))?;
         stored.removed_blocks = self.make_room(&mut index, entries.iter().map(|(_, entry)| entry.bytes).sum())?;
         for (block, entry) in &new {
             // If this fails, the next sweep removes the blocks that were written before.
             block.write(&self.path_of(block.key), cache, entry.depth as usize)?;
         }
-        if let Some(note) = &note {
-            note.write(&self.path_of(note.key))?;
+        if let Some(behind) = &behind {
+            behind.write(&self.path_of(behind.key()), cache, pages)?;
         }
         sync_folder(&self.folder).map_err(|source| failed("write", &self.folder, source))?;
-        index.insert(entries.into_iter())?;
+        index.insert(entries.into_iter(), &known)?;
         stored.new_blocks = new.len();
         stored.bytes = index.bytes()?;
         Ok(stored)
+    }
+
+    /// True if the index names what is to be written, or a tail that begins with it.
+    fn has_behind(&self, index: &Index, behind: &Behind<'_>, page_tokens: usize) -> bool {
+        match behind {
+            Behind::Note(note) => matches!(index.get(note.key), Ok(Some(_))),
+            Behind::Tail(tail) => {
+                let kept = self.tail_tokens(index, tail, page_tokens);
+                kept.is_ok_and(|kept| kept.is_some_and(|kept| kept.starts_with(tail.tokens)))
+            }
+        }
+    }
+
+    /// Keys of the tails that new blocks hold whole, and of those in their places that cannot be read.
+    fn covered_tails(
+        &self,
+        index: &Index,
+        new: &[(Block<'_>, Entry)],
+        page_tokens: usize,
+    ) -> Result<Vec<u128>, KvError> {
+        let mut covered = Vec::new();
+        for (block, _) in new {
+            let tail = Tail::after(block.parent, block.tokens);
+            if index.get(tail.key)?.is_none() {
+                continue;
+            }
+            let kept = self.tail_tokens(index, &tail, page_tokens)?;
+            if kept.is_none_or(|kept| block.tokens.starts_with(&kept)) {
+                covered.push(tail.key);
+            }
+        }
+        Ok(covered)
     }
 
     /// Keys of the blocks of `tokens` that the index names, and the first others, as many as the budget allows.
@@ -314,117 +386,6 @@ impl PrefixCache {
         }
         Ok(removed.len())
     }
-
-    /// Keys of everything that the index names, notes included.
-    fn keys(&self) -> Result<HashSet<u128>, KvError> {
-        self.locked_index()?.1.keys()
-    }
-
-    /// The right to the folder and its index. Where the folder may only be read, it is shared with other readers.
-    fn locked_index(&self) -> Result<(Option<PathLock>, Index), KvError> {
-        let path = self.folder.join(INDEX_FILE);
-        let error = match self.lock() {
-            Ok(lock) => match self.index() {
-                Ok(index) => return Ok((Some(lock), index)),
-                Err(error) => error,
-            },
-            Err(error) => error,
-        };
-        if !self.may_only_be_read(&error) {
-            return Err(error);
-        }
-        let lock = self.patiently(|| PathLock::share(&path))?;
-        Ok((lock, Index::open_to_read(&path)?))
-    }
-
-    /// True if an error says that this user may not write to the folder or to its files.
-    fn may_only_be_read(&self, error: &KvError) -> bool {
-        let is_refused = |source: &io::Error| {
-            matches!(
-                source.kind(),
-                io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem
-            )
-        };
-        match error {
-            KvError::File { source, .. } => is_refused(source),
-            // The index tells the reason as text.
-            KvError::Index { .. } => {
-                let opened = open_regular(&self.folder.join(INDEX_FILE), OpenOptions::new().write(true));
-                opened.is_err_and(|source| is_refused(&source))
-            }
-            _ => false,
-        }
-    }
-
-    /// Refuses a folder in which no file can be made, before any block has to make room for others.
-    fn check_writable(&self) -> Result<(), KvError> {
-        let path = self.folder.join(format!(".{INDEX_FILE}.new"));
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(false);
-        open_regular(&path, &mut options)
-            .and_then(|_| fs::remove_file(&path))
-            .map_err(|source| failed("write to", &self.folder, source))
-    }
-
-    fn index(&self) -> Result<Index, KvError> {
-        let (index, is_new) = Index::open(&self.folder.join(INDEX_FILE), || self.has_blocks())?;
-        self.lost_index.fetch_or(is_new, Ordering::Relaxed);
-        Ok(index)
-    }
-
-    /// True if a block lies in the folder.
-    fn has_blocks(&self) -> bool {
-        let mut entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
-        entries.any(|entry| key_of(&entry.file_name()).is_some() && is_block(&entry.path()))
-    }
-
-    fn lock(&self) -> Result<PathLock, KvError> {
-        self.patiently(|| PathLock::take(self.folder.join(INDEX_FILE)))
-    }
-
-    /// Takes a lock, once the process that holds it has ended its work.
-    fn patiently<T>(&self, take: impl Fn() -> Result<T, KvError>) -> Result<T, KvError> {
-        let start = Instant::now();
-        loop {
-            match take() {
-                Err(KvError::Busy { .. }) if start.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(20)),
-                Err(KvError::Busy { .. }) => {
-                    return Err(KvError::Busy {
-                        path: self.folder.clone(),
-                    });
-                }
-                lock => return lock,
-            }
-        }
-    }
-
-    fn path_of(&self, key: u128) -> PathBuf {
-        self.folder.join(format!("{key:032x}.{BLOCK_SUFFIX}"))
-    }
-
-    fn remove_block(&self, key: u128) -> Result<(), KvError> {
-        let path = self.path_of(key);
-        match fs::remove_file(&path) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => Err(failed("remove", &path, source)),
-            _ => Ok(()),
-        }
-    }
-
-    /// Removes leftovers of a process that ended before it wrote the index: unfinished files, and blocks, told by name and
-    /// content, that the index does not list.
-    fn sweep(&self, index: &Index) -> Result<(), KvError> {
-        let unread = |source| failed("read", &self.folder, source);
-        for entry in fs::read_dir(&self.folder).map_err(unread)? {
-            let entry = entry.map_err(unread)?;
-            if let Some(key) = key_of(&entry.file_name())
-                && index.get(key)?.is_none()
-                && is_block(&entry.path())
-            {
-                self.remove_block(key)?;
-            }
-        }
-        remove_leftovers(&self.folder, &[KIND], |name| key_of(name).is_some()).map_err(unread)
-    }
 }
 
 /// The blocks of a beginning.
@@ -435,20 +396,41 @@ struct Beginning<'a> {
     new: Vec<(Block<'a>, Entry)>,
 }
 
-/// The key of the block whose file is called `name`.
-fn key_of(name: &OsStr) -> Option<u128> {
-    let digits = name.to_str()?.strip_suffix(BLOCK_SUFFIX)?.strip_suffix('.')?;
-    let is_key = digits.len() == 32 && digits.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
-    is_key.then(|| u128::from_str_radix(digits, 16).ok())?
+/// What is kept behind the last block of a beginning.
+enum Behind<'a> {
+    Note(Note<'a>),
+    Tail(Tail<'a>),
 }
 
-fn is_block(path: &Path) -> bool {
-    let begin = open_regular(path, OpenOptions::new().read(true)).and_then(|file| {
-        let mut begin = Vec::new();
-        file.take(16).read_to_end(&mut begin)?;
-        Ok(begin)
-    });
-    begin.is_ok_and(|begin| (KIND.matches)(&begin))
+impl<'a> Behind<'a> {
+    /// The tail of a beginning that does not end with a page, and otherwise its note.
+    fn new(last: Option<u128>, rest: &'a [u32], note: Option<&'a [u8]>, root: impl Fn() -> u128) -> Option<Self> {
+        if !rest.is_empty() {
+            return Some(Self::Tail(Tail::after(last.unwrap_or_else(root), rest)));
+        }
+        last.zip(note).map(|(block, bytes)| Self::Note(Note::new(block, bytes)))
+    }
+
+    fn key(&self) -> u128 {
+        match self {
+            Self::Note(note) => note.key,
+            Self::Tail(tail) => tail.key,
+        }
+    }
+
+    fn file_bytes(&self, shape: &CacheShape) -> u64 {
+        match self {
+            Self::Note(note) => note.file_bytes(),
+            Self::Tail(tail) => Tail::file_bytes(shape, tail.tokens.len()),
+        }
+    }
+
+    fn write(&self, path: &Path, cache: &KvCache, number: usize) -> Result<(), KvError> {
+        match self {
+            Self::Note(note) => note.write(path),
+            Self::Tail(tail) => tail.write(path, cache, number),
+        }
+    }
 }
 
 /// The leading blocks of `chain` that the index holds.
@@ -466,12 +448,4 @@ fn known_blocks<'a>(index: &Index, chain: impl Iterator<Item = Block<'a>>) -> Re
 /// The keys of the whole pages that `tokens` begin with: each is a hash of what made them and of all tokens up to its end.
 pub(crate) fn chain(shape: &CacheShape, identity: &[u8], tokens: &[u32]) -> Vec<u128> {
     Block::chain(shape, identity, tokens).map(|block| block.key).collect()
-}
-
-fn failed(action: &'static str, path: &Path, source: io::Error) -> KvError {
-    KvError::File {
-        action,
-        path: path.to_owned(),
-        source,
-    }
 }

@@ -77,7 +77,7 @@ impl SharedFetch {
                     bytes += planes.len();
                     let mut rest = &planes[..];
                     for layer in layers_of(&self.loading.shape, slice) {
-                        cache.append_page(layer, &mut |plane| {
+                        cache.append_page(layer, self.loading.shape.page_tokens, &mut |plane| {
                             let (here, later) = rest.split_at(plane.len());
                             plane.copy_from_slice(here);
                             rest = later;

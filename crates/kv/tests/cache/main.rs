@@ -14,6 +14,7 @@ mod shared;
 mod sharing;
 mod snapshot;
 mod streaming;
+mod tails;
 #[path = "../testing/mod.rs"]
 mod testing;
 mod together;

@@ -178,10 +178,9 @@ fn files_and_beginnings_come_back_to_the_bit_and_to_their_shape_alone() {
 
     let tokens: Vec<u32> = (0..75).collect();
     let store = PrefixCache::open(folder.path().join("prefix"), u64::MAX).unwrap();
-    assert_eq!(store.store(&cache, b"model", &tokens).unwrap().tokens, 64);
+    assert_eq!(store.store(&cache, b"model", &tokens).unwrap().tokens, 75);
     let mut filled = KvCache::new(shape, None).unwrap();
-    assert_eq!(store.fill(&mut filled, b"model", &tokens).unwrap().tokens, 64);
-    cache.truncate(64);
+    assert_eq!(store.fill(&mut filled, b"model", &tokens).unwrap().tokens, 75);
     assert_eq!(all_contents(&filled), all_contents(&cache));
     let mut other = KvCache::new(other, None).unwrap();
     assert_eq!(store.fill(&mut other, b"model", &tokens).unwrap().tokens, 0);

@@ -6,26 +6,32 @@ use std::path::{Path, PathBuf};
 use crate::testing::{all_contents, append_all, shape};
 use riffle_attention::Format;
 use riffle_kv::{CacheShape, KvCache, KvError, PrefixCache};
+use twox_hash::XxHash3_128;
 
-const ALL: u64 = u64::MAX;
+pub(crate) const ALL: u64 = u64::MAX;
 
-fn text(salt: u32, length: usize) -> Vec<u32> {
+pub(crate) fn text(salt: u32, length: usize) -> Vec<u32> {
     (0..length as u32).map(|i| (i * 7919 + salt) % 1000).collect()
 }
 
-fn cache(shape: CacheShape, salt: u64, tokens: usize) -> KvCache {
+pub(crate) fn cache(shape: CacheShape, salt: u64, tokens: usize) -> KvCache {
     let mut cache = KvCache::new(shape, None).unwrap();
     append_all(&mut cache, salt, tokens);
     cache
 }
 
-fn found(store: &PrefixCache, shape: CacheShape, identity: &[u8], tokens: &[u32]) -> (KvCache, usize, usize) {
+pub(crate) fn found(
+    store: &PrefixCache,
+    shape: CacheShape,
+    identity: &[u8],
+    tokens: &[u32],
+) -> (KvCache, usize, usize) {
     let mut cache = KvCache::new(shape, None).unwrap();
     let found = store.fill(&mut cache, identity, tokens).unwrap();
     (cache, found.tokens, found.damaged_blocks)
 }
 
-fn blocks(folder: &Path) -> Vec<PathBuf> {
+pub(crate) fn blocks(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let mut blocks: Vec<_> = entries
         .filter(|path| path.extension().is_some_and(|e| e == "block"))
@@ -34,7 +40,7 @@ fn blocks(folder: &Path) -> Vec<PathBuf> {
     blocks
 }
 
-fn bytes(folder: &Path) -> u64 {
+pub(crate) fn bytes(folder: &Path) -> u64 {
     blocks(folder)
         .iter()
         .map(|path| fs::metadata(path).unwrap().len())
@@ -54,20 +60,19 @@ fn a_beginning_is_found_again_to_the_bit_by_what_made_it_alone() {
         let tokens = text(1, 140);
         let original = cache(shape, 3, 140);
         let kept = store.store(&original, b"model", &tokens).unwrap();
-        assert_eq!((kept.tokens, kept.new_blocks), (128, 4));
+        assert_eq!((kept.tokens, kept.new_blocks), (140, 4));
         assert_eq!(kept.bytes, bytes(folder.path()));
         assert_eq!(store.store(&original, b"model", &tokens).unwrap().new_blocks, 0);
 
-        let mut expected = cache(shape, 3, 140);
-        expected.truncate(128);
         let (filled, ..) = found(&store, shape, b"model", &tokens);
-        assert_eq!(all_contents(&filled), all_contents(&expected));
-        // Another text shares the pages before the first that differs.
-        for differs_at in [0, 31, 32, 127, 128] {
+        assert_eq!(all_contents(&filled), all_contents(&original));
+        // Another text shares the pages before the first that differs, and tokens behind the last.
+        for differs_at in [0, 31, 32, 127, 128, 135] {
             let mut other = tokens.clone();
             other[differs_at] += 1;
             let (filled, kept, _) = found(&store, shape, b"model", &other);
-            assert_eq!(kept, differs_at.min(128) / 32 * 32);
+            let whole = differs_at / 32 * 32;
+            assert_eq!(kept, if whole == 128 { differs_at } else { whole });
             assert_eq!(filled.tokens(1), kept);
         }
         assert_eq!(found(&store, shape, b"other model", &tokens).1, 0);
@@ -285,7 +290,7 @@ fn a_note_comes_back_with_exactly_the_tokens_it_was_kept_with_and_within_the_bud
         }
     }
     assert_eq!(find(&tokens), (64, Some(b"state after two".to_vec())));
-    assert_eq!(found(&store, shape, b"model", &tokens).1, 128);
+    assert_eq!(found(&store, shape, b"model", &tokens).1, 140);
 
     // A budget that holds the pages and not the note.
     let tight = tempfile::tempdir().unwrap();
@@ -305,25 +310,46 @@ fn a_cache_that_holds_first_pages_is_filled_with_those_after_them() {
     let original = cache(shape, 3, 140);
     let store = PrefixCache::open(folder.path(), ALL).unwrap();
     store.store(&original, b"model", &tokens).unwrap();
-    assert_eq!(store.known_tokens(&shape, b"model", &tokens).unwrap(), 128);
+    assert_eq!(store.known_tokens(&shape, b"model", &tokens).unwrap(), 140);
     assert_eq!(store.known_tokens(&shape, b"model", &tokens[..95]).unwrap(), 64);
     assert_eq!(store.known_tokens(&shape, b"other", &tokens).unwrap(), 0);
     let mut whole = KvCache::new(shape, None).unwrap();
     store.fill(&mut whole, b"model", &tokens).unwrap();
     let mut stepwise = KvCache::new(shape, None).unwrap();
-    for (asked, held) in [(64, 64), (70, 64), (100, 96), (140, 128), (140, 128)] {
+    for (asked, held) in [(64, 64), (70, 64), (100, 96), (140, 140), (140, 140)] {
         let found = store.fill(&mut stepwise, b"model", &tokens[..asked]).unwrap();
         assert_eq!((found.tokens, stepwise.tokens(0)), (held, held));
     }
     assert_eq!(all_contents(&stepwise), all_contents(&whole));
     // First pages that are not kept are no reason to look no further.
-    fs::remove_file(&blocks(folder.path())[0]).unwrap();
+    let of_pages = |path: &PathBuf| fs::read(path).unwrap().starts_with(b"RIFFLEPB");
+    fs::remove_file(blocks(folder.path()).into_iter().find(of_pages).unwrap()).unwrap();
     let mut first = KvCache::new(shape, None).unwrap();
     let found = store.fill(&mut first, b"model", &tokens).unwrap();
     assert_eq!(found.damaged_blocks, 1);
     let held = found.tokens;
     let mut ahead = cache(shape, 3, 140);
     ahead.truncate(held + 32);
-    assert_eq!(store.fill(&mut ahead, b"model", &tokens).unwrap().tokens, 128);
+    assert_eq!(store.fill(&mut ahead, b"model", &tokens).unwrap().tokens, 140);
     assert_eq!(all_contents(&ahead), all_contents(&whole));
+}
+
+#[test]
+fn the_files_of_whole_pages_are_those_that_earlier_versions_wrote() {
+    let shape = CacheShape {
+        value_format: Format::Q8_0,
+        ..shape(32, Format::F16)
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let store = PrefixCache::open(folder.path(), ALL).unwrap();
+    let kept = store
+        .store_with_note(&cache(shape, 3, 64), b"model", &text(1, 64), b"state")
+        .unwrap();
+    assert_eq!((kept.tokens, kept.new_blocks), (64, 2));
+    let mut hash = XxHash3_128::new();
+    for path in blocks(folder.path()) {
+        hash.write(path.file_name().unwrap().as_encoded_bytes());
+        hash.write(&fs::read(path).unwrap());
+    }
+    assert_eq!(hash.finish_128(), 70_295_426_298_653_643_420_182_565_667_956_364_821);
 }

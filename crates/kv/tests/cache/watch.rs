@@ -286,7 +286,7 @@ fn a_listing_tells_what_a_prefix_cache_finds_whoever_writes_to_it() {
         for text in &texts {
             assert_eq!(
                 kept.found(text),
-                ours.known_tokens(&shape, IDENTITY, text).unwrap(),
+                ours.known_tokens(&shape, IDENTITY, text).unwrap() / PAGE * PAGE,
                 "round {round}"
             );
         }

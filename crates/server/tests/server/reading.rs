@@ -139,6 +139,12 @@ fn what_was_read_outlives_the_server_with_a_prefix_cache() {
     assert!(cached(&answer) + BATCH >= read, "{} of {read}", cached(&answer));
     let expected = start(options()).complete(&prompt, json!({"max_tokens": 2}));
     assert_eq!(answer["choices"], expected["choices"]);
+    second.stop();
+    // What was read whole needs its last token alone.
+    let third = start(kept());
+    let again = third.complete(&prompt, json!({"max_tokens": 2}));
+    let tokens = again["usage"]["prompt_tokens"].as_u64().unwrap() as usize;
+    assert_eq!((cached(&again), &again["choices"]), (tokens - 1, &expected["choices"]));
 }
 
 #[test]

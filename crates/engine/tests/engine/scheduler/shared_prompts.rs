@@ -90,6 +90,37 @@ fn beginnings_outlive_the_process_in_the_prefix_cache_on_disk() {
 }
 
 #[test]
+fn the_next_turn_goes_on_from_the_last_token_of_the_one_before_in_another_process() {
+    for model in ["model", "model-hybrid"] {
+        let folder = tempfile::tempdir().unwrap();
+        let load = || Engine::load(fixture(model), options()).unwrap();
+        let text = tokens(&load(), "In the beginning was the word, and the word was long. ", 700);
+        let (mut turn, mut read_before) = (request(text, 6), 0);
+        for number in 0..3 {
+            let mut scheduler = with_disk(&load(), folder.path());
+            let id = scheduler.submit(turn.clone()).unwrap();
+            let (answer, reused) = finish(&mut scheduler).remove(&id).unwrap();
+            assert_eq!(answer, alone_on(&load(), &turn), "{model}, turn {number}");
+            if model == "model" {
+                assert_eq!(reused, read_before, "turn {number}");
+            } else {
+                // States lie at whole pages, chunks and steps of 64.
+                assert!(
+                    reused % 64 == 0 && reused + 2 * 64 > read_before,
+                    "turn {number}: {reused}"
+                );
+            }
+            let report = scheduler.prefix_report().unwrap();
+            assert_eq!((report.found_tokens, report.damaged_blocks), (reused, 0));
+            read_before = turn.tokens.len();
+            assert!(report.kept_tokens == read_before || model != "model", "turn {number}");
+            let question: Vec<u32> = (0..46).map(|at| at * 7 % 200).collect();
+            turn = request([&turn.tokens[..], &answer.tokens, &question].concat(), 6);
+        }
+    }
+}
+
+#[test]
 fn what_memory_holds_is_continued_from_disk() {
     let folder = tempfile::tempdir().unwrap();
     let engine = engine(options());
