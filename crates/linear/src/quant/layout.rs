@@ -2,27 +2,27 @@
 
 use rayon::prelude::*;
 
-use super::Quant;
+use super::BlockFormat;
 use super::expanded::half;
 use crate::LANES;
 
 /// Rearranges `source`, the row-major blocks of a file, into `packed`; missing rows of the last 16 stay zero.
-pub(crate) fn pack<Q: Quant>(source: &[u8], outputs: usize, inputs: usize, packed: &mut [u8]) {
-    let blocks = inputs / Q::WEIGHTS;
-    let row_bytes = blocks * Q::BYTES;
+pub(crate) fn pack(format: &BlockFormat, source: &[u8], outputs: usize, inputs: usize, packed: &mut [u8]) {
+    let blocks = inputs / format.weights;
+    let row_bytes = blocks * format.bytes;
     let bands = packed.par_chunks_exact_mut(LANES * row_bytes);
     bands
         .zip(source.par_chunks(LANES * row_bytes))
         .for_each(|(band, rows)| {
-            let mut arranged = vec![0; Q::BYTES];
+            let mut arranged = vec![0; format.bytes];
             for (row, blocks) in rows.chunks_exact(row_bytes).enumerate() {
                 for (block, to) in blocks
-                    .chunks_exact(Q::BYTES)
-                    .zip(band.chunks_exact_mut(LANES * Q::BYTES))
+                    .chunks_exact(format.bytes)
+                    .zip(band.chunks_exact_mut(LANES * format.bytes))
                 {
                     arranged.copy_from_slice(block);
-                    Q::arrange(&mut arranged);
-                    for field in Q::FIELDS {
+                    (format.arrange)(&mut arranged);
+                    for field in format.fields {
                         let from = &arranged[field.offset..field.offset + field.bytes];
                         let to = &mut to[LANES * field.offset..LANES * (field.offset + field.bytes)];
                         match field.unit {
@@ -47,57 +47,58 @@ fn interleave<const UNIT: usize>(from: &[u8], to: &mut [u8], row: usize) {
 }
 
 /// Writes row `row` as f32.
-pub(crate) fn row_into<Q: Quant>(packed: &[u8], row: usize, output: &mut [f32]) {
-    let row_bytes = output.len() / Q::WEIGHTS * Q::BYTES;
+pub(crate) fn row_into(format: &BlockFormat, packed: &[u8], row: usize, output: &mut [f32]) {
+    let row_bytes = output.len() / format.weights * format.bytes;
     let band = &packed[row / LANES * LANES * row_bytes..][..LANES * row_bytes];
-    let mut block = vec![0; Q::BYTES];
+    let mut block = vec![0; format.bytes];
     for (interleaved, weights) in band
-        .chunks_exact(LANES * Q::BYTES)
-        .zip(output.chunks_exact_mut(Q::WEIGHTS))
+        .chunks_exact(LANES * format.bytes)
+        .zip(output.chunks_exact_mut(format.weights))
     {
-        for (to, place, unit) in units::<Q>(row % LANES) {
+        for (to, place, unit) in units(format, row % LANES) {
             block[to..to + unit].copy_from_slice(&interleaved[place..place + unit]);
         }
-        Q::restore(&mut block);
-        Q::dequantise(&block, weights);
+        (format.restore)(&mut block);
+        (format.dequantise)(&block, weights);
     }
 }
 
 /// Writes the rows back as the file had them; `rows` is `[outputs][inputs / block]` of blocks.
-pub(crate) fn unpack<Q: Quant>(packed: &[u8], inputs: usize, rows: &mut [u8]) {
-    let row_bytes = inputs / Q::WEIGHTS * Q::BYTES;
+pub(crate) fn unpack(format: &BlockFormat, packed: &[u8], inputs: usize, rows: &mut [u8]) {
+    let row_bytes = inputs / format.weights * format.bytes;
     rows.par_chunks_mut(row_bytes).enumerate().for_each(|(row, blocks)| {
         let band = &packed[row / LANES * LANES * row_bytes..][..LANES * row_bytes];
-        let interleaved = band.chunks_exact(LANES * Q::BYTES);
-        for (block, interleaved) in blocks.chunks_exact_mut(Q::BYTES).zip(interleaved) {
-            for (to, place, unit) in units::<Q>(row % LANES) {
+        let interleaved = band.chunks_exact(LANES * format.bytes);
+        for (block, interleaved) in blocks.chunks_exact_mut(format.bytes).zip(interleaved) {
+            for (to, place, unit) in units(format, row % LANES) {
                 block[to..to + unit].copy_from_slice(&interleaved[place..place + unit]);
             }
-            Q::restore(block);
+            (format.restore)(block);
         }
     });
 }
 
 /// The first block of a file with a scale or minimum that is not finite, and that number.
-pub(crate) fn first_not_finite<Q: Quant>(blocks: &[u8]) -> Option<(usize, f32)> {
-    if !Q::HAS_HALVES {
-        return None;
-    }
-    let mut arranged = vec![0; Q::BYTES];
-    blocks.chunks_exact(Q::BYTES).enumerate().find_map(|(index, block)| {
-        arranged.copy_from_slice(block);
-        if const { Q::ARRANGES_HALVES } {
-            Q::arrange(&mut arranged);
-        }
-        let halves = Q::HALVES.map(|offset| half(&arranged, offset));
-        let number = halves.into_iter().find(|number| !number.is_finite())?;
-        Some((index, number))
-    })
+pub(crate) fn first_not_finite(format: &BlockFormat, blocks: &[u8]) -> Option<(usize, f32)> {
+    let halves = format.halves?;
+    let mut arranged = vec![0; format.bytes];
+    blocks
+        .chunks_exact(format.bytes)
+        .enumerate()
+        .find_map(|(index, block)| {
+            arranged.copy_from_slice(block);
+            if format.arranges_halves {
+                (format.arrange)(&mut arranged);
+            }
+            let numbers = halves.map(|offset| half(&arranged, offset));
+            let number = numbers.into_iter().find(|number| !number.is_finite())?;
+            Some((index, number))
+        })
 }
 
 /// Every unit of a row's block: where it lies in the block, where among 16 rows, and its bytes.
-fn units<Q: Quant>(row: usize) -> impl Iterator<Item = (usize, usize, usize)> {
-    Q::FIELDS.iter().flat_map(move |field| {
+fn units(format: &BlockFormat, row: usize) -> impl Iterator<Item = (usize, usize, usize)> {
+    format.fields.iter().flat_map(move |field| {
         (0..field.bytes / field.unit).map(move |index| {
             let place = LANES * field.offset + (index * LANES + row) * field.unit;
             (field.offset + index * field.unit, place, field.unit)

@@ -1,6 +1,7 @@
 //! Weights quantised in blocks, as GGUF files hold them, times activations rounded to 8 bits.
 
 mod activation;
+mod block_format;
 mod expanded;
 mod grid_blocks;
 mod grid_codes;
@@ -20,6 +21,7 @@ mod value_blocks;
 use core::ops::Range;
 
 pub(crate) use activation::{ActivationBlock, BiasForm, quantise};
+pub(crate) use block_format::BlockFormat;
 pub(crate) use expanded::{Expanded, Halves, half_bits};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use expanded::{bytes, words};

@@ -4,7 +4,7 @@ use core::ops::Range;
 use std::cell::RefCell;
 
 use super::panels::Panels;
-use super::{ActivationBlock, Quant, STRETCH};
+use super::{ActivationBlock, BlockFormat, STRETCH};
 use crate::LANES;
 use crate::machine::Isa;
 use crate::tasks::{Product, RowsPiece, for_pieces};
@@ -20,16 +20,16 @@ thread_local! {
 }
 
 /// `output[token, out] = Σ input[token, in] · weight[out, in]` for every product.
-pub(crate) fn multiply<Q: Quant>(isa: Isa, products: Vec<Product<'_>>, inputs: usize, input: &[f32]) {
+pub(crate) fn multiply(format: &BlockFormat, isa: Isa, products: Vec<Product<'_>>, inputs: usize, input: &[f32]) {
     if input.is_empty() {
         return;
     }
     // Taken, not borrowed: while this thread waits for others it may start another product.
     let mut activations = ACTIVATIONS.take();
     activations.resize(input.len() / STRETCH, ActivationBlock::default());
-    let panels = Panels::new::<Q>(isa, input.len() / inputs, inputs / STRETCH);
-    panels.quantise(isa, Q::SHAPE, input, &mut activations);
-    let band = inputs / Q::WEIGHTS * LANES * Q::BYTES;
+    let panels = Panels::new(isa, format, input.len() / inputs, inputs / STRETCH);
+    panels.quantise(isa, format.shape, input, &mut activations);
+    let band = inputs / format.weights * LANES * format.bytes;
     let group_bands = (GROUP_BYTES / band).max(1);
     for_pieces(products, inputs, LANES, |piece| {
         let RowsPiece {
@@ -41,7 +41,7 @@ pub(crate) fn multiply<Q: Quant>(isa: Isa, products: Vec<Product<'_>>, inputs: u
         } = piece;
         let width = rows[0].len();
         let bands = &packed[first_output / LANES * band..][..width.div_ceil(LANES) * band];
-        let chunk_tokens = isa.band_tokens::<Q>().min(rows.len());
+        let chunk_tokens = isa.band_tokens(format).min(rows.len());
         let pass_bands = match panels.count() {
             1 => 1,
             _ => group_bands.min(PASS_BANDS),
@@ -56,7 +56,7 @@ pub(crate) fn multiply<Q: Quant>(isa: Isa, products: Vec<Product<'_>>, inputs: u
                     sums.fill([0.0; LANES]);
                     for panel in 0..panels.count() {
                         let activations = &activations[panels.blocks(panel, tokens.clone())];
-                        multiply_panel::<Q>(isa, bands, band, panels.stretches(panel), activations, sums);
+                        multiply_panel(format, isa, bands, band, panels.stretches(panel), activations, sums);
                     }
                     let first = (group * group_bands + pass * pass_bands) * LANES;
                     for (index, sums) in sums.chunks_exact(rows.len()).enumerate() {
@@ -75,7 +75,8 @@ pub(crate) fn multiply<Q: Quant>(isa: Isa, products: Vec<Product<'_>>, inputs: u
 
 /// Adds the products of some stretches of bands of `band` bytes with their activations, `[tokens, stretches]`, to `sums`,
 /// `[band][tokens]`.
-fn multiply_panel<Q: Quant>(
+fn multiply_panel(
+    format: &BlockFormat,
     isa: Isa,
     bands: &[u8],
     band: usize,
@@ -83,7 +84,7 @@ fn multiply_panel<Q: Quant>(
     activations: &[ActivationBlock],
     sums: &mut [[f32; LANES]],
 ) {
-    let bytes = |stretches: usize| stretches * STRETCH / Q::WEIGHTS * LANES * Q::BYTES;
+    let bytes = |stretches: usize| stretches * STRETCH / format.weights * LANES * format.bytes;
     let tokens = activations.len() / stretches.len();
     let weights = bytes(stretches.start)..bytes(stretches.end);
     for (index, sums) in sums.chunks_exact_mut(tokens).enumerate() {
@@ -93,6 +94,6 @@ fn multiply_panel<Q: Quant>(
         {
             isa.prefetch(&next[weights.clone()]);
         }
-        isa.quant_band::<Q>(&bands[index * band..][weights.clone()], activations, sums);
+        (format.multiply_band)(isa, &bands[index * band..][weights.clone()], activations, sums);
     }
 }

@@ -4,7 +4,7 @@ use core::ops::Range;
 
 use rayon::prelude::*;
 
-use super::{ActivationBlock, Quant, STRETCH, Shape};
+use super::{ActivationBlock, BlockFormat, STRETCH, Shape};
 use crate::machine::Isa;
 
 /// Activations below which one thread rounds them all.
@@ -22,8 +22,8 @@ pub(crate) struct Panels {
 }
 
 impl Panels {
-    pub(crate) fn new<Q: Quant>(isa: Isa, tokens: usize, stretches: usize) -> Panels {
-        let width = isa.panel_stretches::<Q>(tokens).min(stretches);
+    pub(crate) fn new(isa: Isa, format: &BlockFormat, tokens: usize, stretches: usize) -> Panels {
+        let width = isa.panel_stretches(format, tokens).min(stretches);
         Panels {
             tokens,
             stretches,

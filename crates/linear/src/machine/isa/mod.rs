@@ -22,7 +22,7 @@ use crate::LANES;
 #[cfg(target_arch = "x86_64")]
 use crate::float::FloatKind;
 use crate::float::{Element, GroupSums};
-use crate::quant::{ActivationBlock, Quant, Shape, TILE_TOKENS};
+use crate::quant::{ActivationBlock, BlockFormat, Quant, Shape, TILE_TOKENS};
 
 /// Stretches that are unpacked together where tokens share them.
 #[cfg(target_arch = "x86_64")]
@@ -190,23 +190,24 @@ impl Isa {
 
     /// Tokens that are best handed to [`quant_band`](Self::quant_band) together: one tile where every tile unpacks the weights
     /// in registers, as many as leave room in the second cache where all share what is unpacked.
-    pub(crate) fn band_tokens<Q: Quant>(self) -> usize {
+    pub(crate) fn band_tokens(self, format: &BlockFormat) -> usize {
         #[cfg(target_arch = "x86_64")]
-        if matches!(self.0, Set::Avx512 | Set::Avx512Bf16) && !Q::CODES.is_costly() {
+        if matches!(self.0, Set::Avx512 | Set::Avx512Bf16) && !format.is_costly {
             return TILE_TOKENS;
         }
+        let _ = format;
         12 * TILE_TOKENS
     }
 
     /// Stretches of a panel of activations, which is multiplied with several bands before the next panel. With many tokens that
     /// share unpacked weights on x86-64 these are as many as are unpacked together, so that a panel stays in the first cache;
     /// else all.
-    pub(crate) fn panel_stretches<Q: Quant>(self, tokens: usize) -> usize {
+    pub(crate) fn panel_stretches(self, format: &BlockFormat, tokens: usize) -> usize {
         #[cfg(target_arch = "x86_64")]
-        if self.0 != Set::Scalar && self.band_tokens::<Q>() > TILE_TOKENS && tokens > 2 * TILE_TOKENS {
+        if self.0 != Set::Scalar && self.band_tokens(format) > TILE_TOKENS && tokens > 2 * TILE_TOKENS {
             return SHARED_STRETCHES;
         }
-        let _ = tokens;
+        let _ = (format, tokens);
         usize::MAX
     }
 

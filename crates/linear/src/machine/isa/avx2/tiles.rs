@@ -18,11 +18,16 @@ macro_rules! tile_kernels {
             activations: &[ActivationBlock],
             sums: &mut [[f32; LANES]],
         ) {
-            match sums.len() {
-                1 => return few_tokens::<Q, 1>(weights, activations, sums),
-                2 => return few_tokens::<Q, 2>(weights, activations, sums),
-                FEW => return few_tokens::<Q, FEW>(weights, activations, sums),
-                _ => {}
+            if sums.len() == 1 {
+                return few_tokens::<Q, 1>(weights, activations, sums);
+            }
+            // Several tokens share what is unpacked of a format with a grid.
+            if const { !Q::CODES.is_costly() } {
+                match sums.len() {
+                    2 => return few_tokens::<Q, 2>(weights, activations, sums),
+                    FEW => return few_tokens::<Q, FEW>(weights, activations, sums),
+                    _ => {}
+                }
             }
             let stretches = activations.len() / sums.len();
             let tile_tokens = if sums.len() == 4 { 4 } else { tile_tokens::<Q>() };

@@ -25,10 +25,10 @@ half_kernels!("avx512f,avx512bw,avx512vl");
 quant_kernels!("avx512f,avx512bw,avx512vl,avx512vnni", BiasForm::Whole);
 
 /// Every tile of tokens unpacks the weights by itself: that takes fewer operations than reading them unpacked. Formats with a
-/// grid are the exception.
+/// grid are the exception: all tokens but a single one share what is unpacked.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) fn quant_band<Q: Quant>(weights: &[u8], activations: &[ActivationBlock], sums: &mut [[f32; LANES]]) {
-    if const { Q::CODES.is_costly() } && sums.len() > TILE_TOKENS {
+    if const { Q::CODES.is_costly() } && sums.len() > 1 {
         return tiles::many_tokens::<Q>(weights, activations, sums);
     }
     let stretches = activations.len() / sums.len();

@@ -85,7 +85,7 @@ pub(super) fn few_tokens<Q: Quant>(weights: &[u8], rows: &[&[ActivationBlock]], 
     }
 }
 
-/// More tokens than a tile has: a few stretches at a time are unpacked to the first cache, where all tokens use them.
+/// Tokens that share what is unpacked: a few stretches at a time are unpacked to the first cache, where all tokens use them.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) fn many_tokens<Q: Quant>(weights: &[u8], activations: &[ActivationBlock], sums: &mut [[f32; LANES]]) {
     let stretches = activations.len() / sums.len();
@@ -100,11 +100,11 @@ pub(super) fn many_tokens<Q: Quant>(weights: &[u8], activations: &[ActivationBlo
         for (sums, activations) in sums.chunks_mut(TILE_TOKENS).zip(tiles) {
             let rows = tile_rows(activations, stretches, range.clone());
             let rows = &rows[..sums.len()];
-            match rows.len() {
-                1 | 2 => from_memory::<Q, 2>(expanded, rows, sums),
-                3 | 4 => from_memory::<Q, 4>(expanded, rows, sums),
-                5 | 6 => from_memory::<Q, 6>(expanded, rows, sums),
-                _ => from_memory::<Q, 8>(expanded, rows, sums),
+            match (Q::SHAPE.halves, Q::SHAPE.minimums) {
+                (false, false) => any_rows::<false, false>(expanded, rows, sums),
+                (false, true) => any_rows::<false, true>(expanded, rows, sums),
+                (true, false) => any_rows::<true, false>(expanded, rows, sums),
+                (true, true) => any_rows::<true, true>(expanded, rows, sums),
             }
         }
     }
@@ -124,9 +124,23 @@ fn expand<Q: Quant>(weights: &[u8], expanded: &mut [Expanded]) {
     }
 }
 
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+fn any_rows<const HALVES: bool, const MINIMUMS: bool>(
+    expanded: &[Expanded],
+    rows: &[&[ActivationBlock]],
+    sums: &mut [[f32; LANES]],
+) {
+    match rows.len() {
+        1 | 2 => from_memory::<HALVES, MINIMUMS, 2>(expanded, rows, sums),
+        3 | 4 => from_memory::<HALVES, MINIMUMS, 4>(expanded, rows, sums),
+        5 | 6 => from_memory::<HALVES, MINIMUMS, 6>(expanded, rows, sums),
+        _ => from_memory::<HALVES, MINIMUMS, 8>(expanded, rows, sums),
+    }
+}
+
 /// `ROWS` tokens or one less, as in [`unpacked`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn from_memory<Q: Quant, const ROWS: usize>(
+fn from_memory<const HALVES: bool, const MINIMUMS: bool, const ROWS: usize>(
     expanded: &[Expanded],
     rows: &[&[ActivationBlock]],
     sums: &mut [[f32; LANES]],
@@ -143,7 +157,7 @@ fn from_memory<Q: Quant, const ROWS: usize>(
         for row in 0..ROWS {
             activations[row] = &tokens[row][index];
         }
-        add_stretch!(Q::SHAPE.halves, Q::SHAPE.minimums, weights, activations, totals);
+        add_stretch!(HALVES, MINIMUMS, weights, activations, totals);
     }
     for (sums, total) in sums[..=last].iter_mut().zip(totals) {
         *sums = bytemuck::must_cast(total);
