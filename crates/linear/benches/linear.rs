@@ -8,7 +8,7 @@ const SIZE: usize = 2048;
 
 fn products(criterion: &mut Criterion) {
     for &format in WeightFormat::ALL {
-        let row_bytes = SIZE / format.block_weights() * format.block_bytes();
+        let row_bytes = format.row_bytes(SIZE).expect("whole blocks");
         let bytes: Vec<u8> = (0..SIZE * row_bytes)
             .map(|index| if index % 2 == 1 { 0x2c } else { index as u8 })
             .collect();

@@ -44,7 +44,7 @@ fn main() {
 
 /// A square matrix, in copies enough that one token finds none of its weights in a cache.
 fn copies(format: WeightFormat, size: usize, activations: Activations) -> Vec<PackedMatrix> {
-    let row_bytes = size / format.block_weights() * format.block_bytes();
+    let row_bytes = format.row_bytes(size).expect("whole blocks");
     // Small numbers in every format: the rates do not depend on the values, unless these are subnormal.
     let mut bytes: Vec<u8> = (0..size * row_bytes)
         .map(|index| if index % 2 == 1 { 0x2c } else { index as u8 })
@@ -89,7 +89,7 @@ impl Limits {
             seconds_of(&mut product)
         });
         let rate = 2.0 * (tokens * size * size) as f64 / seconds / 1e9;
-        let row_bytes = size / format.block_weights() * format.block_bytes();
+        let row_bytes = format.row_bytes(size).expect("whole blocks");
         let bytes_rate = (size * row_bytes) as f64 / seconds;
         let share = match tokens {
             1 => bytes_rate / (PART_BYTES as f64 / read_seconds),

@@ -6,6 +6,7 @@ Needs numpy, gcc, the PyPI package gguf and GGML, ggml's folder of the source in
 (vendor/llama.cpp/ggml). The weights are those of gguf.quants.dequantize. The package does not know Q1_0 and Q2_0, whose
 weights come from ggml's own C code. A file holds the raw blocks of both rows, then the weights as little-endian f32, row by
 row. Rows are 512 weights. Bits are random; scales are random values in about ±0.1, so that no weight is infinite.
+Formats of groups (Q4_G32 ..) are not ggml's: their weights are numpy's scale * (code - center) - minimum, and GGML may be any path.
 """
 
 import ctypes
@@ -15,7 +16,6 @@ import sys
 import tempfile
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 ROWS, WEIGHTS = 2, 512
 # Byte offsets of the binary16 values in a block.
@@ -26,6 +26,8 @@ HALVES = {
     "IQ2_XXS": [0], "IQ2_XS": [0], "IQ2_S": [0], "NVFP4": [], "TQ1_0": [52], "TQ2_0": [64],
     "IQ1_S": [0], "IQ1_M": [], "Q1_0": [0], "Q2_0": [0],
 }
+# Bits and weights of a block of the formats of groups.
+GROUPS = {"Q4_G32": (4, 32), "Q4_G64": (4, 64), "Q4_G128": (4, 128), "Q8_G32": (8, 32), "Q8_G64": (8, 64)}
 # Numbers and sizes of the types that the package may be too old for.
 NEWER = {"Q1_0": (41, 128, 18), "Q2_0": (42, 64, 18)}
 
@@ -50,6 +52,22 @@ def random_blocks(name, weights, size):
     return blocks.reshape(ROWS, -1)
 
 
+def groups(name):
+    bits, weights = GROUPS[name]
+    random = np.random.default_rng([4, *name.encode()])
+    shape = (ROWS, WEIGHTS // weights)
+    center = 0 if bits == 4 else 128
+    codes = random.integers(0, 1 << bits, (*shape, weights), dtype=np.uint8)
+    scales = random.uniform(-0.1, 0.1, shape).astype("<f4")
+    minimums = (scales * (random.integers(0, 1 << bits, shape) - center)).astype("<f4")
+    exact = (codes.astype("<f4") - center) * scales[..., None] - minimums[..., None]
+    if bits == 4:
+        halves = codes.reshape(*shape, -1, 2, 16)
+        codes = (halves[..., 0, :] | halves[..., 1, :] << 4).reshape(*shape, -1)
+    heads = np.stack([scales, minimums], -1).view(np.uint8)
+    return np.concatenate([heads, codes], -1), exact.astype("<f4")
+
+
 def weights_of_ggml(library, name, raw):
     weights = np.empty((ROWS, WEIGHTS), "<f4")
     pointer = lambda array: ctypes.c_void_p(array.ctypes.data)
@@ -71,9 +89,16 @@ def compiled(ggml, folder):
 def main():
     ggml, *names = sys.argv[1:]
     folder = pathlib.Path(__file__).parent.parent / "vectors"
+    for name in [name for name in names or GROUPS if name in GROUPS]:
+        raw, exact = groups(name)
+        (folder / f"{name.lower()}.bin").write_bytes(raw.tobytes() + exact.tobytes())
+    names = [name for name in names or HALVES if name in HALVES]
+    if not names:
+        return
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
     with tempfile.TemporaryDirectory() as scratch:
         library = compiled(pathlib.Path(ggml), scratch)
-        for name in names or HALVES:
+        for name in names:
             if name in NEWER:
                 _, weights, size = NEWER[name]
             else:

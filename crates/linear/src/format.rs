@@ -2,9 +2,9 @@
 
 use core::fmt;
 
-use crate::float::{self, Bf16, Element, F16, F32};
+use crate::float::{self, Bf16, Element, F8, F16, F32};
 use crate::machine::Isa;
-use crate::quant::{self, BlockFormat, Quant};
+use crate::quant::{self, BlockFormat, Group, Quant};
 use crate::quant::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, Iq4Nl, Iq4Xs, Mxfp4, Nvfp4, Tq1_0, Tq2_0};
 use crate::quant::{Q1_0, Q2_0, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use crate::tasks::Product;
@@ -12,9 +12,11 @@ use crate::tasks::Product;
 /// Everything that a format is.
 pub(crate) struct FormatRow {
     name: &'static str,
-    ggml_type: u32,
+    ggml_type: Option<u32>,
     block_weights: usize,
     block_bytes: usize,
+    /// Bytes of a row of so many inputs beside its blocks.
+    scale_bytes: fn(usize) -> usize,
     /// Bytes of a file's row of which packed rows hold whole multiples.
     pub(crate) row_multiple: usize,
     /// The first block with a scale or minimum that is not finite, and that number.
@@ -35,7 +37,7 @@ impl FormatRow {
     /// A format of single floats of `bytes` bytes, multiplied by `multiply`.
     const fn float<E: Element>(
         name: &'static str,
-        ggml_type: u32,
+        ggml_type: Option<u32>,
         bytes: usize,
         multiply: fn(Isa, Vec<Product<'_>>, usize, &[f32]),
     ) -> Self {
@@ -44,6 +46,7 @@ impl FormatRow {
             ggml_type,
             block_weights: 1,
             block_bytes: bytes,
+            scale_bytes: float::scale_bytes::<E>,
             row_multiple: E::INPUTS * bytes,
             first_not_finite: |_| None,
             pack: float::pack::<E>,
@@ -55,7 +58,7 @@ impl FormatRow {
     }
 
     /// A format of blocks.
-    const fn blocks<Q: Quant>(name: &'static str, ggml_type: u32) -> Self {
+    const fn blocks<Q: Quant>(name: &'static str, ggml_type: Option<u32>) -> Self {
         let multiply: fn(Isa, Vec<Product<'_>>, usize, &[f32]) = |isa, products, inputs, input| {
             quant::multiply(const { &BlockFormat::new::<Q>() }, isa, products, inputs, input);
         };
@@ -64,6 +67,7 @@ impl FormatRow {
             ggml_type,
             block_weights: Q::WEIGHTS,
             block_bytes: Q::BYTES,
+            scale_bytes: |_| 0,
             row_multiple: 1,
             first_not_finite: |blocks| quant::first_not_finite(const { &BlockFormat::new::<Q>() }, blocks),
             pack: |source, outputs, inputs, packed| {
@@ -99,64 +103,76 @@ macro_rules! formats {
 
 formats! {
     /// IEEE binary32.
-    F32 = FormatRow::float::<F32>("f32", 0, 4, float::multiply::<F32>);
+    F32 = FormatRow::float::<F32>("f32", Some(0), 4, float::multiply::<F32>);
     /// IEEE binary16.
-    F16 = FormatRow::float::<F16>("f16", 1, 2, float::multiply::<F16>);
+    F16 = FormatRow::float::<F16>("f16", Some(1), 2, float::multiply::<F16>);
     /// The upper half of a binary32.
     Bf16 = FormatRow {
         multiply_rounded: float::multiply_rounded,
-        ..FormatRow::float::<Bf16>("bf16", 30, 2, float::multiply_pairs::<Bf16>)
+        ..FormatRow::float::<Bf16>("bf16", Some(30), 2, float::multiply_pairs::<Bf16>)
     };
     /// Blocks of 32: 4 bits and a scale.
-    Q4_0 = FormatRow::blocks::<Q4_0>("q4_0", 2);
+    Q4_0 = FormatRow::blocks::<Q4_0>("q4_0", Some(2));
     /// Blocks of 32: 4 bits, a scale and a minimum.
-    Q4_1 = FormatRow::blocks::<Q4_1>("q4_1", 3);
+    Q4_1 = FormatRow::blocks::<Q4_1>("q4_1", Some(3));
     /// Blocks of 32: 5 bits and a scale.
-    Q5_0 = FormatRow::blocks::<Q5_0>("q5_0", 6);
+    Q5_0 = FormatRow::blocks::<Q5_0>("q5_0", Some(6));
     /// Blocks of 32: 5 bits, a scale and a minimum.
-    Q5_1 = FormatRow::blocks::<Q5_1>("q5_1", 7);
+    Q5_1 = FormatRow::blocks::<Q5_1>("q5_1", Some(7));
     /// Blocks of 32: 8 bits and a scale.
-    Q8_0 = FormatRow::blocks::<Q8_0>("q8_0", 8);
+    Q8_0 = FormatRow::blocks::<Q8_0>("q8_0", Some(8));
     /// Blocks of 256: 2 bits, 4-bit scales and minimums of each 16.
-    Q2K = FormatRow::blocks::<Q2K>("q2_k", 10);
+    Q2K = FormatRow::blocks::<Q2K>("q2_k", Some(10));
     /// Blocks of 256: 3 bits, 6-bit scales of each 16.
-    Q3K = FormatRow::blocks::<Q3K>("q3_k", 11);
+    Q3K = FormatRow::blocks::<Q3K>("q3_k", Some(11));
     /// Blocks of 256: 4 bits, 6-bit scales and minimums of each 32.
-    Q4K = FormatRow::blocks::<Q4K>("q4_k", 12);
+    Q4K = FormatRow::blocks::<Q4K>("q4_k", Some(12));
     /// Blocks of 256: 5 bits, 6-bit scales and minimums of each 32.
-    Q5K = FormatRow::blocks::<Q5K>("q5_k", 13);
+    Q5K = FormatRow::blocks::<Q5K>("q5_k", Some(13));
     /// Blocks of 256: 6 bits, 8-bit scales of each 16.
-    Q6K = FormatRow::blocks::<Q6K>("q6_k", 14);
+    Q6K = FormatRow::blocks::<Q6K>("q6_k", Some(14));
     /// Blocks of 32: codes of 4 bits for unevenly spaced values, and a scale.
-    Iq4Nl = FormatRow::blocks::<Iq4Nl>("iq4_nl", 20);
+    Iq4Nl = FormatRow::blocks::<Iq4Nl>("iq4_nl", Some(20));
     /// Blocks of 256: the codes of IQ4_NL, 6-bit scales of each 32.
-    Iq4Xs = FormatRow::blocks::<Iq4Xs>("iq4_xs", 23);
+    Iq4Xs = FormatRow::blocks::<Iq4Xs>("iq4_xs", Some(23));
     /// Blocks of 32: floats of 4 bits, and a power of two.
-    Mxfp4 = FormatRow::blocks::<Mxfp4>("mxfp4", 39);
+    Mxfp4 = FormatRow::blocks::<Mxfp4>("mxfp4", Some(39));
     /// Blocks of 256: 4 weights in a grid of 512, signs, 4-bit scales of each 32.
-    Iq3S = FormatRow::blocks::<Iq3S>("iq3_s", 21);
+    Iq3S = FormatRow::blocks::<Iq3S>("iq3_s", Some(21));
     /// Blocks of 256: 4 weights in a grid of 256, signs, 4-bit scales of each 32.
-    Iq3Xxs = FormatRow::blocks::<Iq3Xxs>("iq3_xxs", 18);
+    Iq3Xxs = FormatRow::blocks::<Iq3Xxs>("iq3_xxs", Some(18));
     /// Blocks of 256: 8 weights in a grid of 256, signs, 4-bit scales of each 32.
-    Iq2Xxs = FormatRow::blocks::<Iq2Xxs>("iq2_xxs", 16);
+    Iq2Xxs = FormatRow::blocks::<Iq2Xxs>("iq2_xxs", Some(16));
     /// Blocks of 256: 8 weights in a grid of 512, signs, 4-bit scales of each 16.
-    Iq2Xs = FormatRow::blocks::<Iq2Xs>("iq2_xs", 17);
+    Iq2Xs = FormatRow::blocks::<Iq2Xs>("iq2_xs", Some(17));
     /// Blocks of 256: 8 weights in a grid of 1024, signs, 4-bit scales of each 16.
-    Iq2S = FormatRow::blocks::<Iq2S>("iq2_s", 22);
+    Iq2S = FormatRow::blocks::<Iq2S>("iq2_s", Some(22));
     /// Blocks of 64: floats of 4 bits, 8-bit float scales of each 16.
-    Nvfp4 = FormatRow::blocks::<Nvfp4>("nvfp4", 40);
+    Nvfp4 = FormatRow::blocks::<Nvfp4>("nvfp4", Some(40));
     /// Blocks of 256: digits to base 3, and a scale.
-    Tq1_0 = FormatRow::blocks::<Tq1_0>("tq1_0", 34);
+    Tq1_0 = FormatRow::blocks::<Tq1_0>("tq1_0", Some(34));
     /// Blocks of 256: 2 bits and a scale.
-    Tq2_0 = FormatRow::blocks::<Tq2_0>("tq2_0", 35);
+    Tq2_0 = FormatRow::blocks::<Tq2_0>("tq2_0", Some(35));
     /// Blocks of 256: 8 weights in a ternary grid of 2048, 3-bit scales and a shift of each 32.
-    Iq1S = FormatRow::blocks::<Iq1S>("iq1_s", 19);
+    Iq1S = FormatRow::blocks::<Iq1S>("iq1_s", Some(19));
     /// Blocks of 256: 8 weights in the grid of IQ1_S, 3-bit scales of each 16, a shift of each 8.
-    Iq1M = FormatRow::blocks::<Iq1M>("iq1_m", 29);
+    Iq1M = FormatRow::blocks::<Iq1M>("iq1_m", Some(29));
     /// Blocks of 128: 1 bit and a scale.
-    Q1_0 = FormatRow::blocks::<Q1_0>("q1_0", 41);
+    Q1_0 = FormatRow::blocks::<Q1_0>("q1_0", Some(41));
     /// Blocks of 64: 2 bits and a scale.
-    Q2_0 = FormatRow::blocks::<Q2_0>("q2_0", 42);
+    Q2_0 = FormatRow::blocks::<Q2_0>("q2_0", Some(42));
+    /// Floats of 8 bits (4 of exponent, 3 of mantissa), each 128 of a row with a binary32 scale behind the row's floats.
+    F8E4m3 = FormatRow::float::<F8>("f8_e4m3", None, 1, float::multiply::<F8>);
+    /// Blocks of 32: a scale and a minimum in binary32, and 4 bits.
+    Q4G32 = FormatRow::blocks::<Group<4, 32>>("q4_g32", None);
+    /// Blocks of 64: a scale and a minimum in binary32, and 4 bits.
+    Q4G64 = FormatRow::blocks::<Group<4, 64>>("q4_g64", None);
+    /// Blocks of 128: a scale and a minimum in binary32, and 4 bits.
+    Q4G128 = FormatRow::blocks::<Group<4, 128>>("q4_g128", None);
+    /// Blocks of 32: a scale and a minimum in binary32, and 8 bits around 128.
+    Q8G32 = FormatRow::blocks::<Group<8, 32>>("q8_g32", None);
+    /// Blocks of 64: a scale and a minimum in binary32, and 8 bits around 128.
+    Q8G64 = FormatRow::blocks::<Group<8, 64>>("q8_g64", None);
 }
 
 impl WeightFormat {
@@ -169,15 +185,15 @@ impl WeightFormat {
         self.row().name
     }
 
-    /// The number that ggml, and so a GGUF file, gives the format.
-    pub fn ggml_type(self) -> u32 {
+    /// The number that ggml, and so a GGUF file, gives the format, if it has one.
+    pub fn ggml_type(self) -> Option<u32> {
         self.row().ggml_type
     }
 
     /// The format of a number of ggml, if it is one of these.
     pub fn from_ggml_type(number: u32) -> Option<Self> {
         let mut all = Self::ALL.iter().copied();
-        all.find(|format| format.ggml_type() == number)
+        all.find(|format| format.ggml_type() == Some(number))
     }
 
     /// Weights of one block: a row is a whole number of blocks.
@@ -188,6 +204,15 @@ impl WeightFormat {
     /// Bytes of one block.
     pub fn block_bytes(self) -> usize {
         self.row().block_bytes
+    }
+
+    /// Bytes of a row of so many weights, scales behind its blocks included; `None` where these are no whole blocks.
+    pub fn row_bytes(self, inputs: usize) -> Option<usize> {
+        let whole = inputs.is_multiple_of(self.block_weights());
+        (inputs / self.block_weights())
+            .checked_mul(self.block_bytes())?
+            .checked_add((self.row().scale_bytes)(inputs))
+            .filter(|_| whole)
     }
 
     /// The first of a file's blocks with a scale or minimum that is not finite, and that number; `None` for floats.

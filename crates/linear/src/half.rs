@@ -12,6 +12,12 @@ pub(crate) fn f16_to_f32(bits: u16) -> f32 {
     f32::from_bits(finite.to_bits() | special | sign)
 }
 
+/// A float of 8 bits, of which 4 are exponent and 3 mantissa, as the bits of a binary16 of 1/256 of its value: exact, subnormals too.
+#[inline(always)]
+pub(crate) fn f8_to_f16(bits: u8) -> u16 {
+    (i16::from(bits.cast_signed()) << 7).cast_unsigned() & 0xbfff
+}
+
 /// Widens bfloat16.
 #[inline(always)]
 pub(crate) fn bf16_to_f32(bits: u16) -> f32 {

@@ -6,7 +6,8 @@
 //! output head share one copy.
 //!
 //! Float weights (f32, f16, bf16) are widened in registers and multiplied as f32; for bf16 [`Activations::Rounded`] trades
-//! bits of the activations for twice the speed with many tokens. Weights in the block formats of GGUF
+//! bits of the activations for twice the speed with many tokens. Floats of 8 bits share a scale for each 128 inputs of an output. Weights in
+//! the block formats of GGUF, and in groups of 4 or 8 bits,
 //! stay quantised: the activations are rounded to 8 bits with a scale for each 32 of them, at most half a step
 //! (1/254 of the largest of the 32) away, and products are summed as integers. An activation that is not finite makes
 //! every output of its token NaN there; among floats infinities and NaN follow IEEE arithmetic.

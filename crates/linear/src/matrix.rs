@@ -1,4 +1,6 @@
 use core::fmt;
+use std::borrow::Cow;
+use std::sync::Arc;
 
 use crate::machine::{Buffer, Isa};
 use crate::tasks::Product;
@@ -10,6 +12,10 @@ pub struct PackedMatrix {
     out_features: usize,
     in_features: usize,
     activations: Activations,
+    /// Outputs are multiplied with it, rows too.
+    factor: f32,
+    /// The input that each column is multiplied with, where that is not the column's own number.
+    order: Option<Arc<[u32]>>,
     buffer: Buffer,
 }
 
@@ -39,6 +45,8 @@ impl PackedMatrix {
             out_features,
             in_features,
             activations: Activations::Exact,
+            factor: 1.0,
+            order: None,
             buffer,
         })
     }
@@ -47,6 +55,40 @@ impl PackedMatrix {
     #[must_use]
     pub fn with_activations(self, activations: Activations) -> PackedMatrix {
         PackedMatrix { activations, ..self }
+    }
+
+    /// The same matrix times `factor`: a scale that all weights of a tensor share.
+    #[must_use]
+    pub fn with_factor(self, factor: f32) -> PackedMatrix {
+        PackedMatrix { factor, ..self }
+    }
+
+    /// The same weights for inputs in another order: column `i` is that of input `order[i]`. Products and rows take and give inputs in
+    /// their own order.
+    ///
+    /// # Panics
+    ///
+    /// If `order` does not name every input once.
+    #[must_use]
+    pub fn with_input_order(self, order: Arc<[u32]>) -> PackedMatrix {
+        let mut named = vec![false; self.in_features];
+        for input in order.iter() {
+            let named = named.get_mut(*input as usize);
+            assert!(
+                named.is_some_and(|named| !std::mem::replace(named, true)),
+                "input {input}"
+            );
+        }
+        assert_eq!(order.len(), self.in_features, "an order names every input");
+        PackedMatrix {
+            order: Some(order),
+            ..self
+        }
+    }
+
+    /// True if the matrix is no more than the packed weights: no factor, no other order of inputs.
+    pub fn is_plain(&self) -> bool {
+        self.factor == 1.0 && self.order.is_none()
     }
 
     /// `output[token, out] = Σ input[token, in] · weight[out, in]` for `input` `[tokens, in_features]` and `output`
@@ -73,18 +115,25 @@ impl PackedMatrix {
         outputs: [&mut [f32]; COUNT],
     ) {
         let mut products = matrices.into_iter().zip(outputs).peekable();
-        while let Some((first, output)) = products.next() {
-            let mut same = vec![first.product(input, output)];
-            let kind = |matrix: &PackedMatrix| (matrix.format, matrix.activations, matrix.in_features);
-            while let Some((matrix, output)) = products.next_if(|(matrix, _)| kind(matrix) == kind(first)) {
-                same.push(matrix.product(input, output));
+        while let Some(first) = products.next() {
+            let mut same = vec![first];
+            let (first, _) = same[0];
+            while let Some(next) = products.next_if(|(matrix, _)| matrix.shares_input(first)) {
+                same.push(next);
             }
-            first.multiply(Isa::best(), same, input);
+            PackedMatrix::multiply(Isa::best(), same, input);
         }
     }
 
     pub(crate) fn matmul_with(&self, isa: Isa, input: &[f32], output: &mut [f32]) {
-        self.multiply(isa, vec![self.product(input, output)], input);
+        PackedMatrix::multiply(isa, vec![(self, output)], input);
+    }
+
+    /// True if the input is rounded and ordered alike for both.
+    fn shares_input(&self, other: &PackedMatrix) -> bool {
+        let kind = |matrix: &PackedMatrix| (matrix.format, matrix.activations, matrix.in_features);
+        let order = |matrix: &PackedMatrix| matrix.order.as_ref().map(Arc::as_ptr);
+        kind(self) == kind(other) && order(self) == order(other)
     }
 
     /// The product of this matrix, its sizes checked.
@@ -100,14 +149,35 @@ impl PackedMatrix {
         }
     }
 
-    /// `products` are of matrices of this one's kind.
-    fn multiply(&self, isa: Isa, products: Vec<Product<'_>>, input: &[f32]) {
-        let row = self.format.row();
-        let multiply = match self.activations {
+    /// Multiplies matrices that share their input.
+    fn multiply(isa: Isa, mut matrices: Vec<(&PackedMatrix, &mut [f32])>, input: &[f32]) {
+        let first = matrices[0].0;
+        let products = matrices
+            .iter_mut()
+            .map(|(matrix, output)| matrix.product(input, output));
+        let products = products.collect();
+        let row = first.format.row();
+        let multiply = match first.activations {
             Activations::Exact => row.multiply,
             Activations::Rounded => row.multiply_rounded,
         };
-        multiply(isa, products, self.in_features, input);
+        multiply(isa, products, first.in_features, &first.ordered(input));
+        for (matrix, output) in matrices {
+            if matrix.factor != 1.0 {
+                output.iter_mut().for_each(|value| *value *= matrix.factor);
+            }
+        }
+    }
+
+    /// Rows of inputs in the order of the columns.
+    fn ordered<'a>(&self, input: &'a [f32]) -> Cow<'a, [f32]> {
+        match &self.order {
+            None => Cow::Borrowed(input),
+            Some(order) => {
+                let rows = input.chunks_exact(self.in_features);
+                Cow::Owned(rows.flat_map(|row| order.iter().map(|at| row[*at as usize])).collect())
+            }
+        }
     }
 
     /// Writes row `row` as f32, exactly as stored: the embedding of a token.
@@ -123,12 +193,21 @@ impl PackedMatrix {
         );
         assert_eq!(output.len(), self.in_features, "output must hold a row");
         (self.format.row().row_into)(self.buffer.bytes(), self.out_features, row, output);
+        if let Some(order) = &self.order {
+            let stored = output.to_vec();
+            for (at, value) in order.iter().zip(stored) {
+                output[*at as usize] = value;
+            }
+        }
+        if self.factor != 1.0 {
+            output.iter_mut().for_each(|value| *value *= self.factor);
+        }
     }
 
-    /// The bytes that were [packed](Self::pack): to bring the weights to a device with a layout of its own.
+    /// The bytes that were [packed](Self::pack), which are the whole matrix where it [is plain](Self::is_plain): to bring the weights to a device with a layout of its own.
     pub fn unpack(&self) -> Vec<u8> {
         let (outputs, inputs) = (self.out_features, self.in_features);
-        let row_bytes = inputs / self.format.block_weights() * self.format.block_bytes();
+        let row_bytes = self.format.row_bytes(inputs).unwrap_or_default();
         let mut rows = vec![0; outputs * row_bytes];
         (self.format.row().unpack)(self.buffer.bytes(), outputs, inputs, &mut rows);
         rows
@@ -180,9 +259,7 @@ fn row_bytes(
         out_features,
         in_features,
     };
-    let row_bytes = (in_features / block)
-        .checked_mul(format.block_bytes())
-        .ok_or_else(too_large)?;
+    let row_bytes = format.row_bytes(in_features).ok_or_else(too_large)?;
     let expected = row_bytes.checked_mul(out_features).ok_or_else(too_large)?;
     if found != expected {
         return Err(LinearError::ByteLength {

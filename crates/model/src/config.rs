@@ -114,6 +114,8 @@ pub struct ModelConfig {
     pub gate_width: usize,
     /// A part that is computed in main memory alone: no device computes the model.
     pub host_only: Option<&'static str>,
+    /// The method that weights of safetensors were quantised by, as settings name it.
+    pub quantised: Option<&'static str>,
     /// Layers behind the model's own that predict further tokens, in the files. One can be loaded where it is asked for.
     pub predicting_layers: usize,
     /// Bytes that such a layer takes in memory, as part of `weight_bytes`; 0 where it is not loaded.
@@ -131,6 +133,12 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
+    /// Notes the method that weights of safetensors were quantised by: no device computes with what they become.
+    pub(crate) fn set_quantised(&mut self, method: &'static str) {
+        self.quantised = Some(method);
+        self.host_only = self.host_only.or(Some("weights, which other programs quantised"));
+    }
+
     /// The settings nearly every decoder shares, under their Hugging Face names, checked.
     pub fn from_fields(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
         let hidden_size = fields.size("hidden_size")?;
@@ -140,10 +148,8 @@ impl ModelConfig {
             Some(head_dim) => head_dim,
             None if hidden_size % heads == 0 => hidden_size / heads,
             None => {
-                return Err(fields.error(
-                    "num_attention_heads",
-                    format!("{heads} heads do not divide hidden_size {hidden_size}; give head_dim"),
-                ));
+                let problem = format!("{heads} heads do not divide hidden_size {hidden_size}; give head_dim");
+                return Err(fields.error("num_attention_heads", problem));
             }
         };
         let config = ModelConfig {
@@ -166,6 +172,7 @@ impl ModelConfig {
             attends: Vec::new(),
             gate_width: 0,
             host_only: None,
+            quantised: None,
             predicting_layers: 0,
             predictor_bytes: 0,
             norm_epsilon: fields.optional_epsilon("rms_norm_eps")?.unwrap_or(1e-6) as f32,

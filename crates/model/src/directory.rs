@@ -6,6 +6,7 @@ use std::time::Instant;
 use crate::fields::{Fields, read_json};
 use crate::load::{Parts, milliseconds_since};
 use crate::tokenizer::{TokenizerSettings, tokenizer_file};
+use crate::weights::{Quantisation, quantised};
 use crate::{
     ChatTemplate, GenerationDefaults, LoadOptions, ModelConfig, ModelError, RopeScaling, Tokenizer, families, weights,
 };
@@ -45,12 +46,17 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
         let weights = opened.insert(weights::open_directory(path)?);
         fields = fields.with("tie_word_embeddings", weights.info("lm_head.weight").is_none());
     }
-    let (family, config) = families::configure(&fields, options.families)?;
+    let (family, mut config) = families::configure(&fields, options.families)?;
     let settings = TokenizerSettings::from_directory(path)?;
     let mut weights = match opened {
         Some(weights) => weights,
         None => weights::open_directory(path)?,
     };
+    let quantisation = Quantisation::read(&fields)?;
+    let found = quantised::bind(quantisation.as_ref().unwrap_or(&Quantisation::default()), &mut weights)?;
+    if found > 0 && quantisation.is_none() {
+        config.set_quantised(Quantisation::default().method);
+    }
     for (stored, known) in family.renames {
         weights.rename(|name| match name.strip_prefix(stored) {
             Some(rest) => format!("{known}{rest}"),

@@ -14,7 +14,7 @@ pub struct ModelInfo {
     pub format: &'static str,
     /// Sizes and settings. `weight_bytes` is what the files hold; after loading it is what memory holds.
     pub config: ModelConfig,
-    /// Every tensor of every file, by name.
+    /// Every tensor of every file, by name. Those of a matrix that another program quantised stand as one, in the format that memory holds.
     pub tensors: Vec<TensorInfo>,
     /// Bytes of all tensors in the files.
     pub tensor_bytes: u64,

@@ -249,7 +249,7 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
 impl Parts {
     fn info(&self) -> ModelInfo {
         let tensors = self.weights.list();
-        let tensor_bytes = tensors.iter().map(|tensor| tensor.bytes).sum();
+        let tensor_bytes = self.weights.file_bytes();
         let mut config = self.config.clone();
         let bytes_of = |counts: &dyn Fn(&str) -> bool| -> u64 {
             let named = self.weights.names().zip(&tensors);

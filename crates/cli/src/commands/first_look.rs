@@ -58,11 +58,14 @@ fn stand_in(path: &Path, whole_bytes: u64) -> io::Result<tempfile::NamedTempFile
 
 fn described(config: &ModelConfig) -> String {
     format!(
-        "{}: {} layers, hidden {}, made for {} tokens",
+        "{}: {} layers, hidden {}, made for {} tokens{}",
         config.architecture,
         config.layers,
         grouped(config.hidden_size),
         grouped(config.max_position),
+        config
+            .quantised
+            .map_or(String::new(), |method| format!(", weights quantised by {method}")),
     )
 }
 

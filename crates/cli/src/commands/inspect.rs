@@ -53,6 +53,8 @@ fn as_json(info: &ModelInfo, with_tensors: bool) -> Value {
         "vocab_size": config.vocab_size,
         "tied_embeddings": config.tied_embeddings,
         "tensor_bytes": info.tensor_bytes,
+        "weight_bytes": info.config.weight_bytes,
+        "quantised": info.config.quantised,
         "has_chat_template": info.has_chat_template,
         "tokenizer": info.tokenizer.as_ref().map(|tokenizer| json!({
             "kind": tokenizer.kind,
@@ -118,6 +120,10 @@ fn described(info: &ModelInfo) -> String {
             tokenizer.eos.as_deref().map_or("none".to_owned(), name),
         )
     });
+    let quantised = config.quantised.map_or(String::new(), |method| {
+        let memory = human_bytes(config.weight_bytes);
+        format!("quantised     by {method}; they take {memory} of memory\n")
+    });
     let recurrent = match config.state_layers().count() {
         0 => String::new(),
         layers => format!(
@@ -127,7 +133,7 @@ fn described(info: &ModelInfo) -> String {
         ),
     };
     format!(
-        "path          {}\nformat        {}\narchitecture  {}\nlayers        {}{recurrent}\nhidden        {}, feed-forward {}\n{}positions     {}\nvocabulary    {}{}\nweights       {} in {} tensors: {}\ntokenizer     {tokenizer}\nchat template {}\n",
+        "path          {}\nformat        {}\narchitecture  {}\nlayers        {}{recurrent}\nhidden        {}, feed-forward {}\n{}positions     {}\nvocabulary    {}{}\nweights       {} in {} tensors: {}\n{quantised}tokenizer     {tokenizer}\nchat template {}\n",
         name(&info.path.display().to_string()),
         info.format,
         config.architecture,

@@ -26,7 +26,7 @@ pub(super) fn planes(format: WeightFormat) -> &'static [Field] {
 
 /// True if kernels know the format: floats, and those with planes.
 pub(super) fn is_known(format: WeightFormat) -> bool {
-    format.block_weights() == 1 || !planes(format).is_empty()
+    matches!(format, WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16) || !planes(format).is_empty()
 }
 
 /// The number kernels know the format by.
@@ -39,8 +39,8 @@ pub(super) fn number(format: WeightFormat) -> u32 {
 pub(super) fn blocks(format: WeightFormat, outputs: usize, inputs: usize, bytes: usize) -> Result<usize, CudaError> {
     if !is_known(format) {
         return Err(CudaError::Unsupported {
-            what: "ggml type of a matrix",
-            value: format.ggml_type() as usize,
+            what: "number of a matrix's format",
+            value: number(format) as usize,
             requirement: "a float type, q4_0 to q8_0 or q2_k to q6_k: load the model on the CPU",
         });
     }

@@ -3,7 +3,8 @@
 
 use rayon::prelude::*;
 
-use super::{Element, GROUP, GROUP_BLOCKS};
+use super::scales::{self, Scales, scale_bytes};
+use super::{Element, GROUP, GROUP_BLOCKS, PANEL};
 use crate::LANES;
 
 /// A group of the matrix: where it starts in the packed bytes and how many blocks wide it is.
@@ -11,6 +12,8 @@ pub(crate) struct Group<'a, E: Element> {
     /// `[steps, blocks]`
     pub(crate) weights: &'a [[E::Bits; LANES]],
     pub(crate) blocks: usize,
+    /// Of this group's outputs.
+    pub(super) scales: Scales<'a>,
 }
 
 /// The group that holds output `first`, a multiple of [`GROUP`].
@@ -21,6 +24,7 @@ pub(crate) fn group<E: Element>(packed: &[u8], outputs: usize, inputs: usize, fi
     Group {
         weights: &all[first / LANES * steps..][..blocks * steps],
         blocks,
+        scales: Scales::new::<E>(packed, outputs, inputs, first),
     }
 }
 
@@ -28,15 +32,17 @@ pub(crate) fn group<E: Element>(packed: &[u8], outputs: usize, inputs: usize, fi
 pub(crate) fn pack<E: Element>(source: &[u8], outputs: usize, inputs: usize, packed: &mut [u8]) {
     let bytes = size_of::<E::Bits>() / E::INPUTS;
     let padded = inputs.next_multiple_of(E::INPUTS);
+    let row_bytes = inputs * bytes + scale_bytes::<E>(inputs);
+    scales::pack::<E>(source, outputs, inputs, packed);
     let groups = packed[..outputs.next_multiple_of(LANES) * padded * bytes].par_chunks_mut(GROUP * padded * bytes);
     groups
-        .zip(source.par_chunks(GROUP * inputs * bytes))
+        .zip(source.par_chunks(GROUP * row_bytes))
         .for_each(|(group, source)| {
             let width = group.len() / (padded * bytes);
             // A few inputs of all rows at a time: both sides stay in cache.
             for start in (0..inputs).step_by(32) {
                 let end = (start + 32).min(inputs);
-                for (row, values) in source.chunks_exact(inputs * bytes).enumerate() {
+                for (row, values) in source.chunks_exact(row_bytes).enumerate() {
                     for input in start..end {
                         let step = input / E::INPUTS * width + row;
                         let to = (step * E::INPUTS + input % E::INPUTS) * bytes;
@@ -53,12 +59,17 @@ pub(crate) fn pack<E: Element>(source: &[u8], outputs: usize, inputs: usize, pac
 /// Writes the rows back as the file had them: row-major, little-endian.
 pub(crate) fn unpack<E: Element>(packed: &[u8], outputs: usize, inputs: usize, rows: &mut [u8]) {
     let bytes = size_of::<E::Bits>() / E::INPUTS;
-    rows.par_chunks_mut(inputs * bytes)
+    rows.par_chunks_mut(inputs * bytes + scale_bytes::<E>(inputs))
         .enumerate()
         .for_each(|(row, values)| {
             let first = row - row % GROUP;
             let group = group::<E>(packed, outputs, inputs, first);
             let (block, lane) = ((row - first) / LANES, row % LANES);
+            let (values, row_scales) = values.split_at_mut(inputs * bytes);
+            let scales = Scales::new::<E>(packed, outputs, inputs, row);
+            for (panel, scale) in row_scales.as_chunks_mut().0.iter_mut().enumerate() {
+                *scale = scales.stored(panel).to_le_bytes();
+            }
             for (values, vectors) in values
                 .chunks_mut(E::INPUTS * bytes)
                 .zip(group.weights.chunks_exact(group.blocks))
@@ -82,6 +93,13 @@ pub(crate) fn row_into<E: Element>(packed: &[u8], outputs: usize, row: usize, ou
     {
         for (index, value) in values.iter_mut().enumerate() {
             *value = E::widen(vectors[block][lane], index);
+        }
+    }
+    if E::SCALED {
+        let scales = Scales::new::<E>(packed, outputs, output.len(), row);
+        for (panel, values) in output.chunks_mut(PANEL).enumerate() {
+            let scale = scales.of(panel)[0];
+            values.iter_mut().for_each(|value| *value *= scale);
         }
     }
 }

@@ -1,10 +1,12 @@
-//! Weights that are floats: f32, f16, bf16.
+//! Weights that are floats: f32, f16, bf16, and of 8 bits with scales.
 
 mod layout;
 mod multiply;
+mod scales;
 
 pub(crate) use layout::{pack, row_into, unpack};
 pub(crate) use multiply::{multiply, multiply_pairs, multiply_rounded};
+pub(crate) use scales::scale_bytes;
 
 #[cfg(test)]
 mod tests;
@@ -12,7 +14,7 @@ mod tests;
 use bytemuck::Pod;
 
 use crate::LANES;
-use crate::half::{bf16_to_f32, f16_to_f32};
+use crate::half::{bf16_to_f32, f8_to_f16, f16_to_f32};
 
 /// Blocks of [`LANES`] outputs that lie together, so that a matrix times one token is one stream through memory.
 pub(crate) const GROUP_BLOCKS: usize = 4;
@@ -39,6 +41,10 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
     const KIND: FloatKind;
     /// Inputs of a step.
     const INPUTS: usize;
+    /// True if kernels widen panels of weights once for many tokens.
+    const WIDENS: bool = matches!(Self::KIND, FloatKind::F16 | FloatKind::F8);
+    /// True if the inputs of a panel share a scale, one for each output.
+    const SCALED: bool = matches!(Self::KIND, FloatKind::F8);
     /// Weight `index` of a step.
     fn widen(bits: Self::Bits, index: usize) -> f32;
     /// The sum after a step.
@@ -50,6 +56,7 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
 pub(crate) enum FloatKind {
     F32,
     F16,
+    F8,
     Bf16,
     RoundedBf16,
 }
@@ -58,6 +65,9 @@ pub(crate) enum FloatKind {
 pub(crate) struct F32;
 #[derive(Clone, Copy)]
 pub(crate) struct F16;
+/// Of 8 bits: 4 of exponent, 3 of mantissa. It is widened to 1/256 of its value, which its scale makes up for.
+#[derive(Clone, Copy)]
+pub(crate) struct F8;
 #[derive(Clone, Copy)]
 pub(crate) struct Bf16;
 /// [`Bf16`] times activations that are rounded to it.
@@ -95,6 +105,23 @@ impl Element for F16 {
     #[inline(always)]
     fn multiply_add(bits: u16, value: f32, sum: f32) -> f32 {
         f16_to_f32(bits).mul_add(value, sum)
+    }
+}
+
+impl Element for F8 {
+    type Bits = u8;
+    type Value = f32;
+    const KIND: FloatKind = FloatKind::F8;
+    const INPUTS: usize = 1;
+
+    #[inline(always)]
+    fn widen(bits: u8, _index: usize) -> f32 {
+        f16_to_f32(f8_to_f16(bits))
+    }
+
+    #[inline(always)]
+    fn multiply_add(bits: u8, value: f32, sum: f32) -> f32 {
+        Self::widen(bits, 0).mul_add(value, sum)
     }
 }
 

@@ -6,9 +6,7 @@ use std::cell::RefCell;
 use rayon::prelude::*;
 
 use super::layout::{Group, group};
-use super::{
-    BEST_TILE_TOKENS, Element, F32, FloatKind, GROUP, GROUP_BLOCKS, GroupSums, PANEL, RoundedBf16, TILE_TOKENS,
-};
+use super::{BEST_TILE_TOKENS, Element, F32, GROUP, GROUP_BLOCKS, GroupSums, PANEL, RoundedBf16, TILE_TOKENS};
 use crate::LANES;
 use crate::machine::Isa;
 use crate::tasks::{Product, RowsPiece, for_pieces};
@@ -78,8 +76,8 @@ pub(crate) fn multiply<E: Element>(isa: Isa, products: Vec<Product<'_>>, inputs:
         } = piece;
         let width = rows[0].len();
         let mut sums = vec![GroupSums::default(); rows.len().min(CHUNK_TOKENS)];
-        let mut widened = match E::KIND {
-            FloatKind::F16 if rows.len() > TILE_TOKENS => vec![[0.0; LANES]; PANEL * GROUP_BLOCKS],
+        let mut widened = match rows.len() {
+            tokens if E::WIDENS && tokens > TILE_TOKENS => vec![[0.0; LANES]; PANEL * GROUP_BLOCKS],
             _ => Vec::new(),
         };
         for first in (0..width).step_by(GROUP) {
@@ -90,7 +88,7 @@ pub(crate) fn multiply<E: Element>(isa: Isa, products: Vec<Product<'_>>, inputs:
                 let sums = &mut sums[..rows.len()];
                 sums.fill(GroupSums::default());
                 if rows.len() <= TILE_TOKENS {
-                    tile(isa, &group, input, steps, 0..steps, sums)
+                    few(isa, &group, input, steps, sums)
                 } else {
                     panels(isa, &group, input, steps, &mut widened, sums)
                 }
@@ -103,7 +101,21 @@ pub(crate) fn multiply<E: Element>(isa: Isa, products: Vec<Product<'_>>, inputs:
     });
 }
 
-/// Many tokens: a panel of weights, f16 widened once, stays in the first cache while all tokens pass.
+/// At most [`TILE_TOKENS`] tokens, all panels at once unless each has scales.
+fn few<E: Element>(isa: Isa, group: &Group<'_, E>, input: &[E::Value], steps: usize, sums: &mut [GroupSums]) {
+    if !E::SCALED {
+        return tile(isa, group, input, steps, 0..steps, sums);
+    }
+    let Group { blocks, scales, .. } = *group;
+    for (index, weights) in group.weights.chunks(PANEL * blocks).enumerate() {
+        let start = index * PANEL;
+        let range = start..start + weights.len() / blocks;
+        let panel = Group::<E> { weights, ..*group };
+        scales.add::<E>(index, sums, |sums| tile(isa, &panel, input, steps, range, sums));
+    }
+}
+
+/// Many tokens: a panel of weights, those that must be widened once, stays in the first cache while all tokens pass.
 fn panels<E: Element>(
     isa: Isa,
     group: &Group<'_, E>,
@@ -112,14 +124,18 @@ fn panels<E: Element>(
     widened: &mut [[f32; LANES]],
     sums: &mut [GroupSums],
 ) {
-    let Group { weights, blocks } = *group;
+    let Group {
+        weights,
+        blocks,
+        scales,
+    } = *group;
     let tiles = sums.len().div_ceil(BEST_TILE_TOKENS);
     let panel_end = |start: usize| steps.min(start + PANEL);
     for start in (0..steps).step_by(PANEL) {
         let end = panel_end(start);
         let panel = &weights[start * blocks..end * blocks];
-        if E::KIND == FloatKind::F16 {
-            isa.widen(bytemuck::cast_slice(panel), &mut widened[..panel.len()]);
+        if E::WIDENS {
+            isa.widen::<E>(panel, &mut widened[..panel.len()]);
         }
         // Tiles of nearly equal height, so that none is too low to keep the multipliers busy.
         let following: &[u8] = bytemuck::cast_slice(&weights[end * blocks..panel_end(end) * blocks]);
@@ -130,12 +146,22 @@ fn panels<E: Element>(
             let next = sums.len() * (index + 1) / tiles;
             let input = &input[first * steps..next * steps];
             let sums = &mut sums[first..next];
-            if E::KIND == FloatKind::F16 {
+            if E::WIDENS {
                 let weights = &widened[..panel.len()];
-                let panel = Group::<F32> { weights, blocks };
-                tile(isa, &panel, bytemuck::cast_slice(input), steps, start..end, sums);
+                let panel = Group::<F32> {
+                    weights,
+                    blocks,
+                    scales,
+                };
+                let input = bytemuck::cast_slice(input);
+                scales.add::<E>(start / PANEL, sums, |sums| {
+                    tile(isa, &panel, input, steps, start..end, sums)
+                });
             } else {
-                let panel = Group::<E> { weights: panel, blocks };
+                let panel = Group::<E> {
+                    weights: panel,
+                    ..*group
+                };
                 tile(isa, &panel, input, steps, start..end, sums);
             }
             first = next;

@@ -276,3 +276,117 @@ fn weights_are_held_once_with_at_most_fifteen_rows_of_padding() {
     let (packed, _) = matrix(WeightFormat::F32, 1024, 1024);
     assert_eq!(packed.bytes(), 1024 * 1024 * 4);
 }
+
+/// Random codes, none of them NaN, under a scale for each 128 of a row, with their weights.
+fn scaled(outputs: usize, inputs: usize) -> (Vec<u8>, Vec<f32>) {
+    let (mut bytes, mut weights) = (Vec::new(), Vec::new());
+    let mut state = 7u32;
+    for _ in 0..outputs {
+        let start = bytes.len();
+        let mut scales = Vec::new();
+        for input in 0..inputs {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let code = (state >> 24) as u8;
+            let code = if code & 0x7f == 0x7f { code ^ 1 } else { code };
+            if input % super::PANEL == 0 {
+                scales.push((state >> 8 & 0xff) as f32 / 4096.0 + 0.01);
+            }
+            bytes.push(code);
+            let (exponent, mantissa) = (i32::from(code >> 3 & 15), f64::from(code & 7) / 8.0);
+            let magnitude = match exponent {
+                0 => mantissa * 2f64.powi(-6),
+                _ => (1.0 + mantissa) * 2f64.powi(exponent - 7),
+            };
+            let sign = if code & 0x80 == 0 { 1.0 } else { -1.0 };
+            weights.push((sign * magnitude) as f32 * scales[scales.len() - 1]);
+        }
+        assert_eq!(bytes.len() - start, inputs);
+        bytes.extend(scales.iter().flat_map(|scale| scale.to_le_bytes()));
+    }
+    (bytes, weights)
+}
+
+#[test]
+fn floats_of_eight_bits_are_multiplied_and_read_back_with_their_scales() {
+    let shapes = [
+        (1, 1, 1),
+        (17, 3, 2),
+        (16, 129, 1),
+        (65, 300, 5),
+        (80, 128, 13),
+        (130, 257, 97),
+    ];
+    for (outputs, inputs, tokens) in shapes {
+        let (bytes, weights) = scaled(outputs, inputs);
+        let packed = PackedMatrix::pack(WeightFormat::F8E4m3, outputs, inputs, &bytes).expect("packs");
+        assert!(packed.unpack() == bytes, "{outputs}x{inputs}");
+        let padded = outputs.next_multiple_of(16);
+        assert_eq!(packed.bytes(), padded * (inputs + 4 * inputs.div_ceil(super::PANEL)));
+        let mut row = vec![0.0; inputs];
+        packed.row_into(outputs - 1, &mut row);
+        assert_eq!(
+            bits(&row),
+            bits(&weights[(outputs - 1) * inputs..]),
+            "{outputs}x{inputs}"
+        );
+        let input = values(tokens * inputs, 7);
+        let plain = product(Isa::SCALAR, &packed, &input);
+        for isa in Isa::available() {
+            let output = product(isa, &packed, &input);
+            assert_eq!(bits(&output), bits(&plain), "{isa:?} {outputs}x{inputs}x{tokens}");
+            let alone: Vec<u32> = input
+                .chunks(inputs)
+                .flat_map(|row| bits(&product(isa, &packed, row)))
+                .collect();
+            assert!(
+                alone == bits(&output),
+                "{isa:?} {outputs}x{inputs}x{tokens}: a token alone"
+            );
+        }
+        // A panel's additions, one for each panel, a scale, and the rounding of the weight that is compared with.
+        let roundings = (super::PANEL.min(inputs) + 2 * inputs.div_ceil(super::PANEL) + 2) as f64;
+        for (index, &found) in plain.iter().enumerate() {
+            let (token, out) = (index / outputs, index % outputs);
+            let (sum, magnitude) = exact(&weights[out * inputs..][..inputs], &input[token * inputs..][..inputs]);
+            let bound = roundings * magnitude * f64::from(f32::EPSILON) / 2.0;
+            assert!(
+                (f64::from(found) - sum).abs() <= bound * 1.001,
+                "token {token}, output {out}: {found} for {sum}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_factor_and_an_order_of_inputs_belong_to_products_and_rows() {
+    let (outputs, inputs) = (20, 33);
+    let (plain, _) = matrix(WeightFormat::F32, outputs, inputs);
+    let order: std::sync::Arc<[u32]> = (0..inputs as u32).map(|column| column * 5 % inputs as u32).collect();
+    let turned = matrix(WeightFormat::F32, outputs, inputs)
+        .0
+        .with_input_order(order.clone())
+        .with_factor(0.5);
+    assert!(plain.is_plain() && !turned.is_plain());
+    let input = values(3 * inputs, 5);
+    // Column i of the turned matrix is that of input order[i].
+    let moved: Vec<f32> = input
+        .chunks(inputs)
+        .flat_map(|row| order.iter().map(|at| row[*at as usize]))
+        .collect();
+    let expected: Vec<f32> = product(Isa::best(), &plain, &moved)
+        .iter()
+        .map(|value| 0.5 * value)
+        .collect();
+    assert_eq!(bits(&product(Isa::best(), &turned, &input)), bits(&expected));
+    let mut outputs_together = [vec![0.0; 3 * outputs], vec![0.0; 3 * outputs]];
+    let slices = outputs_together.each_mut().map(Vec::as_mut_slice);
+    PackedMatrix::matmul_all([&plain, &turned], &input, slices);
+    assert_eq!(bits(&outputs_together[0]), bits(&product(Isa::best(), &plain, &input)));
+    assert_eq!(bits(&outputs_together[1]), bits(&expected));
+    let (mut row, mut turned_row) = (vec![0.0; inputs], vec![0.0; inputs]);
+    plain.row_into(7, &mut row);
+    turned.row_into(7, &mut turned_row);
+    for (column, at) in order.iter().enumerate() {
+        assert_eq!(turned_row[*at as usize], 0.5 * row[column]);
+    }
+}

@@ -4,6 +4,12 @@ use super::{ActivationBlock, Field, Quant, Shape};
 use crate::LANES;
 use crate::machine::Isa;
 
+/// Adds the products of a band of 16 rows to sums, by the arguments of [`Isa::quant_band`].
+type MultiplyBand = fn(Isa, &[u8], &[ActivationBlock], &mut [[f32; LANES]]);
+
+/// The scale and the minimum of a block.
+type Numbers = fn(&[u8]) -> [f32; 2];
+
 /// What packing and the drivers of products ask of a [`Quant`].
 pub(crate) struct BlockFormat {
     /// Weights of a block.
@@ -14,14 +20,13 @@ pub(crate) struct BlockFormat {
     pub(crate) shape: Shape,
     /// True if unpacked weights are shared by many tokens: see [`Codes::is_costly`](super::Codes::is_costly).
     pub(crate) is_costly: bool,
-    /// Offsets of the halves of an arranged block, where these are scales.
-    pub(crate) halves: Option<[usize; 2]>,
+    /// The scale and the minimum of an arranged block, where these may be other than finite.
+    pub(crate) numbers: Option<Numbers>,
     pub(crate) arranges_halves: bool,
     pub(crate) arrange: fn(&mut [u8]),
     pub(crate) restore: fn(&mut [u8]),
     pub(crate) dequantise: fn(&[u8], &mut [f32]),
-    /// `(isa, weights, activations, sums)`: see [`Isa::quant_band`].
-    pub(crate) multiply_band: fn(Isa, &[u8], &[ActivationBlock], &mut [[f32; LANES]]),
+    pub(crate) multiply_band: MultiplyBand,
 }
 
 impl BlockFormat {
@@ -32,7 +37,7 @@ impl BlockFormat {
             fields: Q::FIELDS,
             shape: Q::SHAPE,
             is_costly: Q::CODES.is_costly(),
-            halves: if Q::HAS_HALVES { Some(Q::HALVES) } else { None },
+            numbers: if Q::HAS_HALVES { Some(Q::numbers) } else { None },
             arranges_halves: Q::ARRANGES_HALVES,
             arrange: Q::arrange,
             restore: Q::restore,

@@ -3,7 +3,6 @@
 use rayon::prelude::*;
 
 use super::BlockFormat;
-use super::expanded::half;
 use crate::LANES;
 
 /// Rearranges `source`, the row-major blocks of a file, into `packed`; missing rows of the last 16 stay zero.
@@ -80,7 +79,7 @@ pub(crate) fn unpack(format: &BlockFormat, packed: &[u8], inputs: usize, rows: &
 
 /// The first block of a file with a scale or minimum that is not finite, and that number.
 pub(crate) fn first_not_finite(format: &BlockFormat, blocks: &[u8]) -> Option<(usize, f32)> {
-    let halves = format.halves?;
+    let numbers = format.numbers?;
     let mut arranged = vec![0; format.bytes];
     blocks
         .chunks_exact(format.bytes)
@@ -90,8 +89,7 @@ pub(crate) fn first_not_finite(format: &BlockFormat, blocks: &[u8]) -> Option<(u
             if format.arranges_halves {
                 (format.arrange)(&mut arranged);
             }
-            let numbers = halves.map(|offset| half(&arranged, offset));
-            let number = numbers.into_iter().find(|number| !number.is_finite())?;
+            let number = numbers(&arranged).into_iter().find(|number| !number.is_finite())?;
             Some((index, number))
         })
 }

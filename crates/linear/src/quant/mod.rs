@@ -6,6 +6,7 @@ mod expanded;
 mod grid_blocks;
 mod grid_codes;
 mod grids;
+mod group_blocks;
 mod k_blocks;
 mod layout;
 mod lookup;
@@ -26,6 +27,7 @@ pub(crate) use expanded::{Expanded, Halves, half_bits};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use expanded::{bytes, words};
 pub(crate) use grid_blocks::{Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
+pub(crate) use group_blocks::Group;
 pub(crate) use k_blocks::{Q2K, Q3K, Q4K, Q5K, Q6K};
 pub(crate) use layout::{first_not_finite, pack, row_into, unpack};
 pub(crate) use lookup::{Codes, GridCodes, look_up};
@@ -161,6 +163,11 @@ pub(crate) trait Quant: Copy + Send + Sync + 'static {
 
     /// Rearranges bits inside a row's block before it is interleaved, where bytes alone do not do.
     fn arrange(_block: &mut [u8]) {}
+
+    /// The numbers of an arranged block that a file may have as infinite or NaN.
+    fn numbers(block: &[u8]) -> [f32; 2] {
+        Self::HALVES.map(|offset| expanded::half(block, offset))
+    }
 
     /// Undoes `arrange`.
     fn restore(_block: &mut [u8]) {}

@@ -56,7 +56,7 @@ pub(crate) fn multiply(format: &BlockFormat, isa: Isa, products: Vec<Product<'_>
                     sums.fill([0.0; LANES]);
                     for panel in 0..panels.count() {
                         let activations = &activations[panels.blocks(panel, tokens.clone())];
-                        multiply_panel(format, isa, bands, band, panels.stretches(panel), activations, sums);
+                        multiply_panel(format, isa, bands, panels.stretches(panel), activations, sums);
                     }
                     let first = (group * group_bands + pass * pass_bands) * LANES;
                     for (index, sums) in sums.chunks_exact(rows.len()).enumerate() {
@@ -73,13 +73,11 @@ pub(crate) fn multiply(format: &BlockFormat, isa: Isa, products: Vec<Product<'_>
     ACTIVATIONS.set(activations);
 }
 
-/// Adds the products of some stretches of bands of `band` bytes with their activations, `[tokens, stretches]`, to `sums`,
-/// `[band][tokens]`.
+/// Adds the products of some stretches of all `bands` with their activations, `[tokens, stretches]`, to `sums`, `[band][tokens]`.
 fn multiply_panel(
     format: &BlockFormat,
     isa: Isa,
     bands: &[u8],
-    band: usize,
     stretches: Range<usize>,
     activations: &[ActivationBlock],
     sums: &mut [[f32; LANES]],
@@ -87,6 +85,7 @@ fn multiply_panel(
     let bytes = |stretches: usize| stretches * STRETCH / format.weights * LANES * format.bytes;
     let tokens = activations.len() / stretches.len();
     let weights = bytes(stretches.start)..bytes(stretches.end);
+    let band = bands.len() / (sums.len() / tokens);
     for (index, sums) in sums.chunks_exact_mut(tokens).enumerate() {
         if let Some(next) = bands.get((index + 1) * band..)
             && weights.len() < band

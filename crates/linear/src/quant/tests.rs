@@ -3,7 +3,7 @@ use crate::machine::Isa;
 use crate::testing::{bits, exact, on_threads, values};
 use crate::{LinearError, PackedMatrix, WeightFormat};
 
-/// Raw blocks of two rows of 512 weights and, as little-endian f32, what the gguf package makes of them.
+/// Raw blocks of two rows of 512 weights and, as little-endian f32, what the gguf package makes of them, or numpy by definition.
 fn vector(format: WeightFormat) -> (&'static [u8], Vec<f32>) {
     let file: &'static [u8] = match format {
         WeightFormat::Q4_0 => include_bytes!("../../vectors/q4_0.bin"),
@@ -31,6 +31,11 @@ fn vector(format: WeightFormat) -> (&'static [u8], Vec<f32>) {
         WeightFormat::Iq1M => include_bytes!("../../vectors/iq1_m.bin"),
         WeightFormat::Q1_0 => include_bytes!("../../vectors/q1_0.bin"),
         WeightFormat::Q2_0 => include_bytes!("../../vectors/q2_0.bin"),
+        WeightFormat::Q4G32 => include_bytes!("../../vectors/q4_g32.bin"),
+        WeightFormat::Q4G64 => include_bytes!("../../vectors/q4_g64.bin"),
+        WeightFormat::Q4G128 => include_bytes!("../../vectors/q4_g128.bin"),
+        WeightFormat::Q8G32 => include_bytes!("../../vectors/q8_g32.bin"),
+        WeightFormat::Q8G64 => include_bytes!("../../vectors/q8_g64.bin"),
         _ => panic!("{format} has no blocks"),
     };
     let (blocks, weights) = file.split_at(2 * 512 / format.block_weights() * format.block_bytes());
@@ -115,7 +120,7 @@ fn unpacked_blocks_are_those_of_the_file() {
 }
 
 #[test]
-fn rows_equal_what_the_gguf_package_makes_of_them() {
+fn rows_equal_what_others_make_of_them() {
     for format in formats() {
         let (blocks, weights) = vector(format);
         let packed = PackedMatrix::pack(format, 2, 512, blocks).expect("packs");
@@ -335,6 +340,7 @@ fn halves(format: WeightFormat) -> &'static [usize] {
         WeightFormat::Tq1_0 => &[52],
         WeightFormat::Tq2_0 => &[64],
         WeightFormat::Mxfp4 | WeightFormat::Nvfp4 | WeightFormat::Iq1M => &[],
+        format if format.ggml_type().is_none() => &[],
         _ => &[0],
     }
 }
@@ -348,6 +354,9 @@ fn the_largest_sums_of_products_do_not_overflow() {
             let mut block = vec![quants; bytes];
             let (range, scale) = inner_scales(format);
             block[range].fill(scale);
+            if format.ggml_type().is_none() {
+                block[..8].copy_from_slice(bytemuck::bytes_of(&[1.0f32, 1.0].map(f32::to_bits).map(u32::to_le)));
+            }
             for &at in halves(format) {
                 block[at..at + 2].copy_from_slice(&half::f16::ONE.to_le_bytes());
             }

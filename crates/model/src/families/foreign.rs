@@ -84,23 +84,6 @@ pub(crate) fn refuse(fields: &Fields, family: &Family, architecture: &str) -> Re
     if HYBRID.contains(&architecture) && !fields.flag("attn_output_gate", true)? {
         return Err(fields.error("attn_output_gate", "is false, which is not supported"));
     }
-    if let Some(bits) = fields
-        .object("quantization")?
-        .and_then(|mlx| mlx.optional_size("bits").ok()?)
-    {
-        let problem = format!(
-            "weights of {bits} bits as MLX quantises them are not supported; use the original weights or a GGUF file"
-        );
-        return Err(fields.error("quantization", problem));
-    }
-    for name in ["quantization_config", "compression_config"] {
-        if let Some(quantised) = fields.object(name)? {
-            let method = quantised.text("quant_method")?.unwrap_or("(unnamed)");
-            let problem =
-                format!("weights quantised by {method:?} are not supported; use the original weights or a GGUF file");
-            return Err(fields.error(name, problem));
-        }
-    }
     refuse_part_of_a_rotation(fields, family, architecture)?;
     refuse_two_rotations(fields)
 }

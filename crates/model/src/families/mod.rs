@@ -18,7 +18,7 @@ pub(crate) use wrappers::{NAMES as WRAPPED_NAMES, is_of_text_model, is_wrapper, 
 use crate::blocks::{Activation, Mlp, Norm, Projection};
 use crate::decoder::Decoder;
 use crate::fields::Fields;
-use crate::weights::Checkpoint;
+use crate::weights::{Checkpoint, Quantisation};
 use crate::{ModelConfig, ModelError, Predictor};
 
 /// How models of one architecture are configured and put together.
@@ -139,7 +139,11 @@ pub(crate) fn configure(
 ) -> Result<(&'static Family, ModelConfig), ModelError> {
     let (family, architecture) = find(fields, more)?;
     foreign::refuse(fields, family, &architecture)?;
-    let config = (family.configure)(fields, &architecture)?;
+    let quantisation = Quantisation::read(fields)?;
+    let mut config = (family.configure)(fields, &architecture)?;
+    if let Some(quantisation) = quantisation {
+        config.set_quantised(quantisation.method);
+    }
     foreign::check_layer_types(fields, &config)?;
     config.check_states(fields)?;
     config.check_attention(fields)?;

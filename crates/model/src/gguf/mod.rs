@@ -43,11 +43,8 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
     let mut weights = Checkpoint::default();
     let shards = shards(&header)?;
     let mut tensor_count = header.tensors.len();
-    weights.add_file(
-        path.to_owned(),
-        file,
-        names::translate(architecture, &header, &header.tensors)?,
-    )?;
+    let tensors = names::translate(architecture, &header, &header.tensors)?;
+    weights.add_file(path.to_owned(), file, tensors)?;
     for (number, shard) in shards.into_iter().enumerate() {
         let (file, map) = read(&shard)?;
         let shard_header = Header::parse(&shard, &map)?;
@@ -66,7 +63,10 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
     }
     let fields = settings::fields(architecture, &header, &mut weights)?;
     let fields = RopeScaling::apply(options.rope_scaling.as_ref(), fields)?;
-    let (family, config) = families::configure(&fields, options.families)?;
+    let (family, mut config) = families::configure(&fields, options.families)?;
+    if weights.bind_factors()? {
+        config.host_only = config.host_only.or(Some("weights, which have scales of whole tensors"));
+    }
     let start = Instant::now();
     let tokens = Tokens::read(path, &header)?;
     let tokens = tokens.as_ref();

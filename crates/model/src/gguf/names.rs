@@ -180,7 +180,7 @@ fn row_order(prefix: &str, header: &Header<'_>, stored: &StoredTensor) -> Result
         format!("{prefix}.attention.head_count"),
         format!("{prefix}.attention.head_count_kv"),
     );
-    let setting = if !name.starts_with("blk.") {
+    let setting = if !name.starts_with("blk.") || name.ends_with("scale") {
         return Ok(RowOrder::Plain);
     } else if name.contains(".attn_k.") && header.metadata.contains_key(&keys) {
         &keys

@@ -4,10 +4,12 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use memmap2::Mmap;
 use riffle_linear::{Activations, PackedMatrix, WeightFormat};
 
+use super::quantised::{Made, Part, Recipe};
 use super::tensor::first_not_finite;
 use super::{StoredTensor, TensorInfo, TensorType, mapping, to_f32};
 use crate::ModelError;
@@ -19,6 +21,8 @@ pub struct Checkpoint {
     files: Vec<WeightFile>,
     tensors: BTreeMap<String, Location>,
     taken: BTreeSet<String>,
+    /// Tensors of zeros that a family need not take.
+    zeros: BTreeSet<String>,
     activations: Activations,
 }
 
@@ -32,6 +36,18 @@ struct Location {
     file: usize,
     stored: StoredTensor,
     row_order: RowOrder,
+    /// What the tensor is multiplied with.
+    factor: f32,
+    /// The tensor is made of others of the files.
+    recipe: Option<Box<Recipe>>,
+}
+
+/// The checked weights of a tensor.
+struct Taken<'a> {
+    format: WeightFormat,
+    bytes: Cow<'a, [u8]>,
+    factor: f32,
+    order: Option<Arc<[u32]>>,
 }
 
 /// How the rows of a stored tensor follow each other.
@@ -59,6 +75,8 @@ impl Checkpoint {
                 file: index,
                 stored,
                 row_order,
+                factor: 1.0,
+                recipe: None,
             };
             if let Some(first) = self.tensors.insert(tensor.clone(), location) {
                 let first = self.files.get(first.file).map_or(&path, |file| &file.path);
@@ -77,6 +95,7 @@ impl Checkpoint {
     pub(crate) fn rename(&mut self, rename: impl Fn(&str) -> String) {
         let tensors = std::mem::take(&mut self.tensors);
         self.tensors = tensors.into_iter().map(|(name, at)| (rename(&name), at)).collect();
+        self.zeros = self.zeros.iter().map(|name| rename(name)).collect();
     }
 
     /// Says that rotated pairs of a tensor stand side by side in each head, unless its file said so.
@@ -86,6 +105,98 @@ impl Checkpoint {
         {
             location.row_order = RowOrder::PartlyInterleaved { heads, rotated };
         }
+    }
+
+    /// A stored tensor as a part of a matrix.
+    pub(crate) fn part(&self, name: &str) -> Option<Part> {
+        let Location { file, stored, .. } = self.tensors.get(name)?;
+        Some(Part {
+            file: *file,
+            stored: stored.clone(),
+        })
+    }
+
+    /// The bytes of a small tensor.
+    pub(crate) fn small_bytes(&self, part: &Part) -> Result<Vec<u8>, ModelError> {
+        let file = &self.files[part.file];
+        let map = mapping::map(&file.file).map_err(|source| file.unread(source))?;
+        file.bytes(&map, &part.stored).map(<[u8]>::to_vec)
+    }
+
+    /// Puts `name`, which `recipe` makes, in the place of the tensors `used`.
+    pub(crate) fn bind(&mut self, name: String, used: &[String], recipe: Recipe) -> Result<(), ModelError> {
+        let path = &self.files[recipe.parts.codes.file].path;
+        let Some(bytes) = recipe.bytes() else {
+            return Err(ModelError::CorruptWeights {
+                path: path.clone(),
+                problem: format!("tensor {name} has an impossible shape"),
+            });
+        };
+        for used in used {
+            self.tensors.remove(used);
+        }
+        let info = TensorInfo {
+            name: recipe.name.clone(),
+            element_type: TensorType::Weights(recipe.format),
+            shape: vec![recipe.rows, recipe.columns],
+            bytes: bytes as u64,
+        };
+        let location = Location {
+            file: recipe.parts.codes.file,
+            stored: StoredTensor { info, range: 0..0 },
+            row_order: RowOrder::Plain,
+            factor: 1.0,
+            recipe: Some(Box::new(recipe)),
+        };
+        match self.tensors.insert(name.clone(), location) {
+            None => Ok(()),
+            Some(first) => Err(ModelError::DuplicateTensor {
+                tensor: name,
+                first: self.files[first.file].path.clone(),
+                second: path.clone(),
+            }),
+        }
+    }
+
+    /// Takes the tensors `X.scale` of one number as factors of their `X.weight`, as llama.cpp stores them. True if there are some.
+    pub(crate) fn bind_factors(&mut self) -> Result<bool, ModelError> {
+        let mut factors = Vec::new();
+        for (name, location) in &self.tensors {
+            let Some(module) = name.strip_suffix(".scale") else {
+                continue;
+            };
+            let weight = format!("{module}.weight");
+            let info = &location.stored.info;
+            let is_number = info.element_type == TensorType::Weights(WeightFormat::F32) && info.shape == [1];
+            if is_number && self.tensors.contains_key(&weight) {
+                factors.push((name.clone(), weight));
+            }
+        }
+        for (name, weight) in &factors {
+            let factor = self.array(name, &[1])?[0];
+            self.tensors.remove(name);
+            if let Some(location) = self.tensors.get_mut(weight) {
+                location.factor = factor;
+            }
+        }
+        // Activations are not rounded by scales of their own.
+        self.forget(|name| !factors.is_empty() && name.ends_with(".input_scale"));
+        Ok(!factors.is_empty())
+    }
+
+    /// Takes the tensors out of which nothing is made.
+    pub(crate) fn forget(&mut self, is_unused: impl Fn(&str) -> bool) {
+        self.tensors.retain(|name, _| !is_unused(name));
+    }
+
+    /// Lets a tensor be left over if it holds zeros alone.
+    pub(crate) fn forgive_zeros(&mut self, name: &str) -> Result<(), ModelError> {
+        if let Some(part) = self.part(name)
+            && self.small_bytes(&part)?.iter().all(|byte| *byte == 0)
+        {
+            self.zeros.insert(name.to_owned());
+        }
+        Ok(())
     }
 
     /// How the matrices that are taken from here on multiply.
@@ -124,6 +235,15 @@ impl Checkpoint {
             .collect()
     }
 
+    /// The bytes of all tensors in the files.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        let bytes = |location: &Location| match &location.recipe {
+            None => location.stored.info.bytes,
+            Some(recipe) => recipe.parts.all().map(|part| part.stored.info.bytes).sum(),
+        };
+        self.tensors.values().map(bytes).sum()
+    }
+
     /// The names of all tensors in the model.
     pub(crate) fn names(&self) -> impl Iterator<Item = &String> {
         self.tensors.keys()
@@ -133,7 +253,7 @@ impl Checkpoint {
     pub(crate) fn untaken(&self) -> Vec<String> {
         self.tensors
             .keys()
-            .filter(|name| !self.taken.contains(*name))
+            .filter(|name| !self.taken.contains(*name) && !self.zeros.contains(*name))
             .cloned()
             .collect()
     }
@@ -163,7 +283,7 @@ impl Checkpoint {
 
     /// The values of a tensor of any shape as f32.
     pub fn array(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
-        let (format, bytes) = self.take(name, shape)?;
+        let Taken { format, bytes, .. } = self.take(name, shape)?;
         let values = to_f32(format, &bytes);
         self.unmap(name);
         values.ok_or_else(|| ModelError::WrongType {
@@ -190,8 +310,13 @@ impl Checkpoint {
     ) -> Result<[PackedMatrix; PARTS], ModelError> {
         let stride: usize = rows.iter().sum();
         let activations = self.activations;
-        let (format, bytes) = self.take(name, &[heads * stride, columns])?;
-        let row_bytes = columns / format.block_weights() * format.block_bytes();
+        let Taken {
+            format,
+            bytes,
+            factor,
+            order,
+        } = self.take(name, &[heads * stride, columns])?;
+        let row_bytes = format.row_bytes(columns).unwrap_or_default();
         let mut first = 0;
         let parts = rows.map(|rows| {
             let own = first * row_bytes..(first + rows) * row_bytes;
@@ -206,7 +331,12 @@ impl Checkpoint {
                         .collect(),
                 ),
             };
-            PackedMatrix::pack(format, heads * rows, columns, &part).map(|matrix| matrix.with_activations(activations))
+            let matrix = PackedMatrix::pack(format, heads * rows, columns, &part)?;
+            let matrix = matrix.with_activations(activations).with_factor(factor);
+            Ok(match &order {
+                Some(order) => matrix.with_input_order(Arc::clone(order)),
+                None => matrix,
+            })
         });
         self.unmap(name);
         let mut packed = Vec::with_capacity(PARTS);
@@ -225,11 +355,14 @@ impl Checkpoint {
     fn unmap(&mut self, name: &str) {
         if let Some(location) = self.tensors.get(name) {
             self.files[location.file].map = None;
+            for part in location.recipe.iter().flat_map(|recipe| recipe.parts.all()) {
+                self.files[part.file].map = None;
+            }
         }
     }
 
     /// The checked bytes of a tensor of weights.
-    fn take(&mut self, name: &str, shape: &[usize]) -> Result<(WeightFormat, Cow<'_, [u8]>), ModelError> {
+    fn take(&mut self, name: &str, shape: &[usize]) -> Result<Taken<'_>, ModelError> {
         let format = match &self.check(name, shape)?.element_type {
             TensorType::Weights(format) => *format,
             found @ TensorType::Other { .. } => {
@@ -242,36 +375,72 @@ impl Checkpoint {
         };
         self.taken.insert(name.to_owned());
         let location = &self.tensors[name];
-        let file = &mut self.files[location.file];
-        let io = |source| ModelError::Io {
-            path: file.path.clone(),
-            source,
-        };
-        let map = match &mut file.map {
-            Some(map) => map,
-            none => none.insert(mapping::map(&file.file).map_err(io)?),
-        };
-        let bytes = map
-            .get(location.stored.range.clone())
-            .ok_or_else(|| ModelError::CorruptWeights {
-                path: file.path.clone(),
-                problem: format!("the file shrank while tensor {name} was read"),
-            })?;
-        if let Some((element, value)) = first_not_finite(format, bytes) {
-            return Err(ModelError::NotFinite {
-                tensor: name.to_owned(),
-                element,
-                value,
-            });
-        }
-        let bytes = match location.row_order {
-            RowOrder::Plain => Cow::Borrowed(bytes),
-            RowOrder::Interleaved { heads } => Cow::Owned(without_interleaving(bytes, shape[0], heads, None)),
-            RowOrder::PartlyInterleaved { heads, rotated } => {
-                Cow::Owned(without_interleaving(bytes, shape[0], heads, Some(rotated)))
+        let (bytes, factor, order) = match &location.recipe {
+            None => {
+                let bytes = self.files[location.file].mapped(&location.stored)?;
+                if let Some((element, value)) = first_not_finite(format, bytes) {
+                    return Err(ModelError::NotFinite {
+                        tensor: name.to_owned(),
+                        element,
+                        value,
+                    });
+                }
+                (Cow::Borrowed(bytes), location.factor, None)
+            }
+            Some(recipe) => {
+                for part in recipe.parts.all() {
+                    self.files[part.file].mapped(&part.stored)?;
+                }
+                let files = &self.files;
+                let Made { bytes, factor, order } = recipe.make(|part| files[part.file].whole(&part.stored))?;
+                (Cow::Owned(bytes), factor, order)
             }
         };
-        Ok((format, bytes))
+        let heads = match location.row_order {
+            RowOrder::Plain => None,
+            RowOrder::Interleaved { heads } => Some((heads, None)),
+            RowOrder::PartlyInterleaved { heads, rotated } => Some((heads, Some(rotated))),
+        };
+        let bytes = match heads {
+            None => bytes,
+            Some((heads, rotated)) => Cow::Owned(without_interleaving(&bytes, shape[0], heads, rotated)),
+        };
+        Ok(Taken {
+            format,
+            bytes,
+            factor,
+            order,
+        })
+    }
+}
+
+impl WeightFile {
+    /// The bytes of a tensor, of a file that is mapped first where it is not.
+    fn mapped(&mut self, stored: &StoredTensor) -> Result<&[u8], ModelError> {
+        if self.map.is_none() {
+            self.map = Some(mapping::map(&self.file).map_err(|source| self.unread(source))?);
+        }
+        self.whole(stored).map(|(_, bytes)| bytes)
+    }
+
+    /// The path of a mapped file, and the bytes of a tensor in it.
+    fn whole(&self, stored: &StoredTensor) -> Result<(&Path, &[u8]), ModelError> {
+        let map: &[u8] = self.map.as_deref().unwrap_or_default();
+        self.bytes(map, stored).map(|bytes| (self.path.as_path(), bytes))
+    }
+
+    fn bytes<'a>(&self, map: &'a [u8], stored: &StoredTensor) -> Result<&'a [u8], ModelError> {
+        map.get(stored.range.clone()).ok_or_else(|| ModelError::CorruptWeights {
+            path: self.path.clone(),
+            problem: format!("the file shrank while tensor {} was read", stored.info.name),
+        })
+    }
+
+    fn unread(&self, source: std::io::Error) -> ModelError {
+        ModelError::Io {
+            path: self.path.clone(),
+            source,
+        }
     }
 }
 

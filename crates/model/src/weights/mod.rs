@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod mapping;
+pub(crate) mod quantised;
 mod safetensors;
 mod shards;
 mod tensor;
@@ -9,6 +10,7 @@ mod tensor;
 pub use checkpoint::Checkpoint;
 pub(crate) use checkpoint::RowOrder;
 pub(crate) use mapping::map;
-pub(crate) use shards::open_directory;
+pub(crate) use quantised::Quantisation;
+pub(crate) use shards::{open_directory, text_name};
 pub(crate) use tensor::{NoSuchType, StoredTensor, check_name, to_f32};
 pub use tensor::{TensorInfo, TensorType};

@@ -78,7 +78,7 @@ fn add(checkpoint: &mut Checkpoint, path: PathBuf) -> Result<(), ModelError> {
 }
 
 /// A tensor's name in the text model, which multi-modal checkpoints keep below a name of its own.
-fn text_name(name: &str) -> String {
+pub(crate) fn text_name(name: &str) -> String {
     let known = crate::families::WRAPPED_NAMES.iter();
     let mut renamed = known.filter_map(|(stored, known)| Some(format!("{known}{}", name.strip_prefix(stored)?)));
     renamed.next().unwrap_or_else(|| name.to_owned())

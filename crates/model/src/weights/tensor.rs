@@ -146,7 +146,7 @@ pub struct TensorInfo {
     pub element_type: TensorType,
     /// Its shape, slowest dimension first.
     pub shape: Vec<usize>,
-    /// Bytes it takes in the file.
+    /// Bytes it takes in the file, or in memory where it is made of several tensors of files.
     pub bytes: u64,
 }
 

@@ -66,16 +66,11 @@ fn a_folder_that_holds_one_gguf_model_stands_for_it() {
 }
 
 #[test]
-fn adapters_and_folders_of_mlx_are_told_as_what_they_are() {
+fn adapters_are_told_as_what_they_are() {
     let folder = tempfile::tempdir().unwrap();
     let adapter = json!({"peft_type": "LORA", "base_model_name_or_path": "org/base"});
     std::fs::write(folder.path().join("adapter_config.json"), adapter.to_string()).unwrap();
     refused(folder.path(), &["adapter for org/base", "give a model"]);
-    let quantised = json!({"group_size": 64, "bits": 4});
-    bent(
-        |model| model.config["quantization"] = quantised,
-        &["quantization", "MLX", "4 bits"],
-    );
 }
 
 #[test]
@@ -102,8 +97,8 @@ fn unknown_architectures_are_refused_with_the_known_ones() {
 
 #[test]
 fn weights_quantised_otherwise_are_refused() {
-    let quantised = json!({"quant_method": "gptq", "bits": 4});
-    let words = ["quantization_config", "gptq", "GGUF"];
+    let quantised = json!({"quant_method": "hqq", "bits": 4});
+    let words = ["quantization_config", "hqq", "GGUF"];
     bent(|model| model.config["quantization_config"] = quantised, &words);
 }
 

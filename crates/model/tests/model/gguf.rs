@@ -1,7 +1,9 @@
 //! GGUF files that are damaged, hostile or of a kind this crate does not compute.
 
 use crate::testing::gguf::{Pair, Tensor, metadata, number, refused, refused_file, tensors, text, write};
-use crate::testing::gguf_file;
+use crate::testing::{gguf_file, logits_of};
+use std::sync::Arc;
+
 use riffle_model::{ModelError, inspect, load};
 
 #[test]
@@ -17,6 +19,40 @@ fn the_unbent_file_loads() {
     assert!(load(&path).unwrap().info.unused_tensors.is_empty());
     std::fs::write(&path, gguf_file(2, &metadata(), &tensors())).unwrap();
     load(&path).unwrap();
+}
+
+#[test]
+fn the_scale_of_a_whole_tensor_multiplies_its_weights() {
+    let halved = |scaled: bool| {
+        let mut all = tensors();
+        for part in ["attn_q", "attn_output", "ffn_down"] {
+            let name = format!("blk.0.{part}.weight");
+            let weights = all.iter_mut().find(|(found, ..)| *found == name).unwrap();
+            if scaled {
+                all.push((format!("blk.0.{part}.scale"), vec![1], 0, 0.5f32.to_le_bytes().to_vec()));
+                all.push((
+                    format!("blk.0.{part}.input_scale"),
+                    vec![1],
+                    0,
+                    3f32.to_le_bytes().to_vec(),
+                ));
+            } else {
+                let halves = weights
+                    .3
+                    .as_chunks()
+                    .0
+                    .iter()
+                    .flat_map(|weight| (0.5 * f32::from_le_bytes(*weight)).to_le_bytes());
+                weights.3 = halves.collect();
+            }
+        }
+        let (_folder, path) = write(&gguf_file(3, &metadata(), &all));
+        let loaded = load(&path).unwrap();
+        assert_eq!(loaded.info.config.host_only.is_some(), scaled);
+        assert!(loaded.info.unused_tensors.is_empty());
+        logits_of(&Arc::new(loaded.model), &[1, 7, 300, 5], 4)
+    };
+    assert_eq!(halved(true), halved(false));
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod contents;
 mod errors;
 mod families;
 mod fingerprint;
+mod folders;
 mod gguf;
 mod gguf_settings;
 mod gguf_tokenizers;

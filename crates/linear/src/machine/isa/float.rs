@@ -94,10 +94,10 @@ pub(super) use float_kernels;
 macro_rules! half_kernels {
     ($features:literal) => {
         #[target_feature(enable = $features)]
-        pub(super) fn widen(weights: &[[u16; LANES]], widened: &mut [[f32; LANES]]) {
+        pub(super) fn widen<E: Element>(weights: &[[E::Bits; LANES]], widened: &mut [[f32; LANES]]) {
             for (wide, narrow) in widened.iter_mut().zip(weights) {
                 prefetch(narrow);
-                *wide = store(load::<F16>(narrow));
+                *wide = store(load::<E>(narrow));
             }
         }
 

@@ -173,9 +173,9 @@ impl Isa {
         let _ = bytes;
     }
 
-    /// Widens binary16 weights.
-    pub(crate) fn widen(self, weights: &[[u16; LANES]], widened: &mut [[f32; LANES]]) {
-        dispatch!(self, widen(weights, widened));
+    /// Widens weights of one input a step.
+    pub(crate) fn widen<E: Element>(self, weights: &[[E::Bits; LANES]], widened: &mut [[f32; LANES]]) {
+        dispatch!(self, widen::<E>(weights, widened));
     }
 
     /// Rounds activations to bfloat16.

@@ -152,7 +152,8 @@ macro_rules! quant_tiles {
             match (shape.halves, shape.minimums, shape.bits == 8) {
                 (false, false, false) => any_tokens::<false, false, false>(expanded, rows, sums),
                 (false, false, true) => any_tokens::<false, false, true>(expanded, rows, sums),
-                (false, true, _) => any_tokens::<false, true, false>(expanded, rows, sums),
+                (false, true, false) => any_tokens::<false, true, false>(expanded, rows, sums),
+                (false, true, true) => any_tokens::<false, true, true>(expanded, rows, sums),
                 (true, false, false) => any_tokens::<true, false, false>(expanded, rows, sums),
                 (true, false, true) => any_tokens::<true, false, true>(expanded, rows, sums),
                 (true, true, _) => any_tokens::<true, true, false>(expanded, rows, sums),

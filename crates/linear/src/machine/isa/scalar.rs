@@ -28,9 +28,9 @@ pub(super) fn float_tile<E: Element>(
     }
 }
 
-pub(super) fn widen(weights: &[[u16; LANES]], widened: &mut [[f32; LANES]]) {
+pub(super) fn widen<E: Element>(weights: &[[E::Bits; LANES]], widened: &mut [[f32; LANES]]) {
     for (wide, narrow) in widened.iter_mut().zip(weights) {
-        *wide = narrow.map(f16_to_f32);
+        *wide = narrow.map(|bits| E::widen(bits, 0));
     }
 }
 

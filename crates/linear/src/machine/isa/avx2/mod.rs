@@ -46,6 +46,15 @@ pub(super) fn load<E: Element>(vector: &[E::Bits; LANES]) -> Block {
             let [low, high]: [__m128i; 2] = bytemuck::cast(*vector);
             [_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)]
         }
+        FloatKind::F8 => {
+            let codes = _mm256_cvtepi8_epi16(bytemuck::cast(*vector));
+            let halves = _mm256_and_si256(
+                _mm256_slli_epi16::<7>(codes),
+                _mm256_set1_epi16(0xbfff_u16.cast_signed()),
+            );
+            let [low, high]: [__m128i; 2] = bytemuck::cast(halves);
+            [_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)]
+        }
         // Pairs stay as they are.
         FloatKind::Bf16 | FloatKind::RoundedBf16 => bytemuck::cast(*vector),
     }
@@ -62,7 +71,7 @@ pub(super) fn store(block: Block) -> [f32; LANES] {
 fn multiply_add<E: Element>(weights: Block, value: E::Value, sum: Block) -> Block {
     let [low, high] = weights;
     match E::KIND {
-        FloatKind::F32 | FloatKind::F16 => {
+        FloatKind::F32 | FloatKind::F16 | FloatKind::F8 => {
             let value = _mm256_set1_ps(bytemuck::cast(value));
             [
                 _mm256_fmadd_ps(low, value, sum[0]),

@@ -56,6 +56,11 @@ fn load<E: Element>(vector: &[E::Bits; LANES]) -> Block {
     match E::KIND {
         FloatKind::F32 => bytemuck::cast(*vector),
         FloatKind::F16 => _mm512_cvtph_ps(bytemuck::cast(*vector)),
+        FloatKind::F8 => {
+            let codes = _mm256_cvtepi8_epi16(bytemuck::cast(*vector));
+            let sign_and_rest = _mm256_set1_epi16(0xbfff_u16.cast_signed());
+            _mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16::<7>(codes), sign_and_rest))
+        }
         // Pairs stay as they are.
         FloatKind::Bf16 | FloatKind::RoundedBf16 => bytemuck::cast(*vector),
     }
@@ -71,7 +76,9 @@ fn store(block: Block) -> [f32; LANES] {
 #[target_feature(enable = "avx512f")]
 fn multiply_add<E: Element>(weights: Block, value: E::Value, sum: Block) -> Block {
     match E::KIND {
-        FloatKind::F32 | FloatKind::F16 => _mm512_fmadd_ps(weights, _mm512_set1_ps(bytemuck::cast(value)), sum),
+        FloatKind::F32 | FloatKind::F16 | FloatKind::F8 => {
+            _mm512_fmadd_ps(weights, _mm512_set1_ps(bytemuck::cast(value)), sum)
+        }
         FloatKind::Bf16 => {
             let [left, right]: [f32; 2] = bytemuck::cast(value);
             let sum = _mm512_fmadd_ps(first(weights), _mm512_set1_ps(left), sum);

@@ -35,7 +35,7 @@ fn load<E: Element>(vector: &[E::Bits; LANES]) -> Block {
     match E::KIND {
         // Pairs stay as they are.
         FloatKind::F32 | FloatKind::Bf16 | FloatKind::RoundedBf16 => bytemuck::cast(*vector),
-        FloatKind::F16 => bytemuck::cast(vector.map(|bits| E::widen(bits, 0))),
+        FloatKind::F16 | FloatKind::F8 => bytemuck::cast(vector.map(|bits| E::widen(bits, 0))),
     }
 }
 
@@ -49,7 +49,7 @@ fn store(block: Block) -> [f32; LANES] {
 #[target_feature(enable = "neon")]
 fn multiply_add<E: Element>(weights: Block, value: E::Value, sum: Block) -> Block {
     match E::KIND {
-        FloatKind::F32 | FloatKind::F16 => {
+        FloatKind::F32 | FloatKind::F16 | FloatKind::F8 => {
             let value = vdupq_n_f32(bytemuck::cast(value));
             core::array::from_fn(|index| vfmaq_f32(sum[index], weights[index], value))
         }

@@ -1,0 +1,252 @@
+//! Folders whose weights other programs quantised: logits, and what is refused.
+
+use std::path::{Path, PathBuf};
+
+use riffle_model::{inspect, load};
+use serde_json::json;
+
+use crate::testing::{Expected, load_model, logits_of, vectors};
+
+fn folder(case: &str) -> PathBuf {
+    vectors().join("folders").join(case)
+}
+
+/// Case and method. Texts were chosen of which no activation lies between two steps of 8 bits.
+const CASES: [(&str, &str); 13] = [
+    ("fp8-block", "fp8"),
+    ("fp8-channel", "compressed-tensors"),
+    ("fp8-tensor", "modelopt"),
+    ("gptq-v2", "gptq"),
+    ("packed", "compressed-tensors"),
+    ("packed-order", "compressed-tensors"),
+    ("int8", "compressed-tensors"),
+    ("gptq", "gptq"),
+    ("awq", "awq"),
+    ("nvfp4", "compressed-tensors"),
+    ("nvfp4-modelopt", "modelopt"),
+    ("mxfp4", "compressed-tensors"),
+    ("mlx", "mlx"),
+];
+
+#[test]
+fn logits_are_those_of_the_weights_that_the_files_stand_for() {
+    for (case, _) in CASES {
+        let model = load_model(folder(case));
+        let expected = Expected::read(&folder(case).join("expected.safetensors"));
+        let whole = logits_of(&model, &expected.tokens, expected.tokens.len());
+        let rows = expected.row_differences(&whole);
+        let near = rows.iter().filter(|difference| **difference <= 1e-5).count();
+        println!(
+            "{case}: {near} of {} rows, at most {:e}",
+            rows.len(),
+            rows.iter().fold(0.0, |a, b| f64::max(a, *b))
+        );
+        assert_eq!(near, rows.len(), "{case}: {rows:?}");
+        for batch_tokens in [1, 7] {
+            assert!(
+                logits_of(&model, &expected.tokens, batch_tokens) == whole,
+                "{case}: batches of {batch_tokens}"
+            );
+        }
+    }
+}
+
+#[test]
+fn memory_is_planned_as_it_is_taken_and_the_method_is_named() {
+    for (case, method) in CASES {
+        let info = inspect(folder(case)).unwrap();
+        assert_eq!(info.config.quantised, Some(method), "{case}");
+        assert!(info.config.host_only.is_some(), "{case}");
+        let planned = info.config.weight_bytes;
+        let loaded = load(folder(case)).unwrap();
+        let taken = loaded.info.config.weight_bytes;
+        // Rows are padded to 16, and vectors are held as f32.
+        assert!(
+            taken >= planned && taken <= planned * 5 / 4,
+            "{case}: {planned} planned, {taken} taken"
+        );
+        assert!(
+            loaded.info.unused_tensors.is_empty(),
+            "{case}: {:?}",
+            loaded.info.unused_tensors
+        );
+    }
+}
+
+/// A copy of a folder, its config.json bent.
+fn bent(case: &str, bend: impl FnOnce(&mut serde_json::Value)) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(folder(case)).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let path = copy.path().join("config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    bend(&mut config);
+    std::fs::write(path, config.to_string()).unwrap();
+    copy
+}
+
+fn refusal(path: &Path) -> String {
+    match inspect(path).and_then(|_| load(path).map(|_| ())) {
+        Err(error) => error.to_string(),
+        Ok(()) => panic!("{} loads", path.display()),
+    }
+}
+
+#[test]
+fn what_is_not_computed_is_refused_by_name_in_one_line() {
+    let settings = |value: serde_json::Value| bent("awq", |config| config["quantization_config"] = value);
+    for (value, words) in [
+        (
+            json!({"quant_method": "bitsandbytes", "load_in_4bit": true}),
+            ["bitsandbytes", "GGUF file"],
+        ),
+        (json!({"quant_method": "hqq"}), ["hqq", "GGUF file"]),
+        (json!({"quant_method": "torchao"}), ["torchao", "GGUF file"]),
+        (
+            json!({"quant_method": "awq", "bits": 4, "version": "gemv"}),
+            ["version", "gemv"],
+        ),
+        (json!({"quant_method": "awq", "bits": 3}), ["bits", "AWQ with 3 bits"]),
+        (
+            json!({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}),
+            ["checkpoint_format", "marlin"],
+        ),
+        (json!({"quant_method": "fp8", "fmt": "e5m2"}), ["fmt", "e5m2"]),
+        (
+            json!({"quant_method": "compressed-tensors", "format": "marlin-24"}),
+            ["format", "marlin-24"],
+        ),
+        (
+            json!({"quant_method": "compressed-tensors", "format": "dense", "sparsity_config": {"format": "sparse-24-bitmask"}}),
+            ["sparsity_config", "sparse-24-bitmask"],
+        ),
+        (
+            json!({"quant_method": "compressed-tensors", "transform_config": {"config_groups": {"R1": {}}}}),
+            ["transform_config", "rotation"],
+        ),
+        (
+            json!({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}),
+            ["quant_algo", "W4A8_AWQ"],
+        ),
+        (json!({"bits": 4, "group_size": 32, "mode": "mxfp8"}), ["mode", "mxfp8"]),
+        (
+            json!({"load_in_8bit": true}),
+            ["quantization_config", "names no quant_method"],
+        ),
+    ] {
+        let copy = settings(value);
+        let message = refusal(copy.path());
+        assert!(
+            words.iter().all(|word| message.contains(word)) && !message.contains('\n'),
+            "{message}"
+        );
+    }
+}
+
+/// A safetensors file of which the header is bent.
+fn bend_header(folder: &Path, bend: impl FnOnce(&mut serde_json::Map<String, serde_json::Value>)) {
+    let path = folder.join("model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let mut header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    bend(header.as_object_mut().unwrap());
+    let header = header.to_string();
+    let bent = [
+        &(header.len() as u64).to_le_bytes(),
+        header.as_bytes(),
+        &bytes[8 + length..],
+    ]
+    .concat();
+    std::fs::write(path, bent).unwrap();
+}
+
+#[test]
+fn parts_that_are_missing_or_of_another_shape_are_named() {
+    const Q: &str = "model.layers.0.self_attn.q_proj";
+    // Case, tensor, its new name or shape, and what the message names.
+    let renamed = |case: &str, part: &str, words: &[&str]| {
+        let copy = bent(case, |_| ());
+        bend_header(copy.path(), |header| {
+            let tensor = header.remove(&format!("{Q}.{part}")).unwrap();
+            header.insert("elsewhere".to_owned(), tensor);
+        });
+        let message = refusal(copy.path());
+        assert!(
+            words.iter().all(|word| message.contains(word)) && !message.contains('\n'),
+            "{case} {part}: {message}"
+        );
+    };
+    let missing = |case: &str, part: &str| renamed(case, part, &[&format!("{Q}.{part}"), "is missing"]);
+    missing("fp8-tensor", "weight_scale");
+    missing("packed-order", "weight_scale");
+    missing("packed-order", "weight_shape");
+    missing("nvfp4", "weight_global_scale");
+    missing("gptq", "qzeros");
+    missing("gptq", "scales");
+    missing("awq", "qzeros");
+    missing("mlx", "scales");
+    missing("mlx", "biases");
+    // Left over where the settings ask for none.
+    renamed("gptq", "g_idx", &["elsewhere", "not used"]);
+    renamed("packed-order", "weight_zero_point", &["elsewhere", "not used"]);
+
+    for (case, part) in [
+        ("fp8-channel", "weight_scale"),
+        ("packed-order", "weight_scale"),
+        ("packed-order", "weight_zero_point"),
+        ("packed-order", "weight_g_idx"),
+        ("int8", "weight_scale"),
+        ("gptq", "scales"),
+        ("gptq", "qzeros"),
+        ("gptq", "g_idx"),
+        ("awq", "scales"),
+        ("awq", "qzeros"),
+        ("nvfp4", "weight_scale"),
+        ("mxfp4", "weight_scale"),
+        ("mlx", "scales"),
+        ("mlx", "biases"),
+    ] {
+        let copy = bent(case, |_| ());
+        bend_header(copy.path(), |header| {
+            let shape = header[&format!("{Q}.{part}")]["shape"].as_array_mut().unwrap();
+            let count: u64 = shape.iter().map(|size| size.as_u64().unwrap()).product();
+            *shape = vec![json!(count), json!(1), json!(1)];
+        });
+        let message = refusal(copy.path());
+        let words = [&format!("{Q}.{part}")[..], "has shape"];
+        assert!(
+            words.iter().all(|word| message.contains(word)) && !message.contains('\n'),
+            "{case} {part}: {message}"
+        );
+    }
+}
+
+#[test]
+fn scales_and_floats_that_are_no_numbers_are_refused() {
+    const Q: &str = "model.layers.0.self_attn.q_proj";
+    for (case, part, bytes) in [
+        ("fp8-tensor", "weight", &[0x7f][..]),
+        ("fp8-tensor", "weight_scale", &[0, 0, 0xc0, 0x7f]),
+        ("gptq", "scales", &[0, 0x7c]),
+        ("nvfp4", "weight_scale", &[0x7f]),
+        ("nvfp4", "weight_scale", &[0x90]),
+        ("nvfp4", "weight_global_scale", &[0, 0, 0, 0]),
+        ("mxfp4", "weight_scale", &[0xff]),
+    ] {
+        let copy = bent(case, |_| ());
+        let path = copy.path().join("model.safetensors");
+        let mut file = std::fs::read(&path).unwrap();
+        let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+        let header: serde_json::Value = serde_json::from_slice(&file[8..8 + length]).unwrap();
+        let start = header[&format!("{Q}.{part}")]["data_offsets"][0].as_u64().unwrap() as usize;
+        file[8 + length + start..][..bytes.len()].copy_from_slice(bytes);
+        std::fs::write(&path, file).unwrap();
+        let message = refusal(copy.path());
+        assert!(
+            message.contains(&format!("{Q}.{part} holds")) && !message.contains('\n'),
+            "{case} {part}: {message}"
+        );
+    }
+}
