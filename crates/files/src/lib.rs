@@ -20,6 +20,7 @@
 mod error;
 mod gguf_name;
 mod size;
+mod tokenizer_name;
 
 use std::fs::{File, FileType, Metadata, OpenOptions};
 use std::io::{self, Read};
@@ -28,6 +29,7 @@ use std::path::Path;
 pub use error::FileError;
 pub use gguf_name::{GgufShard, gguf_shard, gguf_stem};
 pub use size::human_bytes;
+pub use tokenizer_name::TOKENIZER_FILES;
 
 /// Opens a regular file for reading.
 ///

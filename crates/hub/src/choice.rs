@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use riffle_files::{gguf_shard, gguf_stem};
+use riffle_files::{TOKENIZER_FILES, gguf_shard, gguf_stem};
 
 use crate::paths::file_name;
 use crate::quantisation::{self, PREFERENCE};
@@ -43,8 +43,6 @@ const BESIDE_WEIGHTS: [&str; 9] = [
     "additional_chat_templates/tool_use.jinja",
     "additional_chat_templates/rag.jinja",
 ];
-/// Files that hold a tokenizer. Of these the first that is there is taken, as a folder is read.
-const TOKENIZERS: [&str; 3] = ["tokenizer.json", "tokenizer.model", "tekken.json"];
 /// Choices that a message names at most.
 const MOST_CHOICES: usize = 24;
 
@@ -165,7 +163,7 @@ fn folder(name: &ModelName, paths: &[&str]) -> Result<Chosen, HubError> {
         return Err(no_model("config.json is missing beside its weights"));
     }
     let beside = BESIDE_WEIGHTS.iter().filter(|file| has(file));
-    let tokenizer = TOKENIZERS.iter().find(|file| has(file));
+    let tokenizer = TOKENIZER_FILES.iter().find(|file| has(file));
     Ok(Chosen::Folder {
         files: beside
             .chain(tokenizer)

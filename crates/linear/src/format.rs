@@ -4,7 +4,7 @@ use core::fmt;
 
 use crate::float::{self, Bf16, Element, F8, F16, F32};
 use crate::machine::Isa;
-use crate::quant::{self, BlockFormat, Group, Quant};
+use crate::quant::{self, Group, Quant};
 use crate::quant::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, Iq4Nl, Iq4Xs, Mxfp4, Nvfp4, Tq1_0, Tq2_0};
 use crate::quant::{Q1_0, Q2_0, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use crate::tasks::Product;
@@ -60,7 +60,7 @@ impl FormatRow {
     /// A format of blocks.
     const fn blocks<Q: Quant>(name: &'static str, ggml_type: Option<u32>) -> Self {
         let multiply: fn(Isa, Vec<Product<'_>>, usize, &[f32]) = |isa, products, inputs, input| {
-            quant::multiply(const { &BlockFormat::new::<Q>() }, isa, products, inputs, input);
+            quant::multiply(Q::FORMAT, isa, products, inputs, input);
         };
         Self {
             name,
@@ -69,12 +69,12 @@ impl FormatRow {
             block_bytes: Q::BYTES,
             scale_bytes: |_| 0,
             row_multiple: 1,
-            first_not_finite: |blocks| quant::first_not_finite(const { &BlockFormat::new::<Q>() }, blocks),
+            first_not_finite: |blocks| quant::first_not_finite(Q::FORMAT, blocks),
             pack: |source, outputs, inputs, packed| {
-                quant::pack(const { &BlockFormat::new::<Q>() }, source, outputs, inputs, packed);
+                quant::pack(Q::FORMAT, source, outputs, inputs, packed);
             },
-            unpack: |packed, _, inputs, rows| quant::unpack(const { &BlockFormat::new::<Q>() }, packed, inputs, rows),
-            row_into: |packed, _, row, output| quant::row_into(const { &BlockFormat::new::<Q>() }, packed, row, output),
+            unpack: |packed, _, inputs, rows| quant::unpack(Q::FORMAT, packed, inputs, rows),
+            row_into: |packed, _, row, output| quant::row_into(Q::FORMAT, packed, row, output),
             multiply,
             multiply_rounded: multiply,
         }

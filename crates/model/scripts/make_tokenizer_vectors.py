@@ -30,7 +30,7 @@ FIXTURES = CRATE.parent.parent / "fixtures"
 OUT = CRATE / "tests" / "vectors" / "tokenizers"
 BOOK = FIXTURES / "text" / "zechariah.txt"
 SPECIAL = ["<|begin|>", "<|end|>", "<|im_end|>"]
-# Those for which llama.cpp's converter writes a file.
+# The kinds for which llama.cpp's converter writes a file.
 NAMES = ["gpt-2", "llama-bpe", "dbrx", "qwen2", "qwen35", "tekken", "gpt-4o", "smollm", "deepseek-v3", "deepseek-coder"]
 KINDS = {name: kind for name in NAMES for kind in ORIGINALS if name in kind["names"]}
 

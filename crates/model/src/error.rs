@@ -220,7 +220,7 @@ pub enum ModelError {
         path: PathBuf,
         /// The kind, by the name that the file gives it.
         kind: String,
-        /// What to do.
+        /// The advice to the user.
         advice: &'static str,
     },
     /// A tokenizer file cannot be used.

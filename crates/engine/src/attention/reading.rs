@@ -289,7 +289,7 @@ pub(crate) fn observed<'c>(
 /// Queries of a KV head and what they read.
 pub(crate) type QueriesRead<'a> = (usize, QueryTile<'a>, &'a Selection);
 
-/// What the tiles of a chunk read.
+/// The reads of a chunk's tiles.
 pub(crate) fn tile_reads<'a>(
     chunk: &'a Chunk<'_>,
     selections: &'a [Selection],
@@ -298,7 +298,7 @@ pub(crate) fn tile_reads<'a>(
     tiles.map(|(tile, selection)| (tile.kv_head, tile.queries, selection))
 }
 
-/// What observed queries read.
+/// The reads of observed queries.
 pub(crate) fn observed_reads<'a>(
     heads: &'a [Observed<'_>],
     selections: [&'a [Selection]; 2],

@@ -145,8 +145,8 @@ impl Scheduler {
     }
 }
 
-/// Tokens of what a sequence has read of a prompt that the disk is to be given. The last page is given in part once the whole prompt is
-/// read: before, the next pass goes on in it.
+/// How many tokens of a sequence's prompt the disk should hold by now. A page that is filled in part is written only when the whole prompt
+/// is read: until then the next pass fills it further.
 fn goal(sequence: &Sequence, is_read: bool) -> usize {
     let (page, keepable) = (sequence.engine().options().cache.page_tokens, keepable_tokens(sequence));
     if is_read { keepable } else { keepable / page * page }

@@ -77,8 +77,8 @@ pub(crate) fn servable_tokens(sequence: &Sequence) -> usize {
         .unwrap_or(usize::MAX)
 }
 
-/// Leading tokens of what was read as prompt that are worth keeping on disk: whole pages, and of a page that is filled in part
-/// those that others may go on from. The state of recurrent layers goes with whole pages.
+/// How many of the first prompt tokens are worth keeping on disk: all whole pages, and the part of the last page up to a place
+/// from which another sequence can continue. A model with recurrent layers keeps whole pages alone, since its state is kept there.
 pub(crate) fn keepable_tokens(sequence: &Sequence) -> usize {
     let (read, page) = (sequence.prefilled(), sequence.engine().options().cache.page_tokens);
     let pages = read / page * page;

@@ -30,9 +30,10 @@ const INDEX_FILE: &str = "index.redb";
 /// has forgotten them. Operations of several processes follow each other. The blocks used longest ago make room for new
 /// ones, before these are written: the blocks' files never take more than the budget.
 ///
-/// A text seldom ends with a whole page. The tokens after its last block are kept beside that block as its *tail*, and whoever comes
-/// with a text that goes on alike takes those that both begin with. A block has one tail: the next text of an agent goes on from the
-/// one it sent last, so the newest replaces the older, unless that holds it whole. A block that holds all of a tail replaces it.
+/// A text seldom ends with a whole page. The tokens behind its last block are kept beside that block, as its *tail*. Another text takes
+/// the first tokens of the tail, as far as they are its own next tokens. A block has one tail. The newest text replaces it, because an
+/// agent's next request continues the last one. An older tail that begins with the new one stays. A new block that begins with a
+/// tail removes it.
 ///
 /// A folder that this user may only read is read from: uses are not noted then, what has changed stays there, and nothing is kept.
 #[derive(Debug)]
@@ -105,7 +106,7 @@ impl PrefixCache {
         })
     }
 
-    /// Tokens of the longest beginning of `tokens` that is kept: whole pages, and what a tail holds behind them. Reads no page.
+    /// How many of the first `tokens` are kept: whole pages, and the equal part of the tail behind them. Reads no page.
     ///
     /// `identity` names what makes the keys and values; blocks of another identity are never found.
     ///
@@ -391,12 +392,12 @@ impl PrefixCache {
 /// The blocks of a beginning.
 #[derive(Default)]
 struct Beginning<'a> {
-    /// Keys of those that the index names.
+    /// Keys of the blocks that the index lists.
     known: Vec<u128>,
     new: Vec<(Block<'a>, Entry)>,
 }
 
-/// What is kept behind the last block of a beginning.
+/// The file beside the last block of a beginning.
 enum Behind<'a> {
     Note(Note<'a>),
     Tail(Tail<'a>),

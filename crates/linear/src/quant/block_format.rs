@@ -10,7 +10,7 @@ type MultiplyBand = fn(Isa, &[u8], &[ActivationBlock], &mut [[f32; LANES]]);
 /// The scale and the minimum of a block.
 type Numbers = fn(&[u8]) -> [f32; 2];
 
-/// What packing and the drivers of products ask of a [`Quant`].
+/// The parts of a [`Quant`] that packing and the drivers of products need.
 pub(crate) struct BlockFormat {
     /// Weights of a block.
     pub(crate) weights: usize,

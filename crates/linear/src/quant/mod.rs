@@ -138,6 +138,9 @@ pub(crate) trait Quant: Copy + Send + Sync + 'static {
     /// How `quants` become those of `SHAPE`; formats with a grid have `codes` instead.
     const CODES: Codes = Codes::Quants;
 
+    /// The format as data.
+    const FORMAT: &'static BlockFormat = &BlockFormat::new::<Self>();
+
     /// The scales and minimums of stretch `stretch` of 16 rows, from their interleaved block.
     fn scales(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded);
 

@@ -3,7 +3,7 @@
 //! The cuts are those of the tokenizer.json of the models a name stands for, or those of llama.cpp where it says no other.
 
 use super::word_patterns::*;
-use crate::tokenizer::{Behavior, Cut, Decoding, Normalization, Pattern, is_punctuation};
+use crate::tokenizer::{Behavior, Cut, Decoding, Normalization, Pattern, SPACE_PIECE, is_punctuation};
 
 /// A way of cutting.
 #[derive(Debug)]
@@ -22,9 +22,9 @@ pub(super) struct PreTokenizer {
 /// The texts that begin with BOS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Bos {
-    /// Those of files that say so.
+    /// Texts of files that ask for it.
     Asked,
-    /// Those of files that do not say otherwise.
+    /// Texts of all files but those that refuse it.
     Usual,
     /// All: some files of the model say wrongly that there are none.
     Always,
@@ -290,7 +290,7 @@ impl PreTokenizer {
     /// The changes of a text before it is cut.
     pub(super) fn normalizations(&self) -> Vec<Normalization> {
         let composed = self.composes.then_some(Normalization::Composed);
-        let spaced = Normalization::Replace(Pattern::Text(" ".to_owned()), "▁".to_owned());
+        let spaced = Normalization::Replace(Pattern::Text(" ".to_owned()), SPACE_PIECE.to_owned());
         let spaced = (self.spelling == Spelling::Pieces).then_some(spaced);
         composed.into_iter().chain(spaced).collect()
     }
@@ -311,11 +311,7 @@ impl PreTokenizer {
     pub(super) fn decodings(&self) -> Vec<Decoding> {
         match self.spelling {
             Spelling::Bytes => vec![Decoding::Bytes],
-            Spelling::Pieces => vec![
-                Decoding::Replace(Pattern::Text("▁".to_owned()), " ".into()),
-                Decoding::ByteTokens,
-                Decoding::Fuse,
-            ],
+            Spelling::Pieces => Decoding::for_pieces(),
             Spelling::Words => vec![Decoding::Fuse],
         }
     }

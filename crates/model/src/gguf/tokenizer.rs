@@ -9,7 +9,7 @@ use crate::chat::{DEFAULT_NAME, NamedTemplate};
 use crate::tokenizer::{
     AddedToken, AddedTokens, Algorithm, BYTE, BytePairs, CONTROL, CharacterMap, Decoder, MergeTable, Merges, Model,
     NORMAL, Neighbours, Normalizer, Pipeline, PreTokenizer, SentencePieces, Surroundings, UNKNOWN, USER_DEFINED,
-    Unknown, Vocabulary, broken, is_mark, pair, unsupported,
+    Unknown, Vocabulary, broken, pair, unsupported,
 };
 use crate::{ChatTemplate, ModelError, Tokenizer};
 
@@ -155,10 +155,7 @@ impl<'a> Tokens<'a> {
             _ => None,
         };
         let bytes: Vec<u8> = list.values().map(byte).collect::<Option<_>>().ok_or_else(not_bytes)?;
-        let map = (!bytes.is_empty())
-            .then(|| CharacterMap::from_bytes(&bytes))
-            .transpose();
-        map.map_err(|problem| self.broken(&problem))
+        CharacterMap::from_model(&bytes).map_err(|problem| self.broken(&problem))
     }
 
     /// Byte-pair encoding with merges in the file and a pre-tokenizer known by name.
@@ -229,14 +226,8 @@ impl<'a> Tokens<'a> {
         let added = tokens.filter(|(_, (_, kind))| matches!(**kind, UNKNOWN | CONTROL | USER_DEFINED));
         added
             .map(|(id, (text, kind))| AddedToken {
-                id: id as u32,
-                text: (*text).to_owned(),
-                normalized: None,
-                single_word: false,
-                strips_left: false,
                 strips_right: is_phi3 && !PHI3_UNSTRIPPED.contains(text),
-                special: *kind != USER_DEFINED,
-                control: *kind != USER_DEFINED || is_mark(text),
+                ..AddedToken::new(id as u32, (*text).to_owned(), *kind != USER_DEFINED)
             })
             .collect()
     }

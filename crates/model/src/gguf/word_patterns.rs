@@ -4,7 +4,7 @@ use crate::tokenizer::GPT2_WORDS;
 
 /// The words of GPT-2.
 pub(super) const GPT2: &str = GPT2_WORDS;
-/// Those of GPT-2, but a space that no word takes in is no match.
+/// The words of GPT-2, but a space outside of words is no match.
 pub(super) const GPT2_WITHOUT_SPACES: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
 /// GPT-4: numbers of up to three digits.
 pub(super) const DIGITS_BY_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";

@@ -26,6 +26,22 @@ pub(crate) struct AddedToken {
     pub(crate) control: bool,
 }
 
+impl AddedToken {
+    /// A token that is found in a text as it is written, wherever it stands.
+    pub(crate) fn new(id: u32, text: String, special: bool) -> AddedToken {
+        AddedToken {
+            id,
+            normalized: None,
+            single_word: false,
+            strips_left: false,
+            strips_right: false,
+            special,
+            control: special || is_mark(&text),
+            text,
+        }
+    }
+}
+
 /// All added tokens of a tokenizer.
 #[derive(Debug, Clone)]
 pub(crate) struct AddedTokens {

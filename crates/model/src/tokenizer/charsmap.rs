@@ -23,8 +23,15 @@ impl CharacterMap {
         CharacterMap::from_bytes(&bytes)
     }
 
-    /// Reads the table.
-    pub(crate) fn from_bytes(bytes: &[u8]) -> Result<CharacterMap, String> {
+    /// Reads the table of a SentencePiece model, which is empty where it replaces nothing.
+    pub(crate) fn from_model(bytes: &[u8]) -> Result<Option<CharacterMap>, String> {
+        if bytes.is_empty() {
+            return Ok(None);
+        }
+        CharacterMap::from_bytes(bytes).map(Some)
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Result<CharacterMap, String> {
         let damaged = |what: &str| format!("its precompiled_charsmap is damaged: {what}");
         let (length, rest) = bytes.split_first_chunk().ok_or_else(|| damaged("it is empty"))?;
         let length = u32::from_le_bytes(*length) as usize;

@@ -6,6 +6,7 @@ use serde_json::Value;
 use super::byte_level::byte_of;
 use super::growth::{self, Bounded};
 use super::pattern::{Pattern, PatternText};
+use super::piece_spaces::SPACE_PIECE;
 use super::pre_tokenizer::Prepend;
 
 const REPLACEMENT: &str = "\u{fffd}";
@@ -164,6 +165,15 @@ impl DecoderText {
 }
 
 impl Decoding {
+    /// The steps from SentencePiece's pieces to a text, a space before it included.
+    pub(crate) fn for_pieces() -> Vec<Decoding> {
+        vec![
+            Decoding::Replace(Pattern::Text(SPACE_PIECE.to_owned()), " ".into()),
+            Decoding::ByteTokens,
+            Decoding::Fuse,
+        ]
+    }
+
     /// How many times as long as its input the output may be.
     fn growth(&self) -> f64 {
         match self {

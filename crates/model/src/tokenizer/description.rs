@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
-use super::added::{AddedToken, AddedTokens, is_mark};
+use super::added::{AddedToken, AddedTokens};
 use super::byte_pairs::{BytePairs, Unknown};
 use super::decoder::Decoder;
 use super::merges::{MergeTable, Merges};
@@ -128,18 +128,15 @@ fn added_tokens(
             ));
         }
         tokens.push(AddedToken {
-            id: text.id,
             normalized: if text.normalized {
                 Some(normalizer.apply(&content)?.into_owned())
             } else {
                 None
             },
-            control: text.special || is_mark(&content),
-            text: content,
             single_word: text.single_word,
             strips_left: text.lstrip,
             strips_right: text.rstrip,
-            special: text.special,
+            ..AddedToken::new(text.id, content, text.special)
         });
     }
     AddedTokens::new(tokens)

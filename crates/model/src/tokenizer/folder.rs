@@ -2,15 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+use riffle_files::TOKENIZER_FILES;
+
 use super::pipeline::Pipeline;
 use super::settings::TokenizerSettings;
 use super::{Tokenizer, broken, description, sentence_piece_file, tekken, unsupported};
 use crate::ModelError;
 use crate::fields::read_text_file;
-
-const TOKENIZER_FILE: &str = "tokenizer.json";
-const SENTENCE_PIECE_FILE: &str = "tokenizer.model";
-const TEKKEN_FILE: &str = "tekken.json";
 
 /// A tokenizer as a file describes it.
 pub(super) struct Source {
@@ -35,18 +33,14 @@ impl From<String> for SourceError {
 
 type Reader = fn(&[u8], &TokenizerSettings) -> Result<Source, SourceError>;
 
-/// The files that hold a tokenizer, the first one that is there counts.
-const FILES: [(&str, Reader); 3] = [
-    (TOKENIZER_FILE, read_description),
-    (SENTENCE_PIECE_FILE, sentence_piece_file::read),
-    (TEKKEN_FILE, tekken::read),
-];
+/// Readers of the [`TOKENIZER_FILES`], in their order.
+const READERS: [Reader; 3] = [read_description, sentence_piece_file::read, tekken::read];
 
 /// The tokenizer file of a folder; that which is missing where there is none.
 pub(crate) fn tokenizer_file(directory: &Path) -> PathBuf {
-    let paths = FILES.iter().map(|(file, _)| directory.join(file));
-    let mut found = paths.filter(|path| path.exists());
-    found.next().unwrap_or_else(|| directory.join(TOKENIZER_FILE))
+    let mut paths = TOKENIZER_FILES.map(|file| directory.join(file)).into_iter();
+    let found = paths.find(|path| path.exists());
+    found.unwrap_or_else(|| directory.join(TOKENIZER_FILES[0]))
 }
 
 fn read_description(bytes: &[u8], _: &TokenizerSettings) -> Result<Source, SourceError> {
@@ -63,7 +57,7 @@ impl Tokenizer {
         directory: &Path,
         settings: &TokenizerSettings,
     ) -> Result<Option<Tokenizer>, ModelError> {
-        for (file, read) in FILES {
+        for (file, read) in TOKENIZER_FILES.into_iter().zip(READERS) {
             let path = directory.join(file);
             let Some(bytes) = read_text_file(&path)? else {
                 continue;

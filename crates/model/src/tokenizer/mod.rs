@@ -40,7 +40,7 @@ use std::sync::Arc;
 
 use crate::{ConversationText, ModelError};
 
-pub(crate) use added::{AddedToken, AddedTokens, is_mark};
+pub(crate) use added::{AddedToken, AddedTokens};
 pub(crate) use byte_pairs::{BytePairs, Unknown};
 pub(crate) use charsmap::CharacterMap;
 pub(crate) use decoder::{Decoder, Decoding};
@@ -51,6 +51,7 @@ pub(crate) use model::Model;
 pub(crate) use neighbours::Neighbours;
 pub(crate) use normalizer::{Normalization, Normalizer};
 pub(crate) use pattern::{Behavior, Pattern};
+pub(crate) use piece_spaces::SPACE_PIECE;
 pub(crate) use pipeline::Pipeline;
 pub(crate) use pre_tokenizer::{Cut, GPT2_WORDS, PreTokenizer, is_punctuation};
 pub(crate) use sentence_pieces::{Algorithm, BYTE, CONTROL, NORMAL, SentencePieces, UNKNOWN, USER_DEFINED};

@@ -167,12 +167,7 @@ fn read_normalizer(message: Message<'_>, pieces: &mut SentencePieces<'_>) -> Res
     for field in message {
         let (number, value) = field?;
         match number {
-            MAP => {
-                let bytes = value.bytes()?;
-                pieces.map = (!bytes.is_empty())
-                    .then(|| CharacterMap::from_bytes(bytes))
-                    .transpose()?;
-            }
+            MAP => pieces.map = CharacterMap::from_model(value.bytes()?)?,
             ADDS_SPACE => pieces.adds_space = value.flag()?,
             REMOVES_EXTRA_SPACES => pieces.removes_extra_spaces = value.flag()?,
             ESCAPES_SPACES => pieces.escapes_spaces = value.flag()?,

@@ -1,6 +1,6 @@
 //! Vocabularies of SentencePiece, wherever a file holds them: as a pipeline.
 
-use super::added::{AddedToken, AddedTokens, is_mark};
+use super::added::{AddedToken, AddedTokens};
 use super::byte_pairs::{BytePairs, Unknown};
 use super::charsmap::CharacterMap;
 use super::decoder::{Decoder, Decoding};
@@ -8,8 +8,7 @@ use super::merges::{Merges, Scores};
 use super::model::Model;
 use super::neighbours::Neighbours;
 use super::normalizer::{Normalization, Normalizer};
-use super::pattern::Pattern;
-use super::piece_spaces::{PieceSpaces, SPACE_PIECE, finder_of};
+use super::piece_spaces::{PieceSpaces, finder_of};
 use super::pipeline::Pipeline;
 use super::pre_tokenizer::PreTokenizer;
 use super::surroundings::Surroundings;
@@ -74,14 +73,8 @@ impl SentencePieces<'_> {
         let tokens = self.texts.iter().zip(&self.kinds).enumerate();
         let added = tokens.filter(|(_, (_, kind))| matches!(**kind, UNKNOWN | CONTROL | USER_DEFINED));
         let token = |(id, (text, kind)): (usize, (&&str, &u8))| AddedToken {
-            id: id as u32,
-            text: (*text).to_owned(),
             normalized: (*kind == USER_DEFINED).then(|| (*text).to_owned()),
-            single_word: false,
-            strips_left: false,
-            strips_right: false,
-            special: *kind != USER_DEFINED,
-            control: *kind != USER_DEFINED || is_mark(text),
+            ..AddedToken::new(id as u32, (*text).to_owned(), *kind != USER_DEFINED)
         };
         added.map(token).collect()
     }
@@ -101,11 +94,7 @@ impl SentencePieces<'_> {
     }
 
     fn decoder(&self) -> Result<Decoder, String> {
-        let mut steps = vec![
-            Decoding::Replace(Pattern::Text(SPACE_PIECE.to_owned()), " ".into()),
-            Decoding::ByteTokens,
-            Decoding::Fuse,
-        ];
+        let mut steps = Decoding::for_pieces();
         match (self.adds_space, self.space_at_end) {
             (true, false) => steps.push(Decoding::Strip(' ', 1, 0)),
             (true, true) => steps.push(Decoding::Strip(' ', 0, 1)),

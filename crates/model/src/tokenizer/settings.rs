@@ -102,7 +102,7 @@ impl TokenizerSettings {
         for added in self.added_tokens.iter().cloned() {
             match by_id.get(&added.id) {
                 Some(place) => {
-                    // Where a symbol is looked for is the file's to say.
+                    // The file decides in which text a symbol is looked for.
                     let normalized = own[*place].normalized.take().filter(|text| *text == added.text);
                     own[*place] = AddedToken { normalized, ..added };
                 }
@@ -116,14 +116,10 @@ impl TokenizerSettings {
 /// The tokens of `added_tokens_decoder`, or those of added_tokens.json, which older models have.
 fn added_tokens(directory: &Path, fields: &Fields) -> Result<Vec<AddedToken>, ModelError> {
     let token = |id: u32, text: String, flag: &dyn Fn(&str) -> bool| AddedToken {
-        id,
-        normalized: None,
         single_word: flag("single_word"),
         strips_left: flag("lstrip"),
         strips_right: flag("rstrip"),
-        special: flag("special"),
-        control: flag("special") || is_mark(&text),
-        text,
+        ..AddedToken::new(id, text, flag("special"))
     };
     if let Some(listed) = fields.object(ADDED_TOKENS)? {
         let tokens = listed.values().into_iter().map(|(id, described)| {

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::added::{AddedToken, AddedTokens, is_mark};
+use super::added::{AddedToken, AddedTokens};
 use super::base64::from_base64;
 use super::byte_level::push_byte;
 use super::byte_pairs::{BytePairs, Unknown};
@@ -194,16 +194,7 @@ fn added_tokens(listed: Option<Vec<SpecialText>>, count: usize) -> Result<Vec<Ad
                 token.token_str, token.rank
             ));
         }
-        Ok(AddedToken {
-            id: token.rank as u32,
-            normalized: None,
-            single_word: false,
-            strips_left: false,
-            strips_right: false,
-            special: token.is_control,
-            control: token.is_control || is_mark(&token.token_str),
-            text: token.token_str,
-        })
+        Ok(AddedToken::new(token.rank as u32, token.token_str, token.is_control))
     };
     listed.into_iter().chain(fillers).map(token).collect()
 }

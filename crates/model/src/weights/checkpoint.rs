@@ -36,7 +36,7 @@ struct Location {
     file: usize,
     stored: StoredTensor,
     row_order: RowOrder,
-    /// What the tensor is multiplied with.
+    /// A scale of the whole tensor.
     factor: f32,
     /// The tensor is made of others of the files.
     recipe: Option<Box<Recipe>>,

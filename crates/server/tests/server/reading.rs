@@ -140,7 +140,7 @@ fn what_was_read_outlives_the_server_with_a_prefix_cache() {
     let expected = start(options()).complete(&prompt, json!({"max_tokens": 2}));
     assert_eq!(answer["choices"], expected["choices"]);
     second.stop();
-    // What was read whole needs its last token alone.
+    // A text that was read whole needs its last token alone.
     let third = start(kept());
     let again = third.complete(&prompt, json!({"max_tokens": 2}));
     let tokens = again["usage"]["prompt_tokens"].as_u64().unwrap() as usize;

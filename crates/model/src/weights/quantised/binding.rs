@@ -49,10 +49,7 @@ pub(crate) fn bind(quantisation: &Quantisation, checkpoint: &mut Checkpoint) -> 
             Scheme::Labelled { block, group } => tensors.labelled(codes, *block, *group)?,
             Scheme::Gptq { zero_offset, group } => Some(tensors.gptq(codes, *zero_offset, *group)?),
             Scheme::Awq => Some(tensors.awq(codes)?),
-            Scheme::Mlx { all, own } => {
-                let own = own.iter().find(|(path, _)| crate::weights::text_name(path) == module);
-                tensors.mlx(codes, own.map_or(*all, |(_, groups)| *groups))?
-            }
+            Scheme::Mlx { all, own } => tensors.mlx(codes, own.get(module).copied().unwrap_or(*all))?,
         };
         if let Some((recipe, used)) = found {
             let used: Vec<String> = used

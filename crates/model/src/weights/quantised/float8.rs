@@ -48,7 +48,7 @@ impl Float8 {
         let scale = |row: usize, column: usize| scales[row / self.block[0] * across + column / self.block[1]];
         let bytes = match recipe.format {
             WeightFormat::F8E4m3 => {
-                let row_bytes = columns + 4 * columns.div_ceil(PANEL);
+                let row_bytes = recipe.format.row_bytes(columns).unwrap_or_default();
                 let mut bytes = vec![0; recipe.rows * row_bytes];
                 let rows = bytes
                     .par_chunks_mut(row_bytes)

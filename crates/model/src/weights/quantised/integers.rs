@@ -102,7 +102,7 @@ impl Integers {
                 }
             })
         } else {
-            let row_bytes = columns / block * recipe.format.block_bytes();
+            let row_bytes = recipe.format.row_bytes(columns).unwrap_or_default();
             let mut bytes = vec![0; recipe.rows * row_bytes];
             bytes
                 .par_chunks_mut(BAND_ROWS * row_bytes)

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use crate::ModelError;
 use crate::fields::Fields;
+use crate::weights::text_name;
 
 /// A way to store quantised weights.
 #[derive(Debug, Clone)]
@@ -34,7 +35,7 @@ pub(crate) enum Scheme {
     /// `weight`, `scales`, `biases`.
     Mlx {
         all: MlxGroups,
-        /// Modules that differ.
+        /// Modules that differ, by their names in the text model.
         own: HashMap<String, MlxGroups>,
     },
 }
@@ -227,7 +228,7 @@ fn mlx(settings: &Fields) -> Result<Quantisation, ModelError> {
         if value.is_object()
             && let Some(groups) = settings.object(&module)?
         {
-            own.insert(module, mlx_groups(&groups, Some(all))?);
+            own.insert(text_name(&module), mlx_groups(&groups, Some(all))?);
         }
     }
     Ok(Quantisation {

@@ -4,13 +4,12 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use half::{bf16, f16};
 use riffle_linear::WeightFormat;
 
 use super::e2m1::E2m1;
 use super::float8::Float8;
 use super::integers::Integers;
-use crate::weights::{StoredTensor, TensorType};
+use crate::weights::{StoredTensor, TensorType, to_f32};
 use crate::{ModelError, TensorInfo};
 
 /// A tensor of a file that is a part of a matrix.
@@ -57,7 +56,7 @@ pub(crate) struct Recipe {
 /// The bytes of a matrix as a file of its format would hold them, and what no format holds.
 pub(crate) struct Made {
     pub(crate) bytes: Vec<u8>,
-    /// What all weights are multiplied with.
+    /// A scale of all weights.
     pub(crate) factor: f32,
     /// The input of each column, where that is not the column's own number.
     pub(crate) order: Option<Arc<[u32]>>,
@@ -114,20 +113,18 @@ impl Recipe {
 impl Source<'_> {
     /// The values of scales, each finite.
     pub(crate) fn scales(&self) -> Result<Vec<f32>, ModelError> {
-        let pairs = || self.bytes.as_chunks().0.iter().map(|bytes| u16::from_le_bytes(*bytes));
-        let values: Vec<f32> = match self.info.element_type.to_string().as_str() {
-            "f32" => self
-                .bytes
-                .as_chunks()
-                .0
-                .iter()
-                .map(|bytes| f32::from_le_bytes(*bytes))
-                .collect(),
-            "f16" => pairs().map(|bits| f16::from_bits(bits).to_f32()).collect(),
-            "bf16" => pairs().map(|bits| bf16::from_bits(bits).to_f32()).collect(),
-            "F8_E8M0" | "U8" => self.bytes.iter().map(|byte| power_of_two(*byte)).collect(),
-            _ => return Err(self.wrong_type("f32, f16, bf16 or F8_E8M0")),
+        let values = match &self.info.element_type {
+            TensorType::Weights(format) => to_f32(*format, self.bytes),
+            TensorType::Other { name, .. } if ["F8_E8M0", "U8"].contains(&name.as_str()) => {
+                Some(self.bytes.iter().map(|byte| power_of_two(*byte)).collect())
+            }
+            TensorType::Other { .. } => None,
         };
+        let values: Vec<f32> = values.ok_or_else(|| ModelError::WrongType {
+            tensor: self.info.name.clone(),
+            expected: "f32, f16, bf16 or F8_E8M0",
+            found: self.info.element_type.clone(),
+        })?;
         match values.iter().position(|value| !value.is_finite()) {
             Some(element) => Err(self.not_finite(element, values[element])),
             None => Ok(values),
@@ -149,14 +146,6 @@ impl Source<'_> {
             tensor: self.info.name.clone(),
             element,
             value,
-        }
-    }
-
-    fn wrong_type(&self, expected: &'static str) -> ModelError {
-        ModelError::WrongType {
-            tensor: self.info.name.clone(),
-            expected,
-            found: self.info.element_type.clone(),
         }
     }
 }
