@@ -78,7 +78,7 @@ fn values_narrower_and_wider_than_keys_equal_the_reference() {
     let scattered = Selection::from_spans((5..900).step_by(37).map(|token| Span::new(token, token + 1)));
     for widths in WIDTHS {
         for (at, format) in Format::ALL.into_iter().enumerate() {
-            let formats = (format, Format::ALL[(at + widths.0 / 16) % 5]);
+            let formats = (format, Format::ALL[(at + widths.0 / 16) % Format::ALL.len()]);
             for selection in [Selection::full(905), some.clone(), scattered.clone()] {
                 let shape = shape(widths, formats, selection);
                 let pages = shape.pages();
