@@ -1,4 +1,7 @@
-"""Settings of the tiny models of family-matrix: by model_type, or by class for those that wrap a text model."""
+"""Settings of the tiny models of family-matrix: by model_type, or by class for those that wrap a text model.
+
+With `gguf=False` a GGUF file does not hold all of the settings, so none is compared.
+"""
 
 
 def base():
@@ -17,6 +20,16 @@ LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, o
 LINEAR = rope("linear", factor=3.0)
 WINDOW = dict(sliding_window=37)
 HALF, B16 = dict(dtype="float16"), dict(dtype="bfloat16")
+
+def like(*settings, **own):
+    """Settings of which later ones take the place of earlier ones."""
+    return {name: value for some in (*settings, own) for name, value in some.items()}
+
+
+LATENT = dict(kv_lora_rank=32, q_lora_rank=20, qk_nope_head_dim=12, qk_rope_head_dim=16, v_head_dim=20, num_key_value_heads=4)
+MAMBA = dict(mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, mamba_n_groups=1, mamba_d_conv=4, mamba_expand=2)
+GRANITE = dict(embedding_multiplier=7.0, residual_multiplier=0.3, attention_multiplier=0.2, logits_scaling=5.0, num_local_experts=0, shared_intermediate_size=40)
+NEMOTRON = dict(mamba_num_heads=4, mamba_head_dim=16, n_groups=2, ssm_state_size=8, head_dim=16)
 
 DENSE = {
     "smollm3": [
@@ -79,6 +92,61 @@ DENSE = {
         dict(alibi=True),
     ],
     "gptj": [dict(B16, rotary_dim=4), dict(hidden_size=48, num_attention_heads=2, rotary_dim=16, n_inner=40)],
+    "minicpm3": [
+        like(B16, LATENT),
+        like(LATENT, gguf=False, q_lora_rank=None, v_head_dim=12, attention_bias=True, mlp_bias=True, tie_word_embeddings=False, scale_emb=5.0, scale_depth=None, dim_model_base=None, **rope("yarn", factor=4.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=0.8)),
+        like(LATENT, gguf=False, scale_depth=1.1, dim_model_base=20, kv_lora_rank=24, qk_rope_head_dim=8, **rope("longrope", short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[1.5, 2.5, 3.5, 4.5], original_max_position_embeddings=256)),
+    ],
+    "deepseek_v2": [
+        like(B16, LATENT, first_k_dense_replace=4),
+        like(LATENT, q_lora_rank=None, v_head_dim=12, first_k_dense_replace=4, attention_bias=True, mlp_bias=True, **rope("yarn", factor=4.0, original_max_position_embeddings=64, mscale=0.7, mscale_all_dim=0.7)),
+        like(LATENT, first_k_dense_replace=1, num_experts_per_tok=2),
+    ],
+    "deepseek_v3": [
+        like(B16, LATENT, first_k_dense_replace=4, **rope("yarn", factor=4.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=1.0)),
+        like(LATENT, q_lora_rank=None, v_head_dim=12, first_k_dense_replace=4, attention_bias=True, tie_word_embeddings=True),
+        like(LATENT, gguf=False, first_k_dense_replace=4, rope_interleave=False),
+        like(LATENT, first_k_dense_replace=2),
+    ],
+    "glm4_moe_lite": [
+        like(B16, LATENT, mlp_layer_types=["dense"] * 4),
+        like(LATENT, gguf=False, q_lora_rank=None, attention_bias=True, rope_interleave=False, mlp_layer_types=["dense"] * 4),
+        like(LATENT),
+    ],
+    "lfm2": [
+        dict(B16, head_dim=16, layer_types=["conv", "full_attention", "conv", "conv"], block_multiple_of=8),
+        dict(layer_types=["full_attention", "conv", "conv", "full_attention"], conv_bias=True, conv_L_cache=4, block_auto_adjust_ff_dim=False, tie_word_embeddings=False, **YARN),
+        dict(layer_types=None, full_attn_idxs=[1, 3], block_multiple_of=8, block_ffn_dim_multiplier=1.3),
+    ],
+    "youtu": [dict(B16, **LATENT), like(LATENT, gguf=False, q_lora_rank=None, tie_word_embeddings=False, attention_bias=True, rope_interleave=False)],
+    "lfm3": [
+        dict(B16, head_dim=16, num_hidden_layers=6, **WINDOW),
+        dict(head_dim=16, layer_types=["full_attention", "conv", "sliding_attention", "conv"], conv_bias=True, conv_L_cache=3, use_sandwich_norm=False, use_attention_gate=False, attention_bias=True, tie_word_embeddings=False, **WINDOW),
+    ],
+    "granitemoehybrid": [
+        like(B16, GRANITE, MAMBA, head_dim=16, layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"]),
+        like(GRANITE, MAMBA, gguf=False, mamba_d_head="auto", position_embedding_type="rope", attention_bias=True, mamba_proj_bias=True, mamba_conv_bias=False, mamba_n_groups=2, time_step_limit=(0.1, 1.5), tie_word_embeddings=True, layer_types=["full_attention", "linear_attention"] * 2),
+        like(GRANITE, MAMBA, gguf=False, position_embedding_type="nope", layer_types=["full_attention"] * 4),
+        like(GRANITE, MAMBA, num_local_experts=4, layer_types=["linear_attention", "full_attention"] * 2),
+    ],
+    "bamba": [
+        like(B16, MAMBA, head_dim=16, attn_layer_indices=[1, 3]),
+        like(MAMBA, attn_layer_indices=[0], mamba_n_groups=2, mamba_proj_bias=True, attention_bias=True, mlp_bias=True, time_step_limit=(0.2, 1.0), tie_word_embeddings=True),
+    ],
+    "falcon_h1": [
+        like(B16, MAMBA, head_dim=16, mamba_d_ssm=64, embedding_multiplier=3.0, lm_head_multiplier=0.3, key_multiplier=0.5, attention_in_multiplier=0.8, attention_out_multiplier=0.6, ssm_in_multiplier=1.3, ssm_out_multiplier=0.4, ssm_multipliers=[0.7, 0.9, 1.2, 0.8, 1.1], mlp_multipliers=[0.9, 0.5]),
+        like(MAMBA, mamba_d_ssm=48, mamba_n_heads=3, mamba_rms_norm=True, mamba_norm_before_gate=False, mamba_proj_bias=True, projectors_bias=True, attention_bias=True, mlp_bias=True, head_dim=16, key_multiplier=0.4, attention_in_multiplier=1.5, ssm_multipliers=[0.7, 0.9, 1.2, 0.8, 1.1], mlp_multipliers=[0.8, 1.4], ssm_in_multiplier=0.9, ssm_out_multiplier=1.2, attention_out_multiplier=1.1, tie_word_embeddings=True),
+        like(MAMBA, gguf=False, mamba_d_ssm=64, mamba_n_groups=2, mamba_rms_norm=True, mamba_norm_before_gate=True, mamba_conv_bias=False, projectors_bias=True),
+    ],
+    "mamba2": [
+        dict(B16, num_heads=4, head_dim=16, expand=2, n_groups=1, state_size=8),
+        dict(gguf=False, num_heads=4, head_dim=16, n_groups=2, state_size=12, use_bias=True, use_conv_bias=False, conv_kernel=3, time_step_limit=(0.1, 1.5), tie_word_embeddings=True),
+    ],
+    "nemotron_h": [
+        like(B16, NEMOTRON, layers_block_type=["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"]),
+        like(NEMOTRON, gguf=False, layers_block_type=["full_attention", "linear_attention", "mlp"], use_bias=True, use_conv_bias=False, mlp_bias=True, head_dim=8, time_step_min=0.3, mlp_hidden_act="silu", tie_word_embeddings=True),
+        like(NEMOTRON, layers_block_type=["linear_attention", "moe", "full_attention", "mlp"]),
+    ],
 }
 
 OLDER = {

@@ -66,6 +66,9 @@ pub enum EngineError {
         /// Tokens it holds now.
         held: usize,
     },
+    /// No layer of the model attends, so there is no cache to keep.
+    #[error("no layer of the model has attention: such models are not supported")]
+    NoAttention,
     /// There was nothing to read.
     #[error("the prompt is empty: give at least one token of text")]
     EmptyPrompt,

@@ -60,7 +60,10 @@ impl PackedMatrix {
     /// The same matrix times `factor`: a scale that all weights of a tensor share.
     #[must_use]
     pub fn with_factor(self, factor: f32) -> PackedMatrix {
-        PackedMatrix { factor, ..self }
+        PackedMatrix {
+            factor: self.factor * factor,
+            ..self
+        }
     }
 
     /// The same weights for inputs in another order: column `i` is that of input `order[i]`. Products and rows take and give inputs in
@@ -221,6 +224,11 @@ impl PackedMatrix {
     /// Columns of the matrix: values of an input row.
     pub fn in_features(&self) -> usize {
         self.in_features
+    }
+
+    /// How products take activations.
+    pub fn activations(&self) -> Activations {
+        self.activations
     }
 
     /// The format the weights are held in.

@@ -112,6 +112,9 @@ pub struct ModelConfig {
     pub attends: Vec<bool>,
     /// Values of the widest gate on an attention result ([`Step::OpenGate`](crate::Step)).
     pub gate_width: usize,
+    /// Values of scratch that a token takes in the widest attention: beside the others, those of
+    /// [`LatentQuery::scratch_width`](crate::LatentQuery::scratch_width) and of [`Step::ProjectHeads`](crate::Step).
+    pub attention_scratch: usize,
     /// A part that is computed in main memory alone: no device computes the model.
     pub host_only: Option<&'static str>,
     /// The method that weights of safetensors were quantised by, as settings name it.
@@ -171,6 +174,7 @@ impl ModelConfig {
             states: Vec::new(),
             attends: Vec::new(),
             gate_width: 0,
+            attention_scratch: 0,
             host_only: None,
             quantised: None,
             predicting_layers: 0,
@@ -343,10 +347,14 @@ impl ModelConfig {
         shapes.all(|shape| shape == Some(first)).then_some(first)
     }
 
-    /// Values of scratch that a token of a row block takes in the widest mixer or gate.
+    /// Values of scratch that a token of a row block takes in the widest mixer, gate or attention.
     pub(crate) fn mixer_width(&self) -> usize {
         let widths = self.state_layers().map(|(_, shape)| shape.scratch_width());
-        widths.max().unwrap_or(0).max(self.gate_width)
+        widths
+            .max()
+            .unwrap_or(0)
+            .max(self.gate_width)
+            .max(self.attention_scratch)
     }
 
     /// Bytes of a [`RecurrentState`](crate::RecurrentState) of this model, whatever the context; 0 where no layer keeps a state.

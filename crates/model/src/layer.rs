@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::blocks::{Attention, Mixer, Mlp, Norm, Projection, add, sigmoid_gate};
+use crate::blocks::{Attention, HeadProjection, Mixer, Mlp, Norm, Projection, add, sigmoid_gate, sigmoid_gate_heads};
 use crate::recurrent::LayerState;
 use crate::workspace::{CUT_GRID, ROW_BLOCK, RowBlock, Workspace};
 use crate::{Batch, SegmentPart, StateShape};
@@ -45,6 +45,15 @@ pub enum Step {
         /// The rows that it writes.
         to: Rows,
     },
+    /// `to = projection(heads(Attended))`: the result of each head through a matrix of its own, and all of them through one.
+    ProjectHeads {
+        /// From the value width of the attention, for each head.
+        heads: HeadProjection,
+        /// The linear layer behind it.
+        projection: Projection,
+        /// The rows that it writes: [`Rows::Normed`] or [`Rows::Branch`].
+        to: Rows,
+    },
     /// `Branch = feed_forward(Normed)`.
     FeedForward(Mlp),
     /// `Branch = mixer(Normed)`, reading and renewing the recurrent state of each segment in order of its rows.
@@ -53,7 +62,7 @@ pub enum Step {
     OpenGate {
         /// The norm before the gate.
         norm: Arc<Norm>,
-        /// Linear layer to the width of the attention result.
+        /// Linear layer to the width of the attention result, or to one value for each head.
         gate: Projection,
     },
     /// `Hidden += rows`.
@@ -114,6 +123,7 @@ impl Layer {
         let steps = self.steps.iter().map(|step| match step {
             Step::Normalise { norm, .. } => once(norm),
             Step::Project { projection, .. } => projection.bytes(),
+            Step::ProjectHeads { heads, projection, .. } => heads.bytes() + projection.bytes(),
             Step::FeedForward(mlp) => mlp.bytes(),
             Step::Recur(mixer) => mixer.bytes(),
             Step::OpenGate { norm, gate } => once(norm) + gate.bytes(),
@@ -140,13 +150,32 @@ impl Step {
             Step::Project { projection, from, to } => {
                 rows.with(*from, *to, |input, output| projection.apply(input, output));
             }
+            Step::ProjectHeads { heads, projection, to } => {
+                let count = rows.attended.len() / heads.input_width();
+                let (values, scratch) = rows.mixer.split_at_mut(count * heads.output_width());
+                heads.apply(
+                    (rows.attended, heads.inputs()),
+                    (&mut *values, heads.outputs()),
+                    scratch,
+                );
+                let values = &*values;
+                let output = match to {
+                    Rows::Normed => &mut *rows.normed,
+                    _ => &mut *rows.branch,
+                };
+                projection.apply(values, output);
+            }
             Step::FeedForward(mlp) => mlp.apply(rows.normed, rows.inner, rows.inner_gate, rows.branch),
             Step::Recur(mixer) => mixer.apply(parts, states, rows.normed, rows.mixer, rows.branch),
             Step::OpenGate { norm, gate } => {
-                let opening = &mut rows.mixer[..rows.attended.len()];
+                let count = rows.hidden.len() / norm.width();
+                let opening = &mut rows.mixer[..count * gate.weight().out_features()];
                 norm.apply(rows.hidden, rows.normed);
                 gate.apply(rows.normed, opening);
-                sigmoid_gate(rows.attended, opening);
+                match rows.attended.len() / opening.len().max(1) {
+                    1 => sigmoid_gate(rows.attended, opening),
+                    width => sigmoid_gate_heads(rows.attended, opening, width),
+                }
             }
             Step::Add(term) => rows.with(*term, Rows::Hidden, |term, hidden| add(hidden, term)),
         }

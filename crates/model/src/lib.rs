@@ -78,7 +78,8 @@ mod workspace;
 
 pub use batch::{Batch, CutGrid, Segment, SegmentPart, SegmentTokens};
 pub use blocks::{
-    Activation, Attention, GatedDeltaNet, KeyValue, Mamba2, Mixer, Mlp, Norm, Projection, Rotary, ShortConvolution,
+    Activation, Attention, GatedDeltaNet, HeadProjection, KeyValue, LatentQuery, Mamba2, Mixer, Mlp, Norm, Projection,
+    Rotary, ShortConvolution,
 };
 pub use chat::{ChatMessage, ChatTemplate, ConversationText, TemplateLimit};
 pub use config::{AttentionShape, ModelConfig};

@@ -38,7 +38,7 @@ pub(crate) struct Workspace {
     // [block rows, intermediate]
     inner_gate: Vec<f32>,
     // [block rows, mixer]
-    mixer: Vec<f32>,
+    pub(crate) mixer: Vec<f32>,
     // one for each rotation of the model
     pub(crate) rotary_tables: Vec<RotaryTable>,
 }

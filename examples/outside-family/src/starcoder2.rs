@@ -45,6 +45,7 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
             norm: before_attention,
             shape: config.attention_of(layer),
             query: load("self_attn.q_proj", queries, hidden)?,
+            latent_query: None,
             query_norm: None,
             key_value: Some(KeyValue {
                 key: load("self_attn.k_proj", kv, hidden)?,

@@ -250,6 +250,11 @@ impl Upload<'_> {
                 from,
                 to,
             },
+            Step::ProjectHeads { .. } => {
+                return Err(CudaError::Part {
+                    part: "a matrix of each head",
+                });
+            }
             Step::FeedForward(mlp) => DeviceStep::FeedForward(self.mlp(&mlp)?),
             Step::Recur(Mixer::GatedDeltaNet(mixer)) => {
                 DeviceStep::Recur(Box::new(DeviceMixer::upload(self, config, &mixer)?))

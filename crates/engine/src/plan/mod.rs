@@ -198,6 +198,9 @@ impl Planner<'_> {
         }
         let (config, available_bytes) = (self.config, self.available_bytes);
         let asked = options.context_for(config.max_position)?;
+        if config.attention_layers() == 0 {
+            return Err(EngineError::NoAttention);
+        }
         let shape = cache_shape(config, options)?;
         let scans_keys = options.sequence.scans_keys();
         let sliding = sliding_layers(config, options, options.sequence.window);

@@ -19,6 +19,7 @@ mod layer_attention;
 mod long_rotation;
 mod mixed;
 mod mixed_states;
+mod other_mixers;
 mod plan;
 mod policies;
 mod precision;

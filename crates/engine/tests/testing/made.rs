@@ -143,6 +143,7 @@ fn build_layer(layer: usize, rotaries: &[Arc<Rotary>; 3], weights: &mut Checkpoi
             norm: before,
             shape,
             query,
+            latent_query: None,
             query_norm: None,
             key_value,
             sinks,

@@ -111,6 +111,14 @@ pub(crate) fn sigmoid_gate(values: &mut [f32], gate: &[f32]) {
     });
 }
 
+/// As [`sigmoid_gate`] with a gate for every `width` neighbours.
+pub(crate) fn sigmoid_gate_heads(values: &mut [f32], gate: &[f32], width: usize) {
+    super::rows::for_rows(values, width, |head, values| {
+        let opening = sigmoid(gate[head]);
+        values.iter_mut().for_each(|value| *value *= opening);
+    });
+}
+
 #[inline(always)]
 pub(super) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Norm, Projection, Rotary};
+use super::{LatentQuery, Norm, Projection, Rotary};
 use crate::workspace::{CUT_GRID, ROW_BLOCK, Workspace};
 use crate::{AttentionShape, Batch, ModelConfig};
 
@@ -14,8 +14,10 @@ pub struct Attention {
     pub norm: Arc<Norm>,
     /// Its heads and their widths.
     pub shape: AttentionShape,
-    /// To `[heads, key_width]`.
+    /// To `[heads, key_width]`, or as [`latent_query`](Self::latent_query) says.
     pub query: Projection,
+    /// How queries come to read latents, in a latent layer whose weights are those of keys and values of every head.
+    pub latent_query: Option<Box<LatentQuery>>,
     /// Norm of query heads before the rotation: of each by itself, or of all together if it is as wide as they are.
     pub query_norm: Option<Norm>,
     /// Its own keys and values; `None` for a layer that reads those of another.
@@ -55,6 +57,7 @@ impl Attention {
             keys,
             values,
             normed,
+            mixer,
             rotary_tables,
             ..
         } = workspace;
@@ -67,14 +70,20 @@ impl Attention {
             let queries = &mut queries[first * widths[0]..][..rows * widths[0]];
             let keys = &mut keys[first * widths[1]..][..rows * widths[1]];
             let values = &mut values[first * widths[2]..][..rows * widths[2]];
-            match &self.key_value {
-                Some(KeyValue { key, value, .. }) => match value {
+            match (&self.latent_query, &self.key_value) {
+                (Some(latent), own) => {
+                    latent.apply(&self.query, normed, (&mut *queries, shape.key_width), mixer);
+                    if let Some(own) = own {
+                        own.key.apply(normed, keys);
+                    }
+                }
+                (None, Some(KeyValue { key, value, .. })) => match value {
                     Some(value) => {
                         Projection::apply_all([&self.query, key, value], normed, [&mut *queries, &mut *keys, values]);
                     }
                     None => Projection::apply_all([&self.query, key], normed, [&mut *queries, &mut *keys]),
                 },
-                None => self.query.apply(normed, queries),
+                (None, None) => self.query.apply(normed, queries),
             }
             // [rows, 2, dim / 2]
             let angles = &table.angles()[first * rotary.dim()..];
@@ -97,7 +106,8 @@ impl Attention {
     /// Bytes in memory, without the norm that other parts may share.
     pub(crate) fn bytes(&self) -> u64 {
         let query_norm = self.query_norm.as_ref().map_or(0, Norm::bytes);
-        self.query.bytes() + query_norm + self.key_value.as_ref().map_or(0, KeyValue::bytes)
+        let latent_query = self.latent_query.as_ref().map_or(0, |latent| latent.bytes());
+        self.query.bytes() + latent_query + query_norm + self.key_value.as_ref().map_or(0, KeyValue::bytes)
     }
 }
 

@@ -40,6 +40,27 @@ pub struct Mamba2Norm {
     pub before_gate: bool,
 }
 
+/// Factors on what the projections of a [`Mamba2`] give.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Mamba2Factors {
+    /// On the input of all projections.
+    pub(crate) input: f64,
+    /// On the gate, the values, the keys, the queries and the time step, biases included.
+    pub(crate) parts: [f64; 5],
+    /// On the result.
+    pub(crate) output: f64,
+}
+
+impl Default for Mamba2Factors {
+    fn default() -> Self {
+        Self {
+            input: 1.0,
+            parts: [1.0; 5],
+            output: 1.0,
+        }
+    }
+}
+
 /// The weights of one layer's token mixer.
 pub struct Mamba2 {
     pub(super) shape: Mamba2Shape,
@@ -99,10 +120,16 @@ impl Mamba2 {
         let parts = [inner, channels, heads];
         let [gate, mixed, time_step] =
             Projection::load_parts(weights, &part("in_proj"), 1, parts, hidden, settings.input_bias)?;
-        let logarithms = weights.vector(&part("A_log"), heads)?;
+        // GGUF files hold the rates themselves, and matrices for vectors.
+        let decay_rates = if weights.info(&part("A")).is_some() {
+            weights.values(&part("A"), heads)?
+        } else {
+            let logarithms = weights.vector(&part("A_log"), heads)?;
+            logarithms.into_iter().map(|logarithm| -logarithm.exp()).collect()
+        };
         let bias = settings.convolution_bias;
         let convolution = Convolution::load(weights, &part("conv1d"), channels, shape.kernel, bias)?;
-        let norm = settings.norm.map(|_| weights.vector(&part("norm.weight"), inner));
+        let norm = settings.norm.map(|_| weights.values(&part("norm.weight"), inner));
         Ok(Mamba2 {
             shape: *shape,
             settings,
@@ -114,11 +141,31 @@ impl Mamba2 {
             mixed,
             time_step,
             output: Projection::load(weights, &part("out_proj"), hidden, inner, settings.output_bias)?,
-            decay_rates: logarithms.into_iter().map(|logarithm| -logarithm.exp()).collect(),
+            decay_rates,
             time_step_biases: weights.vector(&part("dt_bias"), heads)?,
-            skips: weights.vector(&part("D"), heads)?,
+            skips: weights.values(&part("D"), heads)?,
             norm: norm.transpose()?.unwrap_or_default(),
         })
+    }
+
+    /// The same with factors.
+    pub(crate) fn scaled(mut self, factors: &Mamba2Factors) -> Mamba2 {
+        let [gate, values, keys, queries, time_step] = factors.parts;
+        self.gate = self.gate.scaled(factors.input * gate, gate);
+        self.time_step = self.time_step.scaled(factors.input * time_step, time_step);
+        self.output = self.output.scaled(factors.output, factors.output);
+        // The convolution takes the factors of the channels that pass it.
+        self.mixed = self.mixed.scaled(factors.input, 1.0);
+        let (inner, shared) = (self.shape.inner_width(), self.shape.groups * self.shape.state_width);
+        let ends = [(inner, values), (inner + shared, keys), (inner + 2 * shared, queries)];
+        let mut first = 0;
+        for (end, factor) in ends {
+            if factor != 1.0 {
+                self.recurrence.convolution.scale(first..end, factor as f32);
+            }
+            first = end;
+        }
+        self
     }
 
     /// Mixes rows, `input` and `output` `[rows, hidden]`, which the `parts` of segments share out; `states` are those of all

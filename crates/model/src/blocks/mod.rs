@@ -3,6 +3,8 @@
 mod activation;
 mod attention;
 mod gated_delta_net;
+mod head_projection;
+mod latent_query;
 mod mamba2;
 mod mixer;
 mod mlp;
@@ -14,9 +16,12 @@ mod rows;
 mod short_convolution;
 
 pub use activation::Activation;
-pub(crate) use activation::{sigmoid_gate, softplus};
+pub(crate) use activation::{sigmoid_gate, sigmoid_gate_heads, softplus};
 pub use attention::{Attention, KeyValue};
 pub use gated_delta_net::{DeltaNetStorage, GatedDeltaNet};
+pub use head_projection::HeadProjection;
+pub use latent_query::LatentQuery;
+pub(crate) use mamba2::Mamba2Factors;
 pub use mamba2::{Mamba2, Mamba2Norm, Mamba2Settings};
 pub use mixer::Mixer;
 pub use mlp::Mlp;

@@ -52,7 +52,7 @@ impl Norm {
     }
 
     /// Values of a row.
-    pub(super) fn width(&self) -> usize {
+    pub(crate) fn width(&self) -> usize {
         match self {
             Norm::Rms { weight, .. } | Norm::Layer { weight, .. } | Norm::Groups { weight, .. } => weight.len(),
             Norm::Identity { width } => *width,

@@ -60,6 +60,17 @@ impl Projection {
         }))
     }
 
+    /// The same with factors on the weights and on the bias.
+    pub(crate) fn scaled(mut self, weight: f64, bias: f64) -> Projection {
+        if weight != 1.0 {
+            self.weight = self.weight.with_factor(weight as f32);
+        }
+        if let Some(values) = self.bias.as_mut().filter(|_| bias != 1.0) {
+            values.iter_mut().for_each(|value| *value *= bias as f32);
+        }
+        self
+    }
+
     /// `[outputs, inputs]`.
     pub fn weight(&self) -> &PackedMatrix {
         &self.weight

@@ -164,6 +164,7 @@ fn attention(
         norm: Arc::new(before),
         shape: config.attention_of(0),
         query,
+        latent_query: None,
         query_norm: head_norm("q_norm")?,
         key_value: Some(KeyValue {
             key,

@@ -3,6 +3,7 @@
 mod dense;
 mod foreign;
 mod gemma;
+mod latent;
 pub(crate) mod llama;
 mod mistral;
 mod phi;

@@ -54,6 +54,7 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
             norm: Arc::clone(&norm),
             shape: config.attention_of(layer),
             query,
+            latent_query: None,
             query_norm,
             key_value: Some(KeyValue {
                 key,

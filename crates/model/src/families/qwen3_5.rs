@@ -209,6 +209,7 @@ impl<'a> Mixers<'a> {
             norm: Arc::clone(&norm),
             shape: config.attention_of(0),
             query,
+            latent_query: None,
             query_norm,
             key_value: Some(KeyValue {
                 key: load("k_proj", kv, hidden)?,

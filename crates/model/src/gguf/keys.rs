@@ -14,6 +14,8 @@ enum KeyKind {
     Size,
     /// A whole number from 0.
     Count,
+    /// A whole number from 0, or a list of them.
+    Counts,
     /// A finite number.
     Number,
     /// A finite number from 0.
@@ -36,10 +38,17 @@ enum For {
 }
 
 use Architecture::{
-    Cohere2, CommandR, Exaone4, Gemma2, Gemma3, Granite, Mistral3, Olmo2, Phi2, Qwen2Vl, Qwen3Vl, Qwen35,
+    Cohere2, CommandR, Deepseek2, Exaone4, FalconH1, Gemma2, Gemma3, Granite, GraniteHybrid, Lfm2, Mamba2, MiniCpm3,
+    Mistral3, NemotronH, Olmo2, Phi2, Qwen2Vl, Qwen3Vl, Qwen35,
 };
 use For::{All, None as NoOne, Only};
-use KeyKind::{Any, Count, Flag, List, NotNegative, Number, Positive, Size, Text};
+use KeyKind::{Any, Count, Counts, Flag, List, NotNegative, Number, Positive, Size, Text};
+
+/// Architectures with latent attention.
+const LATENT: &[Architecture] = &[Deepseek2, MiniCpm3];
+
+/// Architectures with layers that keep a matrix for each head.
+const RECURRENT: &[Architecture] = &[Qwen35, GraniteHybrid, FalconH1, Mamba2, NemotronH];
 
 /// A key below the architecture's name, its kind, the architectures that compute with it or for which it has no effect,
 /// and the values that change nothing in the others.
@@ -49,9 +58,9 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     ("context_length", Size, All, &[]),
     ("embedding_length", Size, All, &[]),
     ("block_count", Size, All, &[]),
-    ("feed_forward_length", Size, All, &[]),
-    ("attention.head_count", Size, All, &[]),
-    ("attention.head_count_kv", Size, All, &[]),
+    ("feed_forward_length", Counts, All, &[]),
+    ("attention.head_count", Count, All, &[]),
+    ("attention.head_count_kv", Counts, All, &[]),
     ("attention.key_length", Size, All, &[]),
     ("attention.value_length", Size, All, &[]),
     // Norms, activations, logits.
@@ -82,15 +91,20 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     ("rope.scaling.yarn_beta_slow", Positive, All, &[]),
     ("rope.scaling.yarn_ext_factor", Number, NoOne, &[1.0, -1.0]),
     ("rope.scaling.yarn_attn_factor", Number, NoOne, &[1.0]),
-    ("rope.scaling.yarn_log_multiplier", Number, Only(&[Mistral3]), &[0.0]),
+    (
+        "rope.scaling.yarn_log_multiplier",
+        Number,
+        Only(&[Mistral3, Deepseek2]),
+        &[0.0],
+    ),
     ("attention.temperature_scale", Number, Only(&[Mistral3]), &[0.0]),
     ("rope.scaling.alpha", Number, NoOne, &[0.0]),
     // Recurrent layers, and layers that predict further tokens.
-    ("ssm.conv_kernel", Size, Only(&[Qwen35]), &[]),
-    ("ssm.state_size", Size, Only(&[Qwen35]), &[]),
-    ("ssm.group_count", Size, Only(&[Qwen35]), &[]),
-    ("ssm.time_step_rank", Size, Only(&[Qwen35]), &[]),
-    ("ssm.inner_size", Size, Only(&[Qwen35]), &[]),
+    ("ssm.conv_kernel", Size, Only(RECURRENT), &[]),
+    ("ssm.state_size", Size, Only(RECURRENT), &[]),
+    ("ssm.group_count", Size, Only(RECURRENT), &[]),
+    ("ssm.time_step_rank", Size, Only(RECURRENT), &[]),
+    ("ssm.inner_size", Size, Only(RECURRENT), &[]),
     ("full_attention_interval", Size, Only(&[Qwen35]), &[]),
     ("attention.recurrent_layers", List, Only(&[Qwen35]), &[]),
     ("nextn_predict_layers", Count, Only(&[Qwen35]), &[0.0]),
@@ -99,13 +113,37 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     ("attention.clamp_kqv", Number, NoOne, &[0.0]),
     ("attention.max_alibi_bias", Number, NoOne, &[0.0]),
     ("use_parallel_residual", Flag, Only(&[Phi2]), &[0.0]),
-    ("logit_scale", Number, Only(&[Granite, CommandR, Cohere2]), &[0.0, 1.0]),
-    ("residual_scale", Number, Only(&[Granite]), &[0.0, 1.0]),
-    ("embedding_scale", Number, Only(&[Granite]), &[0.0, 1.0]),
-    ("expert_count", Count, NoOne, &[0.0]),
-    ("expert_used_count", Count, NoOne, &[0.0]),
-    ("expert_shared_count", Count, NoOne, &[0.0]),
-    ("expert_feed_forward_length", Count, NoOne, &[0.0]),
+    (
+        "logit_scale",
+        Number,
+        Only(&[Granite, GraniteHybrid, CommandR, Cohere2]),
+        &[0.0, 1.0],
+    ),
+    ("residual_scale", Number, Only(&[Granite, GraniteHybrid]), &[0.0, 1.0]),
+    ("embedding_scale", Number, Only(&[Granite, GraniteHybrid]), &[0.0, 1.0]),
+    // Experts: `mixed` refuses layers that have some.
+    ("expert_count", Count, Only(&[Deepseek2]), &[0.0]),
+    ("expert_used_count", Count, Only(&[Deepseek2, GraniteHybrid]), &[0.0]),
+    ("expert_shared_count", Count, Only(&[Deepseek2]), &[0.0]),
+    ("expert_feed_forward_length", Count, Only(&[Deepseek2]), &[0.0]),
+    (
+        "expert_shared_feed_forward_length",
+        Count,
+        Only(&[GraniteHybrid]),
+        &[0.0],
+    ),
+    ("expert_weights_scale", Number, Only(&[Deepseek2]), &[]),
+    ("expert_weights_norm", Flag, Only(&[Deepseek2]), &[0.0]),
+    ("expert_gating_func", Count, Only(&[Deepseek2]), &[]),
+    ("expert_group_count", Count, Only(&[Deepseek2]), &[]),
+    ("expert_group_used_count", Count, Only(&[Deepseek2]), &[]),
+    ("leading_dense_block_count", Count, Only(&[Deepseek2]), &[]),
+    // Latent attention, and short convolutions.
+    ("attention.q_lora_rank", Size, Only(LATENT), &[]),
+    ("attention.kv_lora_rank", Size, Only(LATENT), &[]),
+    ("attention.key_length_mla", Size, Only(LATENT), &[]),
+    ("attention.value_length_mla", Size, Only(LATENT), &[]),
+    ("shortconv.l_cache", Size, Only(&[Lfm2]), &[]),
     // No effect on the logits of a text: all sections of a position are equal in a text, and pooling comes after the model.
     ("rope.dimension_sections", Any, Only(&[Qwen35, Qwen2Vl, Qwen3Vl]), &[]),
     ("n_deepstack_layers", Count, Only(&[Qwen3Vl]), &[0.0]),
@@ -189,6 +227,10 @@ fn check_kind(header: &Header<'_>, key: &str, kind: KeyKind, value: &Metadata<'_
     let (right, expected) = match kind {
         Size => (whole(1), "a whole number from 1"),
         Count => (whole(0), "a whole number from 0"),
+        Counts => (
+            whole(0) || matches!(value, Metadata::List(_)),
+            "a whole number from 0 or a list of them",
+        ),
         Number => (number.is_some(), "a finite number"),
         NotNegative => (number.is_some_and(|number| number >= 0.0), "a finite number from 0"),
         Positive => (number.is_some_and(|number| number > 0.0), "a finite number above 0"),

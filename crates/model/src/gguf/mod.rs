@@ -7,6 +7,7 @@ mod ends;
 mod header;
 mod keys;
 mod list;
+mod mixed;
 mod names;
 mod pre_tokenizers;
 mod reader;

@@ -1,7 +1,7 @@
 //! Tensor names of GGUF files and those the families use.
 
-use super::header::Header;
-use super::settings::Architecture;
+use super::header::{Header, Metadata};
+use super::settings::{Architecture, largest};
 use crate::ModelError;
 use crate::weights::{RowOrder, StoredTensor};
 
@@ -82,6 +82,71 @@ const HUNYUAN_PARTS: &[(&str, &str)] = &[
     ("attn_k_norm", "self_attn.key_layernorm"),
 ];
 
+/// Names of latent attention.
+const LATENT_PARTS: &[(&str, &str)] = &[
+    ("attn_q_a", "self_attn.q_a_proj"),
+    ("attn_q_b", "self_attn.q_b_proj"),
+    ("attn_q_a_norm", "self_attn.q_a_layernorm"),
+    ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
+    ("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
+    ("attn_kv_b", "self_attn.kv_b_proj"),
+    ("attn_k_b", "self_attn.k_b_proj"),
+    ("attn_v_b", "self_attn.v_b_proj"),
+];
+
+/// Names that differ in LFM2.
+const LFM2_PARTS: &[(&str, &str)] = &[
+    ("attn_norm", "operator_norm"),
+    ("attn_output", "self_attn.out_proj"),
+    ("attn_q_norm", "self_attn.q_layernorm"),
+    ("attn_k_norm", "self_attn.k_layernorm"),
+    ("shortconv.conv", "conv.conv"),
+    ("shortconv.in_proj", "conv.in_proj"),
+    ("shortconv.out_proj", "conv.out_proj"),
+    ("ffn_norm", "ffn_norm"),
+    ("ffn_gate", "feed_forward.w1"),
+    ("ffn_up", "feed_forward.w3"),
+    ("ffn_down", "feed_forward.w2"),
+];
+
+/// Names that differ in hybrid Granite models.
+const GRANITE_HYBRID_PARTS: &[(&str, &str)] = &[
+    ("ssm_in", "mamba.in_proj"),
+    ("ssm_conv1d", "mamba.conv1d"),
+    ("ssm_norm", "mamba.norm"),
+    ("ssm_out", "mamba.out_proj"),
+    ("ffn_gate", "shared_mlp.gate_proj"),
+    ("ffn_up", "shared_mlp.up_proj"),
+    ("ffn_down", "shared_mlp.down_proj"),
+];
+
+/// Names that differ in Falcon-H1.
+const FALCON_H1_PARTS: &[(&str, &str)] = &[
+    ("ssm_in", "mamba.in_proj"),
+    ("ssm_conv1d", "mamba.conv1d"),
+    ("ssm_norm", "mamba.norm"),
+    ("ssm_out", "mamba.out_proj"),
+    ("ffn_norm", "pre_ff_layernorm"),
+    ("ffn_gate", "feed_forward.gate_proj"),
+    ("ffn_up", "feed_forward.up_proj"),
+    ("ffn_down", "feed_forward.down_proj"),
+];
+
+/// Names of Mamba2 and Nemotron-H, whose layers are one part each.
+const MIXER_PARTS: &[(&str, &str)] = &[
+    ("attn_norm", "norm"),
+    ("ssm_in", "mixer.in_proj"),
+    ("ssm_conv1d", "mixer.conv1d"),
+    ("ssm_norm", "mixer.norm"),
+    ("ssm_out", "mixer.out_proj"),
+    ("attn_q", "mixer.q_proj"),
+    ("attn_k", "mixer.k_proj"),
+    ("attn_v", "mixer.v_proj"),
+    ("attn_output", "mixer.o_proj"),
+    ("ffn_up", "mixer.up_proj"),
+    ("ffn_down", "mixer.down_proj"),
+];
+
 /// The tensors of a file or of a shard under the names the families use; `header` is the first file's.
 pub(super) fn translate(
     architecture: Architecture,
@@ -140,7 +205,9 @@ fn family_name(architecture: Architecture, name: &str) -> Option<String> {
     let whole = match (stem, architecture) {
         ("token_embd", _) => "model.embed_tokens".to_owned(),
         ("output", _) => "lm_head".to_owned(),
-        ("output_norm", Architecture::Phi2) => "model.final_layernorm".to_owned(),
+        ("output_norm", Architecture::Phi2 | Architecture::FalconH1) => "model.final_layernorm".to_owned(),
+        ("output_norm", Architecture::Mamba2 | Architecture::NemotronH) => "model.norm_f".to_owned(),
+        ("output_norm" | "token_embd_norm", Architecture::Lfm2) => "model.embedding_norm".to_owned(),
         ("output_norm", _) => "model.norm".to_owned(),
         _ => {
             let below = stem.strip_prefix("blk.")?;
@@ -154,6 +221,9 @@ fn family_name(architecture: Architecture, name: &str) -> Option<String> {
                     _ => {}
                 }
             }
+            if let Some(name) = mamba_vector(architecture, below, kind) {
+                return Some(name);
+            }
             let (layer, part) = below.split_once('.')?;
             let own = match architecture {
                 Architecture::Qwen35 => QWEN35_PARTS,
@@ -164,6 +234,11 @@ fn family_name(architecture: Architecture, name: &str) -> Option<String> {
                 Architecture::Glm4 => GLM4_PARTS,
                 Architecture::Starcoder2 => STARCODER2_PARTS,
                 Architecture::HunyuanDense => HUNYUAN_PARTS,
+                Architecture::MiniCpm3 | Architecture::Deepseek2 => LATENT_PARTS,
+                Architecture::Lfm2 => LFM2_PARTS,
+                Architecture::GraniteHybrid => GRANITE_HYBRID_PARTS,
+                Architecture::FalconH1 => FALCON_H1_PARTS,
+                Architecture::Mamba2 | Architecture::NemotronH => MIXER_PARTS,
                 _ => &[],
             };
             let (_, part) = own.iter().chain(PARTS).find(|(found, _)| *found == part)?;
@@ -171,6 +246,22 @@ fn family_name(architecture: Architecture, name: &str) -> Option<String> {
         }
     };
     Some(format!("{whole}.{kind}"))
+}
+
+/// The names of the three vectors of a Mamba2, which have no part of their own in the model: `blk.N.ssm_a`, `.ssm_d`, `.ssm_dt.bias`.
+fn mamba_vector(architecture: Architecture, below: &str, kind: &str) -> Option<String> {
+    let mixer = match architecture {
+        Architecture::GraniteHybrid | Architecture::FalconH1 => "mamba",
+        Architecture::Mamba2 | Architecture::NemotronH => "mixer",
+        _ => return None,
+    };
+    let (layer, vector) = match (below.split_once('.'), kind) {
+        (None, "ssm_a") => (below, "A"),
+        (None, "ssm_d") => (below, "D"),
+        (Some((layer, "ssm_dt")), "bias") => (layer, "dt_bias"),
+        _ => return None,
+    };
+    Some(format!("model.layers.{layer}.{mixer}.{vector}"))
 }
 
 /// In files of the Llama architecture and of some relatives rotated pairs stand side by side.
@@ -189,7 +280,10 @@ fn row_order(prefix: &str, header: &Header<'_>, stored: &StoredTensor) -> Result
     } else {
         return Ok(RowOrder::Plain);
     };
-    let heads = header.integer(setting)?.unwrap_or(0);
+    let heads = match header.metadata.get(setting) {
+        Some(Metadata::List(list)) => largest(list).map_err(|problem| header.error(setting, problem))?,
+        _ => u64::try_from(header.integer(setting)?.unwrap_or(0)).unwrap_or(0),
+    };
     let heads = usize::try_from(heads).unwrap_or(0);
     let rows = stored.info.shape[0];
     if heads == 0 || !rows.is_multiple_of(heads) || !(rows / heads).is_multiple_of(2) {

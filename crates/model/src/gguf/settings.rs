@@ -3,6 +3,8 @@
 use serde_json::{Map, Value, json};
 
 use super::header::{Header, Metadata};
+use super::list::List;
+use super::mixed;
 use super::rotation::rotation;
 use crate::ModelError;
 use crate::config::LARGEST_COUNT;
@@ -38,6 +40,13 @@ pub(super) enum Architecture {
     CommandR,
     Cohere2,
     Starcoder2,
+    MiniCpm3,
+    Deepseek2,
+    Lfm2,
+    GraniteHybrid,
+    FalconH1,
+    Mamba2,
+    NemotronH,
 }
 
 /// Name in the file, architecture, name in config.json.
@@ -68,6 +77,17 @@ const ARCHITECTURES: &[(&str, Architecture, &str)] = &[
     ("command-r", Architecture::CommandR, "CohereForCausalLM"),
     ("cohere2", Architecture::Cohere2, "Cohere2ForCausalLM"),
     ("starcoder2", Architecture::Starcoder2, "Starcoder2ForCausalLM"),
+    ("minicpm3", Architecture::MiniCpm3, "MiniCPM3ForCausalLM"),
+    ("deepseek2", Architecture::Deepseek2, "DeepseekV2ForCausalLM"),
+    ("lfm2", Architecture::Lfm2, "Lfm2ForCausalLM"),
+    (
+        "granitehybrid",
+        Architecture::GraniteHybrid,
+        "GraniteMoeHybridForCausalLM",
+    ),
+    ("falcon-h1", Architecture::FalconH1, "FalconH1ForCausalLM"),
+    ("mamba2", Architecture::Mamba2, "Mamba2ForCausalLM"),
+    ("nemotron_h", Architecture::NemotronH, "NemotronHForCausalLM"),
 ];
 
 /// Metadata below the architecture's name, and the setting it is.
@@ -126,8 +146,14 @@ impl Architecture {
                 | Architecture::Mistral3
                 | Architecture::SmolLm3
                 | Architecture::Granite
+                | Architecture::GraniteHybrid
                 | Architecture::Arcee
         )
+    }
+
+    /// True if its attention is latent, with other widths than heads of one width have.
+    fn is_latent(self) -> bool {
+        matches!(self, Architecture::MiniCpm3 | Architecture::Deepseek2)
     }
 
     /// True if its files tell how far layers look back.
@@ -147,6 +173,27 @@ impl Architecture {
         let row = ARCHITECTURES.iter().find(|(_, known, _)| *known == self);
         row.expect("every architecture has a row")
     }
+}
+
+/// Sizes that files of architectures with several kinds of layers list for each, with zero for layers without.
+const LISTED: &[&str] = &["attention.head_count_kv", "feed_forward_length"];
+
+/// The one size that a list has beside zeros.
+pub(super) fn largest(list: &List<'_>) -> Result<u64, String> {
+    let mut largest = 0;
+    for value in list.values() {
+        let size = match value? {
+            Metadata::Integer(size) => u64::try_from(size).map_err(|_| format!("lists {size}"))?,
+            other => return Err(format!("must list whole numbers, found {}", other.show())),
+        };
+        if largest > 0 && size > 0 && size != largest {
+            return Err(format!(
+                "lists {largest} and {size}; layers of two sizes are not supported"
+            ));
+        }
+        largest = largest.max(size);
+    }
+    Ok(largest)
 }
 
 /// The metadata of a file's architecture.
@@ -189,6 +236,9 @@ impl OwnKeys<'_> {
             Metadata::Float(number) if number.is_finite() => json!(number),
             Metadata::Flag(flag) => (*flag).into(),
             Metadata::Text(text) => (*text).into(),
+            Metadata::List(list) if LISTED.contains(&key) => {
+                largest(list).map_err(|problem| self.error(key, problem))?.into()
+            }
             other => return Err(self.error(key, format!("must be one finite value, found {}", other.show()))),
         })
     }
@@ -207,14 +257,16 @@ pub(super) fn fields(
     if architecture == Architecture::Qwen35 {
         hybrid(&keys, &read(header, &keys, &settings)?, &mut settings, &has)?;
     }
+    mixed::settings(architecture, &keys, weights, &mut settings)?;
 
     // Settings that the rest depends on are read with the usual checks.
     let known = read(header, &keys, &settings)?;
     let (hidden, heads) = (known.size("hidden_size")?, known.size("num_attention_heads")?);
     let head_dim = known.optional_size("head_dim")?.unwrap_or(hidden / heads);
-    if keys
-        .number("attention.value_length")?
-        .is_some_and(|length| length != head_dim as f64)
+    if !architecture.is_latent()
+        && keys
+            .number("attention.value_length")?
+            .is_some_and(|length| length != head_dim as f64)
     {
         let problem = format!("must equal attention.key_length {head_dim}; other models are not supported");
         return Err(keys.error("attention.value_length", problem));
@@ -235,7 +287,7 @@ pub(super) fn fields(
             settings.insert("final_logit_softcapping".into(), Value::Null);
         }
     }
-    if architecture == Architecture::Granite {
+    if matches!(architecture, Architecture::Granite | Architecture::GraniteHybrid) {
         multipliers(&keys, &mut settings)?;
     } else {
         check_scale(&keys, score_width)?;
@@ -243,6 +295,9 @@ pub(super) fn fields(
     let mut rotation = rotation(&keys, weights)?;
     if architecture == Architecture::Mistral3 {
         growing_queries(&keys, &mut rotation, &mut settings)?;
+    }
+    if architecture == Architecture::Deepseek2 {
+        mixed::magnitudes(&keys, &mut rotation)?;
     }
     let rotation = match architecture {
         // A window tells the third generation from the second.

@@ -10,6 +10,7 @@ use memmap2::Mmap;
 use riffle_linear::{Activations, PackedMatrix, WeightFormat};
 
 use super::quantised::{Made, Part, Recipe};
+use super::row_order::RowOrder;
 use super::tensor::first_not_finite;
 use super::{StoredTensor, TensorInfo, TensorType, mapping, to_f32};
 use crate::ModelError;
@@ -50,17 +51,6 @@ struct Taken<'a> {
     order: Option<Arc<[u32]>>,
 }
 
-/// How the rows of a stored tensor follow each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RowOrder {
-    /// As the model computes with them.
-    Plain,
-    /// Within each of so many heads, rows i and i + head_dim/2 stand side by side.
-    Interleaved { heads: usize },
-    /// The same for the first `rotated` rows of each head.
-    PartlyInterleaved { heads: usize, rotated: usize },
-}
-
 impl Checkpoint {
     /// Adds a file whose tensors are known: name in the model, place in the file, order of rows.
     pub(crate) fn add_file(
@@ -98,12 +88,17 @@ impl Checkpoint {
         self.zeros = self.zeros.iter().map(|name| rename(name)).collect();
     }
 
-    /// Says that rotated pairs of a tensor stand side by side in each head, unless its file said so.
+    /// Says that rotated pairs of a tensor stand side by side in the first rows of each head, unless its file said so.
     pub(crate) fn interleave(&mut self, name: &str, heads: usize, rotated: usize) {
+        self.interleave_from(name, heads, 0, rotated);
+    }
+
+    /// As [`interleave`](Self::interleave), in the rows of each head from its row `first` on.
+    pub(crate) fn interleave_from(&mut self, name: &str, heads: usize, first: usize, rotated: usize) {
         if let Some(location) = self.tensors.get_mut(name)
             && location.row_order == RowOrder::Plain
         {
-            location.row_order = RowOrder::PartlyInterleaved { heads, rotated };
+            location.row_order = RowOrder::PartlyInterleaved { heads, first, rotated };
         }
     }
 
@@ -293,6 +288,15 @@ impl Checkpoint {
         })
     }
 
+    /// The values of a tensor of `count` elements, whatever its shape, as f32.
+    pub(crate) fn values(&mut self, name: &str, count: usize) -> Result<Vec<f32>, ModelError> {
+        let shape = self.info(name).map(|info| info.shape.clone());
+        match shape.filter(|shape| shape.iter().product::<usize>() == count) {
+            Some(shape) => self.array(name, &shape),
+            None => self.array(name, &[count]),
+        }
+    }
+
     /// A matrix `[rows, columns]`, packed in its own format.
     pub fn matrix(&mut self, name: &str, rows: usize, columns: usize) -> Result<PackedMatrix, ModelError> {
         let [matrix] = self.matrices(name, 1, [rows], columns)?;
@@ -337,6 +341,60 @@ impl Checkpoint {
                 Some(order) => matrix.with_input_order(Arc::clone(order)),
                 None => matrix,
             })
+        });
+        self.unmap(name);
+        let mut packed = Vec::with_capacity(PARTS);
+        for part in parts {
+            packed.push(part.map_err(|source| ModelError::Pack {
+                tensor: name.to_owned(),
+                source,
+            })?);
+        }
+        packed.try_into().map_err(|_| ModelError::MissingTensor {
+            tensor: name.to_owned(),
+        })
+    }
+
+    /// A matrix of each of `heads` heads, stored as `[heads, rows, columns]` or with heads on top of each other; where there are several
+    /// `rows`, so many matrices of each head stand on top of each other. Each is packed by itself.
+    pub fn head_matrices<const PARTS: usize>(
+        &mut self,
+        name: &str,
+        heads: usize,
+        rows: [usize; PARTS],
+        columns: usize,
+    ) -> Result<[Vec<PackedMatrix>; PARTS], ModelError> {
+        let stride: usize = rows.iter().sum();
+        let activations = self.activations;
+        let has_heads = self.info(name).is_some_and(|info| info.shape.len() == 3);
+        let shape = if has_heads {
+            vec![heads, stride, columns]
+        } else {
+            vec![heads * stride, columns]
+        };
+        let Taken {
+            format,
+            bytes,
+            factor,
+            order,
+        } = self.take(name, &shape)?;
+        let row_bytes = format.row_bytes(columns).unwrap_or_default();
+        let pack = |rows: usize, first: usize| {
+            let bytes = &bytes[first * row_bytes..(first + rows) * row_bytes];
+            let matrix = PackedMatrix::pack(format, rows, columns, bytes)?;
+            let matrix = matrix.with_activations(activations).with_factor(factor);
+            Ok(match &order {
+                Some(order) => matrix.with_input_order(Arc::clone(order)),
+                None => matrix,
+            })
+        };
+        let mut first = 0;
+        let parts = rows.map(|rows| {
+            let own = first;
+            first += rows;
+            (0..heads)
+                .map(|head| pack(rows, head * stride + own))
+                .collect::<Result<Vec<_>, _>>()
         });
         self.unmap(name);
         let mut packed = Vec::with_capacity(PARTS);
@@ -396,15 +454,7 @@ impl Checkpoint {
                 (Cow::Owned(bytes), factor, order)
             }
         };
-        let heads = match location.row_order {
-            RowOrder::Plain => None,
-            RowOrder::Interleaved { heads } => Some((heads, None)),
-            RowOrder::PartlyInterleaved { heads, rotated } => Some((heads, Some(rotated))),
-        };
-        let bytes = match heads {
-            None => bytes,
-            Some((heads, rotated)) => Cow::Owned(without_interleaving(&bytes, shape[0], heads, rotated)),
-        };
+        let bytes = location.row_order.ordered(bytes, shape[0]);
         Ok(Taken {
             format,
             bytes,
@@ -442,22 +492,4 @@ impl WeightFile {
             source,
         }
     }
-}
-
-/// Puts rows 2i and 2i + 1 of each head back to i and i + rotated/2, where all rows of a head are rotated unless given.
-fn without_interleaving(bytes: &[u8], rows: usize, heads: usize, rotated: Option<usize>) -> Vec<u8> {
-    let row_bytes = bytes.len() / rows;
-    let head_dim = rows / heads;
-    let rotated = rotated.unwrap_or(head_dim);
-    let mut ordered = Vec::with_capacity(bytes.len());
-    for row in 0..rows {
-        let (head, within) = (row / head_dim, row % head_dim);
-        let stored = if within < rotated {
-            head * head_dim + 2 * (within % (rotated / 2)) + within / (rotated / 2)
-        } else {
-            row
-        };
-        ordered.extend_from_slice(&bytes[stored * row_bytes..][..row_bytes]);
-    }
-    ordered
 }

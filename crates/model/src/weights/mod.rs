@@ -3,14 +3,15 @@
 mod checkpoint;
 mod mapping;
 pub(crate) mod quantised;
+mod row_order;
 mod safetensors;
 mod shards;
 mod tensor;
 
 pub use checkpoint::Checkpoint;
-pub(crate) use checkpoint::RowOrder;
 pub(crate) use mapping::map;
 pub(crate) use quantised::Quantisation;
+pub(crate) use row_order::RowOrder;
 pub(crate) use shards::{open_directory, text_name};
 pub(crate) use tensor::{NoSuchType, StoredTensor, check_name, to_f32};
 pub use tensor::{TensorInfo, TensorType};

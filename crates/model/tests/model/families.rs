@@ -17,6 +17,14 @@ fn logits_of_every_dense_family_equal_the_reference_for_every_batch_size() {
     cases.iter().for_each(|case| check(case));
 }
 
+#[test]
+fn gguf_files_of_families_with_other_mixers_give_the_logits_of_their_directories() {
+    let all = cases(&vectors().join("dense"), "");
+    let files = all.iter().filter(|case| case.join("model.gguf").exists());
+    let compared = files.map(|case| check_against(&case.join("model.gguf"), case)).count();
+    assert!(compared >= 5, "only {compared} files were compared");
+}
+
 /// The directory of a model of `class` around the text model of `case`, whose tensors' names begin with `beginning`.
 fn wrap(case: &Path, class: &str, text_type: &str, beginning: &str) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();

@@ -2,27 +2,26 @@
 
 use std::sync::Arc;
 
-use riffle_model::{Batch, Decoder, Forward, HostForward, ModelConfig, Projected, RecurrentState, SegmentTokens};
+use riffle_model::{
+    AttentionShape, Batch, Decoder, Forward, HostForward, ModelConfig, Projected, RecurrentState, SegmentTokens,
+};
 
 /// Plain causal attention over everything a sequence has seen, within each layer's window, summed in f64.
 pub(crate) struct DenseAttention {
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
+    shapes: Vec<AttentionShape>,
     scale: f64,
     soft_cap: Option<f64>,
     windows: Vec<Option<usize>>,
-    // per layer [tokens, kv_heads, head_dim]
+    // per layer [tokens, kv_heads, key_width]
     keys: Vec<Vec<f32>>,
+    // per layer [tokens, kv_heads, value_width]; empty where values are in keys
     values: Vec<Vec<f32>>,
 }
 
 impl DenseAttention {
     pub(crate) fn new(config: &ModelConfig) -> DenseAttention {
         DenseAttention {
-            heads: config.heads,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
+            shapes: (0..config.layers).map(|layer| config.attention_of(layer)).collect(),
             scale: f64::from(config.attention_scale),
             soft_cap: config.soft_cap.map(f64::from),
             windows: (0..config.layers)
@@ -41,31 +40,47 @@ impl DenseAttention {
         rows: std::ops::Range<usize>,
         projected: &mut Projected<'_>,
     ) {
-        let (width, kv_width) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let shape = self.shapes[layer];
         assert_eq!(
             self.keys[layer].len(),
-            position * kv_width,
+            position * shape.keys_width(),
             "tokens seen by layer {layer}"
         );
-        let kv = rows.start * kv_width..rows.end * kv_width;
-        self.keys[layer].extend_from_slice(&projected.keys[kv.clone()]);
-        self.values[layer].extend_from_slice(&projected.values[kv]);
-        let of_rows = rows.start * width..rows.end * width;
-        let queries = projected.queries[of_rows.clone()].chunks_exact(self.head_dim);
-        let outputs = projected.attended[of_rows].chunks_exact_mut(self.head_dim);
+        let of_rows = |width: usize| rows.start * width..rows.end * width;
+        self.keys[layer].extend_from_slice(&projected.keys[of_rows(shape.keys_width())]);
+        self.values[layer].extend_from_slice(&projected.values[of_rows(shape.values_width())]);
+        let queries = projected.queries[of_rows(shape.query_width())].chunks_exact(shape.key_width);
+        let outputs = projected.attended[of_rows(shape.attended_width())].chunks_exact_mut(shape.value_width);
         for (index, (query, output)) in queries.zip(outputs).enumerate() {
-            self.attend_head(layer, position + index / self.heads, index % self.heads, query, output);
+            self.attend_head(
+                layer,
+                position + index / shape.heads,
+                index % shape.heads,
+                query,
+                output,
+            );
         }
     }
 
     fn attend_head(&self, layer: usize, position: usize, head: usize, query: &[f32], output: &mut [f32]) {
-        let width = self.kv_heads * self.head_dim;
-        let offset = head / (self.heads / self.kv_heads) * self.head_dim;
+        let shape = self.shapes[layer];
+        let kv_head = head / shape.group();
+        let key_of = |token: usize| &self.keys[layer][(token * shape.kv_heads + kv_head) * shape.key_width..];
+        let value_of = |token: usize| {
+            if shape.is_latent {
+                key_of(token)
+            } else {
+                &self.values[layer][(token * shape.kv_heads + kv_head) * shape.value_width..]
+            }
+        };
         let first = self.windows[layer].map_or(0, |window| (position + 1).saturating_sub(window));
         let logits: Vec<f64> = (first..=position)
             .map(|key| {
-                let key = &self.keys[layer][key * width + offset..][..self.head_dim];
-                let dot: f64 = query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+                let dot: f64 = query
+                    .iter()
+                    .zip(key_of(key))
+                    .map(|(q, k)| f64::from(*q) * f64::from(*k))
+                    .sum();
                 let logit = dot * self.scale;
                 self.soft_cap.map_or(logit, |cap| cap * (logit / cap).tanh())
             })
@@ -73,10 +88,9 @@ impl DenseAttention {
         let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = logits.iter().map(|logit| (logit - largest).exp()).collect();
         let sum: f64 = weights.iter().sum();
-        let mut result = vec![0.0f64; self.head_dim];
+        let mut result = vec![0.0f64; shape.value_width];
         for (weight, key) in weights.iter().zip(first..) {
-            let value = &self.values[layer][key * width + offset..][..self.head_dim];
-            for (result, value) in result.iter_mut().zip(value) {
+            for (result, value) in result.iter_mut().zip(value_of(key)) {
                 *result += weight / sum * f64::from(*value);
             }
         }
@@ -120,9 +134,11 @@ impl Sequence {
     pub(crate) fn go_back(&mut self, tokens: usize, state: &RecurrentState) {
         self.tokens = tokens;
         self.recurrent.copy_from(state).unwrap();
-        let width = self.attention.kv_heads * self.attention.head_dim;
-        for kept in self.attention.keys.iter_mut().chain(&mut self.attention.values) {
-            kept.truncate(tokens * width);
+        let attention = &mut self.attention;
+        let kept = attention.keys.iter_mut().zip(&mut attention.values);
+        for ((keys, values), shape) in kept.zip(&attention.shapes) {
+            keys.truncate(tokens * shape.keys_width());
+            values.truncate(tokens * shape.values_width());
         }
     }
 }

@@ -40,7 +40,7 @@ pub(crate) fn form_of(app: &App, tools: &[Value], is_required: bool) -> Result<F
         CallStyle::Mistral => ("[TOOL_CALLS]", r#""[" call "]""#, None),
         CallStyle::Phi => ("<|tool_call|>", r#""[" call "]""#, Some("<|/tool_call|>")),
         CallStyle::Bare if is_required => return Ok(Form::Grammar(format!("start: call\n{call}"))),
-        CallStyle::Bare | CallStyle::Gemma => {
+        CallStyle::Bare | CallStyle::Gemma | CallStyle::Pythonic => {
             return Err(if is_required {
                 Failure::field("tool_choice", "this model's calls cannot be required: use auto")
             } else {

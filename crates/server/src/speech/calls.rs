@@ -4,6 +4,7 @@ use serde_json::{Map, Value};
 
 use super::CallStyle;
 use super::parameters::typed;
+use super::pythonic;
 use super::tools::{KnownTools, WrittenCall};
 
 /// Beginnings of an answer that is a call without the marks of its family, with white space taken out.
@@ -20,6 +21,7 @@ pub(super) fn parse(style: CallStyle, text: &str, tools: &KnownTools) -> Option<
         CallStyle::Tagged | CallStyle::Phi => parse_json(text),
         CallStyle::Mistral => parse_json(text).or_else(|| parse_named(text)),
         CallStyle::Gemma => parse_gemma(text).map(|call| vec![call]),
+        CallStyle::Pythonic => parse_pythonic(text).or_else(|| parse_json(text)),
         CallStyle::Bare => parse_json(without_fence(text)),
     }
 }
@@ -84,6 +86,7 @@ pub(super) fn end_of(style: CallStyle, text: &str, mark: &str, from: usize) -> O
         match style {
             CallStyle::Tagged if is_xml => call.trim_end().ends_with("</function>"),
             CallStyle::Gemma => call.matches("<escape>").count().is_multiple_of(2),
+            CallStyle::Pythonic => !pythonic::is_in_text(call),
             _ => !is_in_string(call),
         }
     })
@@ -305,6 +308,17 @@ fn end_of_parameter(text: &str) -> Option<usize> {
     };
     let mut ends = text.match_indices("</parameter>").map(|(at, _)| at);
     ends.find(|at| follows(*at))
+}
+
+/// `[name(key="value"), other()]`.
+fn parse_pythonic(text: &str) -> Option<Vec<WrittenCall>> {
+    let calls = pythonic::calls(text)?.into_iter();
+    let written = calls.map(|(name, arguments, source)| WrittenCall {
+        name,
+        arguments,
+        exact: Some(source).filter(|source| has_long_number(source)),
+    });
+    Some(written.collect())
 }
 
 /// `call:name{key:<escape>text<escape>,other:2}`.

@@ -2,6 +2,7 @@
 
 mod calls;
 mod parameters;
+mod pythonic;
 mod tools;
 
 use riffle_engine::Engine;
@@ -27,6 +28,8 @@ pub(crate) enum CallStyle {
     Phi,
     /// `<start_function_call>call:name{key:<escape>value<escape>}<end_function_call>` (Gemma).
     Gemma,
+    /// `<|tool_call_start|>[name(key="value")]<|tool_call_end|>` (LFM2).
+    Pythonic,
     /// The whole answer is `{"name": …, "parameters": {…}}`, with or without `<|python_tag|>` or a fence (Llama, Gemma 3).
     Bare,
 }
@@ -82,6 +85,9 @@ impl Markup {
             ("[TOOL_CALLS]", CallStyle::Mistral),
             ("<|tool_call|>", CallStyle::Phi),
             ("<start_function_call>", CallStyle::Gemma),
+            // Templates of LFM2 show the marks of lists of tools, and not always those of calls.
+            ("<|tool_call_start|>", CallStyle::Pythonic),
+            ("<|tool_list_start|>", CallStyle::Pythonic),
         ];
         let calls = styles.into_iter().find(|(mark, _)| mentions(mark));
         Self {
@@ -113,6 +119,7 @@ impl CallStyle {
             Self::Mistral => (&["[TOOL_CALLS]"], None),
             Self::Phi => (&["<|tool_call|>"], Some("<|/tool_call|>")),
             Self::Gemma => (&["<start_function_call>"], Some("<end_function_call>")),
+            Self::Pythonic => (&["<|tool_call_start|>"], Some("<|tool_call_end|>")),
             Self::Bare => (&["<|python_tag|>"], None),
         }
     }

@@ -2,11 +2,12 @@ use serde_json::json;
 
 use super::*;
 
-const MARKED: [CallStyle; 5] = [
+const MARKED: [CallStyle; 6] = [
     CallStyle::Tagged,
     CallStyle::Mistral,
     CallStyle::Phi,
     CallStyle::Gemma,
+    CallStyle::Pythonic,
     CallStyle::Bare,
 ];
 
@@ -59,6 +60,10 @@ fn calls_of_every_family_are_found_however_the_text_is_cut() {
         (
             CallStyle::Gemma,
             "<start_function_call>call:weather{city:<escape>Bern<escape>,days:2}<end_function_call>".to_owned(),
+        ),
+        (
+            CallStyle::Pythonic,
+            "<|tool_call_start|>[weather(city=\"Bern\", days=2)]<|tool_call_end|>".to_owned(),
         ),
         (CallStyle::Bare, json.replace("arguments", "parameters")),
         (CallStyle::Bare, format!("<|python_tag|>{json}")),

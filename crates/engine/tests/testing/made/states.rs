@@ -87,6 +87,7 @@ pub(super) fn build(
             norm: before,
             shape: ATTENTION,
             query: load("query", ATTENTION.query_width(), HIDDEN)?,
+            latent_query: None,
             query_norm: None,
             key_value: Some(KeyValue {
                 key: load("key", ATTENTION.keys_width(), HIDDEN)?,

@@ -52,6 +52,13 @@ impl Convolution {
         Convolution { has_silu: true, ..self }
     }
 
+    /// Multiplies the weights of some channels.
+    pub(crate) fn scale(&mut self, channels: std::ops::Range<usize>, factor: f32) {
+        for taps in self.taps.chunks_exact_mut(self.channels) {
+            taps[channels.clone()].iter_mut().for_each(|tap| *tap *= factor);
+        }
+    }
+
     pub(crate) fn taps(&self) -> &[f32] {
         &self.taps
     }

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use super::super::latent::LatentOutput;
 use super::{HeadNorms, Inputs, Plan};
 use crate::blocks::{Attention, KeyValue, Norm, Projection, Rotary, RotarySettings};
+use crate::layer::{Rows, Step};
 use crate::weights::Checkpoint;
 use crate::{ModelConfig, ModelError};
 
@@ -14,12 +16,33 @@ pub(super) struct Parts {
     other: Arc<Rotary>,
 }
 
+/// The projection of the result of attention.
+pub(super) enum AttentionOutput {
+    Plain(Projection),
+    Latent(LatentOutput),
+}
+
+impl AttentionOutput {
+    /// The step that writes the projected result to `to`.
+    pub(super) fn step(self, to: Rows) -> Step {
+        match self {
+            AttentionOutput::Plain(projection) => Step::Project {
+                projection,
+                from: Rows::Attended,
+                to,
+            },
+            AttentionOutput::Latent(output) => output.step(to),
+        }
+    }
+}
+
 /// Norms of query and key heads, and factors on queries after the rotation.
 type Heads = (Option<Norm>, Option<Norm>, Option<Vec<f32>>);
 
 impl Parts {
     pub(super) fn new(plan: &Plan, config: &ModelConfig) -> Result<Parts, ModelError> {
-        let settings = |fields| RotarySettings::from_fields(fields, config.head_dim, config.max_position);
+        let width = plan.rotated_width(config);
+        let settings = |fields| RotarySettings::from_fields(fields, width, config.max_position);
         let mut rotary = Rotary::new(&settings(&plan.fields)?);
         if let Some((growth, period)) = plan.query_growth {
             rotary = rotary.with_query_growth(growth as f32, period as f32);
@@ -40,10 +63,23 @@ impl Parts {
         weights: &mut Checkpoint,
         layer: usize,
         norm: Arc<Norm>,
-    ) -> Result<Attention, ModelError> {
+    ) -> Result<(Attention, AttentionOutput), ModelError> {
         let prefix = format!("model.layers.{layer}");
+        if let Some(latent) = &plan.latent {
+            let (name, rotary) = (format!("{prefix}.self_attn"), (Arc::clone(&self.rotary), 0));
+            let (attention, output) = latent.build(weights, &name, config.hidden_size, norm, rotary)?;
+            return Ok((attention, AttentionOutput::Latent(output)));
+        }
         let [query, key, value] = plan.inputs(config, weights, &prefix)?;
+        let factors = &plan.factors;
         let (query_norm, key_norm, query_weights) = plan.heads(config, weights, &prefix)?;
+        let output = Projection::load(
+            weights,
+            &format!("{prefix}.{}", plan.output),
+            config.hidden_size,
+            config.query_width(),
+            plan.output_bias,
+        )?;
         let is_local = config.windows.get(layer).is_some_and(Option::is_some);
         let is_other = match plan.local_rotation {
             Some(_) => is_local,
@@ -53,20 +89,23 @@ impl Parts {
         if let Some(query_weights) = query_weights {
             rotary = Arc::new(rotary.with_query_weights(query_weights));
         }
-        Ok(Attention {
+        let attention = Attention {
             norm,
             shape: config.attention_of(layer),
-            query,
+            query: query.scaled(factors.query, 1.0),
+            latent_query: None,
             query_norm,
             key_value: Some(KeyValue {
-                key,
-                value: Some(value),
+                key: key.scaled(factors.key, factors.key_bias),
+                value: Some(value.scaled(factors.value, 1.0)),
                 key_norm,
             }),
             sinks: None,
             rotary,
             rotary_table: usize::from(is_other),
-        })
+        };
+        let output = output.scaled(factors.attended, factors.attended);
+        Ok((attention, AttentionOutput::Plain(output)))
     }
 }
 

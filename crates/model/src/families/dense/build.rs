@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::attention::Parts;
+use super::attention::{AttentionOutput, Parts};
 use super::{Block, Gate, NormKind, Plan};
 use crate::blocks::{Activation, Mlp, Norm, Projection, RotarySettings, softplus};
 use crate::decoder::Decoder;
@@ -13,9 +13,17 @@ use crate::{ModelConfig, ModelError};
 /// Reads the sizes of a model.
 pub(in crate::families) fn configure(plan: &Plan, architecture: &str) -> Result<ModelConfig, ModelError> {
     let fields = &plan.fields;
-    let mut config = ModelConfig::from_fields(fields, architecture)?;
+    let mut config = match &plan.latent {
+        Some(latent) => ModelConfig::from_fields(&latent.with_head_dim(fields), architecture)?,
+        None => ModelConfig::from_fields(fields, architecture)?,
+    };
+    if let Some(latent) = &plan.latent {
+        latent.configure(&mut config);
+    }
+    plan.set_states(&mut config)?;
+    config.gate_width = plan.gate.map_or(0, |_| config.heads);
     config.norm_epsilon = fields.optional_epsilon(plan.epsilon)?.unwrap_or(1e-5) as f32;
-    config.rotary_dim = RotarySettings::from_fields(fields, config.head_dim, config.max_position)?.dim;
+    config.rotary_dim = RotarySettings::from_fields(fields, plan.rotated_width(&config), config.max_position)?.dim;
     if let Some(scale) = plan.attention_scale {
         config.attention_scale = scale as f32;
     }
@@ -74,13 +82,18 @@ fn scale_norm(norm: &mut Norm, factor: f64) {
 
 impl Plan {
     /// A norm of the residual stream, which is held divided by the factor on branches.
-    fn norm(&self, config: &ModelConfig, weights: &mut Checkpoint, name: &str) -> Result<Norm, ModelError> {
+    pub(super) fn norm(&self, config: &ModelConfig, weights: &mut Checkpoint, name: &str) -> Result<Norm, ModelError> {
         let epsilon = f64::from(config.norm_epsilon) / self.residual_scale.powi(2);
         self.norm_of(config.hidden_size, epsilon as f32, weights, name)
     }
 
     /// A norm of a branch, before it is added to the residual stream.
-    fn branch_norm(&self, config: &ModelConfig, weights: &mut Checkpoint, name: &str) -> Result<Arc<Norm>, ModelError> {
+    pub(super) fn branch_norm(
+        &self,
+        config: &ModelConfig,
+        weights: &mut Checkpoint,
+        name: &str,
+    ) -> Result<Arc<Norm>, ModelError> {
         let norm = self.norm_of(config.hidden_size, config.norm_epsilon, weights, name)?;
         Ok(Arc::new(norm))
     }
@@ -138,6 +151,9 @@ impl Plan {
         weights: &mut Checkpoint,
         layer: usize,
     ) -> Result<Layer, ModelError> {
+        if let Some(own) = self.layers.get(layer) {
+            return self.mixed_layer(parts, config, weights, (layer, own));
+        }
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         let mut norm = |part: &str| self.norm(config, weights, &name(part)).map(Arc::new);
         let branch = |part: &str, weights: &mut Checkpoint| self.branch_norm(config, weights, &name(part));
@@ -157,6 +173,8 @@ impl Plan {
                 let [after, last] = [branch(after, weights)?, branch(last, weights)?];
                 (attention, Norms::both([after, mlp, last]))
             }
+            // Layers of one part are listed, so they are built above.
+            Block::One(name) => (norm(name)?, Norms::before(norm(name)?)),
             Block::Parallel(attention, mlp) => {
                 let attention = norm(attention)?;
                 let mlp = match mlp {
@@ -166,15 +184,7 @@ impl Plan {
                 (attention, Norms::parallel(mlp))
             }
         };
-        let attention = parts.attention(self, config, weights, layer, before)?;
-        let queries = config.query_width();
-        let output = Projection::load(
-            weights,
-            &name(self.output),
-            config.hidden_size,
-            queries,
-            self.output_bias,
-        )?;
+        let (attention, output) = parts.attention(self, config, weights, layer, before)?;
         let mlp = self.feed_forward(config, weights, &name(""))?;
         Ok(Layer {
             attention: Some(attention),
@@ -183,7 +193,12 @@ impl Plan {
     }
 
     /// The feed-forward part of the layer whose tensors' names begin with `prefix`.
-    fn feed_forward(&self, config: &ModelConfig, weights: &mut Checkpoint, prefix: &str) -> Result<Mlp, ModelError> {
+    pub(super) fn feed_forward(
+        &self,
+        config: &ModelConfig,
+        weights: &mut Checkpoint,
+        prefix: &str,
+    ) -> Result<Mlp, ModelError> {
         let (hidden, inner, biased) = (config.hidden_size, config.intermediate_size, self.mlp_bias);
         let name = |part: &str| format!("{prefix}{part}");
         let activation = match self.fields.text(self.activation.0)? {
@@ -197,7 +212,7 @@ impl Plan {
             }
             Gate::Tensor(gate) => {
                 let gate = Projection::load(weights, &name(gate), inner, hidden, biased)?;
-                [Some(gate), None]
+                [Some(gate.scaled(self.factors.gate, self.factors.gate)), None]
             }
             Gate::None => [None, None],
         };
@@ -206,6 +221,7 @@ impl Plan {
             None => Projection::load(weights, &name(self.mlp.up), inner, hidden, biased)?,
         };
         let down = Projection::load(weights, &name(self.mlp.down), hidden, inner, biased)?;
+        let down = down.scaled(self.factors.down, self.factors.down);
         Ok(match gate {
             Some(gate) => Mlp::Gated {
                 gate,
@@ -265,15 +281,11 @@ impl Norms {
     }
 
     /// A layer's steps after attention.
-    fn around(self, output: Projection, mlp: Mlp) -> Vec<Step> {
+    fn around(self, output: AttentionOutput, mlp: Mlp) -> Vec<Step> {
         let normalise = |norm, from, to| Step::Normalise { norm, from, to };
         let before_mlp = normalise(self.before_mlp, Rows::Hidden, Rows::Normed);
         let mut steps = Vec::new();
-        let project = |to| Step::Project {
-            projection: output,
-            from: Rows::Attended,
-            to,
-        };
+        let project = |to| output.step(to);
         if self.is_parallel {
             steps.extend([before_mlp, project(Rows::Branch), Step::Add(Rows::Branch)]);
         } else {

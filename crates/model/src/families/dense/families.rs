@@ -1,9 +1,12 @@
 //! The list of the dense families.
 
 use super::super::Family;
+use super::convolution_families::{lfm2, lfm3};
+use super::latent_families::{deepseek_v2, deepseek_v3, glm4_moe_lite, minicpm3, youtu};
 use super::layer_norm_families::{
     cohere, cohere2, falcon, gpt_neox, gptj, jais2, nemotron, olmo, persimmon, stablelm, starcoder2,
 };
+use super::mixer_families::{bamba, falcon_h1, granite_hybrid, mamba2, nemotron_h};
 use super::rms_families::{
     apertus, arcee, cwm, ernie4_5, exaone4, gemma, glm, glm4, granite, helium, hunyuan, hyperclovax, ministral,
     ministral3, olmo2, olmo3, seed_oss, smollm3, vaultgemma,
@@ -77,4 +80,26 @@ pub(in crate::families) const FAMILIES: &[Family] = &[
         ("transformer.h.", "model.layers."),
         ("transformer.", "model."),
     ]),
+    family!("MiniCPM3ForCausalLM", "minicpm3", minicpm3),
+    family!("DeepseekV2ForCausalLM", "deepseek_v2", deepseek_v2).with_settings(&["n_routed_experts"]),
+    family!("DeepseekV3ForCausalLM", "deepseek_v3", deepseek_v3).with_settings(&["n_routed_experts"]),
+    family!("Glm4MoeLiteForCausalLM", "glm4_moe_lite", glm4_moe_lite).with_settings(&["n_routed_experts"]),
+    family!("YoutuForCausalLM", "youtu", youtu),
+    family!("Lfm2ForCausalLM", "lfm2", lfm2),
+    family!("Lfm3ForCausalLM", "lfm3", lfm3).with_partial_rotation(),
+    family!("GraniteMoeHybridForCausalLM", "granitemoehybrid", granite_hybrid).with_settings(MULTIPLIERS),
+    family!("BambaForCausalLM", "bamba", bamba).with_partial_rotation(),
+    family!("FalconH1ForCausalLM", "falcon_h1", falcon_h1).with_settings(MULTIPLIERS),
+    family!("Mamba2ForCausalLM", "mamba2", mamba2).with_renames(&[
+        ("backbone.embeddings.", "model.embed_tokens."),
+        ("backbone.embedding.", "model.embed_tokens."),
+        ("backbone.", "model."),
+    ]),
+    family!("NemotronHForCausalLM", "nemotron_h", nemotron_h)
+        .with_settings(&["n_routed_experts"])
+        .with_renames(&[
+            ("backbone.embeddings.", "model.embed_tokens."),
+            ("model.embeddings.", "model.embed_tokens."),
+            ("backbone.", "model."),
+        ]),
 ];

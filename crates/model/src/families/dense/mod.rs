@@ -8,11 +8,16 @@
 
 mod attention;
 mod build;
+mod convolution_families;
 mod families;
+mod latent_families;
 mod layer_norm_families;
+mod mixer_families;
+mod mixers;
 mod plan;
 mod rms_families;
 
 use build::{build, configure};
 pub(super) use families::FAMILIES;
+use mixers::{LayerParts, MixerPlan};
 use plan::{Block, Gate, HeadNorms, Inputs, MlpNames, NormKind, Plan, Positions};

@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use super::super::latent::LatentAttention;
+use super::{LayerParts, MixerPlan};
 use crate::fields::Fields;
 use crate::{ModelConfig, ModelError};
 
@@ -44,6 +46,16 @@ pub(in crate::families) struct Plan {
     pub(super) head_bias: bool,
     /// Queries grow with the logarithm of their position: factor and period.
     pub(super) query_growth: Option<(f64, f64)>,
+    /// The attention of all layers, where it is latent.
+    pub(super) latent: Option<LatentAttention>,
+    /// The parts of each layer; empty where every layer is attention and a feed-forward part.
+    pub(super) layers: Vec<LayerParts>,
+    /// The mixers of layers with a state.
+    pub(super) mixer: MixerPlan,
+    /// The tensor of a gate on the attention result, with a value for each head.
+    pub(super) gate: Option<&'static str>,
+    /// Factors on single projections.
+    pub(super) factors: Factors,
 }
 
 /// The norms of a family.
@@ -72,6 +84,8 @@ pub(super) enum Block {
     After([&'static str; 2]),
     /// x + norm(f(norm(x))): before and after attention, before and after the feed-forward part.
     Both([&'static str; 4]),
+    /// x + f(norm(x)): a layer is one part, with one norm.
+    One(&'static str),
     /// x + attention(norm(x)) + mlp(norm(x)): one norm, or one for each of the two.
     Parallel(&'static str, Option<&'static str>),
 }
@@ -119,6 +133,31 @@ pub(super) enum Gate {
     Tensor(&'static str),
     /// Above the rows of `up`.
     Stacked,
+}
+
+/// Factors on the outputs of projections, biases included but for those of queries and values.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) struct Factors {
+    pub(super) query: f64,
+    pub(super) key: f64,
+    /// On the bias of keys.
+    pub(super) key_bias: f64,
+    pub(super) value: f64,
+    pub(super) attended: f64,
+    pub(super) gate: f64,
+    pub(super) down: f64,
+}
+
+impl Factors {
+    pub(super) const NONE: Factors = Factors {
+        query: 1.0,
+        key: 1.0,
+        key_bias: 1.0,
+        value: 1.0,
+        attended: 1.0,
+        gate: 1.0,
+        down: 1.0,
+    };
 }
 
 /// Layers whose keys carry positions.
@@ -178,6 +217,11 @@ impl Plan {
             logit_cap: None,
             head_bias: false,
             query_growth: None,
+            latent: None,
+            layers: Vec::new(),
+            mixer: MixerPlan::None,
+            gate: None,
+            factors: Factors::NONE,
         }
     }
 
@@ -214,6 +258,11 @@ impl Plan {
         Ok(self)
     }
 
+    /// Dimensions of a head that a rotation reads.
+    pub(super) fn rotated_width(&self, config: &ModelConfig) -> usize {
+        self.latent.map_or(config.head_dim, |latent| latent.rotated)
+    }
+
     /// The part that no device computes, if there is one.
     pub(super) fn host_only(&self, config: &ModelConfig) -> Option<&'static str> {
         let by_head = match self.head_norms {
@@ -224,6 +273,10 @@ impl Plan {
         };
         let after = matches!(self.block, Block::After(_)).then_some("layers without a norm before them");
         let growth = self.query_growth.map(|_| "queries that grow with their position");
-        config.host_only.or(by_head).or(after).or(growth)
+        let latent = self.latent.map(|_| "latent attention");
+        let factors = (self.factors != Factors::NONE).then_some("factors on projections");
+        let gate = self.gate.map(|_| "gate of heads");
+        let parts = [by_head, after, growth, latent, factors, gate];
+        config.host_only.or(parts.into_iter().flatten().next())
     }
 }

@@ -1,0 +1,163 @@
+//! Small random models of families with latent attention or with states, made by transformers: sequences go where tokens and pages go.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use riffle_attention::Format;
+use riffle_engine::{Engine, EngineOptions, Session};
+use riffle_kv::{DiskTier, KvTiers};
+use riffle_policy::PolicySpec;
+use safetensors::SafeTensors;
+
+use crate::testing::go_on;
+
+/// One family of each kind: latent attention with and without a narrow query, a short convolution, Mamba2 before, beside and instead of
+/// attention in a layer.
+const FAMILIES: [&str; 6] = [
+    "deepseek_v3",
+    "minicpm3",
+    "lfm2",
+    "granitemoehybrid",
+    "falcon_h1",
+    "nemotron_h",
+];
+
+fn case(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../model/tests/vectors/dense")
+        .join(name)
+}
+
+/// The tokens of a case, and the logits behind each.
+fn expected(name: &str) -> (Vec<u32>, Vec<f32>) {
+    let bytes = std::fs::read(case(name).join("expected.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let words = |name: &str| -> Vec<[u8; 4]> {
+        let (words, _) = tensors.tensor(name).unwrap().data().as_chunks::<4>();
+        words.to_vec()
+    };
+    let tokens = words("tokens").into_iter().map(u32::from_le_bytes).collect();
+    (tokens, words("logits").into_iter().map(f32::from_le_bytes).collect())
+}
+
+fn options(format: Format) -> EngineOptions {
+    EngineOptions::default()
+        .with_context_tokens(Some(512))
+        .with_batch_tokens(128)
+        .with_chunk_tokens(32)
+        .with_page_tokens(16)
+        .with_key_format(format)
+        .with_value_format(format)
+}
+
+fn engine(name: &str, options: EngineOptions) -> Arc<Engine> {
+    Engine::load(case(name), options).unwrap()
+}
+
+fn on_disk(folder: &Path, options: EngineOptions) -> EngineOptions {
+    let mut tiers = KvTiers::memory(Some(30_000));
+    tiers.slots = 2;
+    tiers.disk = Some(DiskTier {
+        folder: folder.to_owned(),
+        budget_bytes: None,
+    });
+    options.with_kv_tiers(tiers)
+}
+
+fn bits(session: &Session) -> Vec<u32> {
+    session.logits().iter().map(|logit| logit.to_bits()).collect()
+}
+
+/// Bits of the logits after each of ten more tokens.
+fn write(session: &mut Session) -> Vec<Vec<u32>> {
+    let written = (3..13).map(|token| {
+        session.advance(token).unwrap();
+        bits(session)
+    });
+    written.collect()
+}
+
+fn read(engine: &Arc<Engine>, tokens: &[u32]) -> Session {
+    let mut session = Session::new(engine).unwrap();
+    session.prefill(tokens, &mut go_on).unwrap();
+    session
+}
+
+#[test]
+fn logits_are_those_of_transformers_whole_in_parts_and_token_by_token() {
+    for name in FAMILIES {
+        let (tokens, expected) = expected(name);
+        let engine = engine(name, options(Format::F32));
+        let width = expected.len() / tokens.len();
+        let near = |session: &Session, limit: f32| {
+            let last = session.tokens().len() - 1;
+            let differences = session.logits().iter().zip(&expected[last * width..]);
+            let worst = differences.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(worst < limit, "{name}, token {last}: {worst:e}");
+        };
+        near(&read(&engine, &tokens), 5e-4);
+        let mut session = read(&engine, &tokens[..64]);
+        session.prefill(&tokens[64..150], &mut go_on).unwrap();
+        near(&session, 5e-4);
+        for token in &tokens[150..] {
+            session.advance(*token).unwrap();
+            near(&session, 1e-3);
+        }
+    }
+}
+
+#[test]
+fn files_forks_pages_on_disk_and_refused_drafts_go_on_to_the_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in FAMILIES {
+        let (tokens, _) = expected(name);
+        let here = engine(name, options(Format::Q8_0));
+        let there = engine(name, on_disk(folder.path(), options(Format::Q8_0)));
+        let (mut session, mut far) = (read(&here, &tokens), read(&there, &tokens));
+        let path = folder.path().join(name);
+        session.sequence().save(&path).unwrap();
+        let mut restored = Session::restore(&here, &path).unwrap();
+        let mut fork = session.fork().unwrap();
+        // Drafts that are refused leave no trace.
+        let checkpoint = fork.sequence_mut().checkpoint().unwrap();
+        let drafts = write(&mut fork);
+        assert!(fork.sequence_mut().roll_back(&checkpoint, 4).unwrap().is_empty());
+        for (token, expected) in (7..13).zip(&drafts[4..]) {
+            fork.advance(token).unwrap();
+            assert!(bits(&fork) == *expected, "{name}, token {token}");
+        }
+        let expected = write(&mut session);
+        assert!(drafts == expected, "{name}, a fork");
+        assert!(write(&mut restored) == expected, "{name}, a file");
+        assert!(write(&mut far) == expected, "{name}, the disk");
+    }
+}
+
+#[test]
+fn policies_choose_over_latents_with_the_same_bits_wherever_they_lie() {
+    let folder = tempfile::tempdir().unwrap();
+    for (prefill, decode) in [
+        ("xattention:block=32,from=0", "quest:block=16,topk=3,from=0"),
+        ("full", "streaming:sinks=16,window=64,from=0"),
+    ] {
+        let options = options(Format::Q8_0)
+            .with_prefill(prefill.parse::<PolicySpec>().unwrap().into())
+            .with_decode(decode.parse::<PolicySpec>().unwrap().into());
+        for name in ["deepseek_v3", "minicpm3"] {
+            let (tokens, _) = expected(name);
+            let tokens = tokens.repeat(2);
+            let here = engine(name, options.clone());
+            let there = engine(name, on_disk(folder.path(), options.clone()));
+            let full = engine(name, self::options(Format::Q8_0));
+            let (mut near, mut far) = (read(&here, &tokens), read(&there, &tokens));
+            assert!(far.sequence().usage().bytes_by_tier.disk > 0, "{name}");
+            assert!(near.sequence().usage().bytes_by_tier.total() <= here.plan().kv_bytes);
+            let found = write(&mut near);
+            assert!(found == write(&mut far), "{name}: {prefill}, {decode}");
+            assert!(
+                found != write(&mut read(&full, &tokens)),
+                "{name}: {decode} leaves nothing out"
+            );
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Families with layers that are short convolutions: LFM2 and LFM3.
+
+use serde_json::{Value, json};
+
+use super::mixer_families::{indices, kinds, size};
+use super::plan::Planned;
+use super::{Block, Gate, HeadNorms, LayerParts, MixerPlan, MlpNames, Plan};
+use crate::fields::Fields;
+use crate::{ModelError, ShortConvolutionShape, StateShape};
+
+pub(super) fn lfm2(fields: &Fields) -> Planned {
+    let mut plan = Plan::new(
+        fields,
+        json!({"conv_L_cache": 3, "rope_theta": 1_000_000.0, "num_key_value_heads": 8}),
+    );
+    // Names of the first files.
+    for (older, name) in [
+        ("tie_embedding", "tie_word_embeddings"),
+        ("block_ff_dim", "intermediate_size"),
+    ] {
+        if let Some(value) = plan.fields.get(older).cloned() {
+            plan.fields = plan.fields.with(name, value);
+        }
+    }
+    plan.fields = plan.fields.with_default("tie_word_embeddings", true);
+    let inner = lfm2_inner(&plan.fields)?;
+    plan.fields = plan.fields.with("intermediate_size", inner);
+    plan.epsilon = "norm_eps";
+    plan.block = Block::Before(["operator_norm", "ffn_norm"]);
+    plan.final_norm = "model.embedding_norm";
+    plan.output = "self_attn.out_proj";
+    plan.head_norms = HeadNorms::Each(["self_attn.q_layernorm", "self_attn.k_layernorm"]);
+    plan.mlp = MlpNames {
+        gate: Gate::Tensor("feed_forward.w1"),
+        up: "feed_forward.w3",
+        down: "feed_forward.w2",
+    };
+    plan.mixer = MixerPlan::ShortConvolution {
+        name: "conv",
+        biased: plan.fields.flag("conv_bias", false)?,
+    };
+    let convolution = LayerParts::mixer(StateShape::ShortConvolution(ShortConvolutionShape {
+        channels: size(&plan.fields, "hidden_size")?,
+        kernel: size(&plan.fields, "conv_L_cache")?,
+    }));
+    let layers = size(&plan.fields, "num_hidden_layers")?;
+    plan.layers = match plan.fields.texts("layer_types")? {
+        types if !types.is_empty() => kinds(&plan.fields, &types, |kind| match kind {
+            "conv" => Some(convolution),
+            "full_attention" => Some(LayerParts::ATTENTION),
+            _ => None,
+        })?,
+        _ => {
+            let attends = indices(&plan.fields, "full_attn_idxs")?;
+            let attends = |layer| attends.as_ref().is_none_or(|attends| attends.contains(&layer));
+            let parts = |layer| {
+                if attends(layer) {
+                    LayerParts::ATTENTION
+                } else {
+                    convolution
+                }
+            };
+            (0..layers).map(parts).collect()
+        }
+    };
+    Ok(plan)
+}
+
+pub(super) fn lfm3(fields: &Fields) -> Planned {
+    let defaults = json!({
+        "tie_word_embeddings": true, "num_key_value_heads": 4, "head_dim": 128, "conv_L_cache": 7,
+        "sliding_window": 256, "rope_theta": 1_000_000.0,
+    });
+    let mut plan = Plan::new(fields, defaults).attention_bias("attention_bias", false)?;
+    plan.epsilon = "norm_eps";
+    plan.final_norm = "model.embedding_norm";
+    plan.block = if plan.fields.flag("use_sandwich_norm", true)? {
+        Block::Both(["operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm"])
+    } else {
+        Block::Before(["operator_norm", "ffn_norm"])
+    };
+    plan.head_norms = HeadNorms::Each(["self_attn.q_norm", "self_attn.k_norm"]);
+    plan.gate = plan
+        .fields
+        .flag("use_attention_gate", true)?
+        .then_some("self_attn.g_proj");
+    plan.mlp = MlpNames {
+        gate: Gate::Tensor("feed_forward.w1"),
+        up: "feed_forward.w3",
+        down: "feed_forward.w2",
+    };
+    plan.mixer = MixerPlan::ShortConvolution {
+        name: "conv",
+        biased: plan.fields.flag("conv_bias", false)?,
+    };
+    let convolution = LayerParts::mixer(StateShape::ShortConvolution(ShortConvolutionShape {
+        channels: size(&plan.fields, "hidden_size")?,
+        kernel: size(&plan.fields, "conv_L_cache")?,
+    }));
+    let sliding = LayerParts {
+        slides: true,
+        ..LayerParts::ATTENTION
+    };
+    let layers = size(&plan.fields, "num_hidden_layers")?;
+    plan.layers = match plan.fields.texts("layer_types")? {
+        types if !types.is_empty() => kinds(&plan.fields, &types, |kind| match kind {
+            "conv" => Some(convolution),
+            "full_attention" => Some(LayerParts::ATTENTION),
+            "sliding_attention" => Some(sliding),
+            _ => None,
+        })?,
+        _ => {
+            let parts = |layer| match layer % 4 {
+                2 => LayerParts::ATTENTION,
+                0 if layer > 0 => sliding,
+                _ => convolution,
+            };
+            (0..layers).map(parts).collect()
+        }
+    };
+    lfm3_rotations(&mut plan)?;
+    Ok(plan)
+}
+
+/// The two rotations of LFM3. That of layers without a window turns the first pairs of a head alone, each as far as it turns where all do.
+fn lfm3_rotations(plan: &mut Plan) -> Result<(), ModelError> {
+    let head_dim = size(&plan.fields, "head_dim")?;
+    let parameters = match plan.fields.get("rope_parameters").cloned() {
+        Some(parameters) => parameters,
+        None => json!({
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            "full_attention": {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5},
+        }),
+    };
+    let of_kind = |kind: &str| parameters.get(kind).cloned().unwrap_or(json!({}));
+    let (mut full, local) = (of_kind("full_attention"), of_kind("sliding_attention"));
+    if full.get("rope_type").and_then(Value::as_str) == Some("proportional") {
+        let part = full.get("partial_rotary_factor").and_then(Value::as_f64).unwrap_or(1.0);
+        let turned = (part * head_dim as f64) as usize / 2;
+        let stretch = full.get("factor").and_then(Value::as_f64).unwrap_or(1.0);
+        // A pair that is stretched without end does not turn.
+        let factors: Vec<f64> = (0..head_dim / 2)
+            .map(|pair| if pair < turned { stretch } else { 1e300 })
+            .collect();
+        let theta = full.get("rope_theta").cloned().unwrap_or(json!(1_000_000.0));
+        full = json!({"rope_type": "factors", "factors": factors, "rope_theta": theta});
+    }
+    let local = json!({"rope_parameters": local});
+    plan.local_rotation = Some(Fields::new(plan.fields.path(), local)?);
+    plan.fields = plan
+        .fields
+        .clone()
+        .with("rope_theta", Value::Null)
+        .with("rope_parameters", full);
+    Ok(())
+}
+
+/// The inner width of the feed-forward part, which LFM2 works out of its setting.
+fn lfm2_inner(fields: &Fields) -> Result<usize, ModelError> {
+    let inner = fields.size("intermediate_size")?;
+    if !fields.flag("block_auto_adjust_ff_dim", true)? {
+        return Ok(inner);
+    }
+    let inner = 2 * inner / 3;
+    let of_default = fields.with_default("block_ffn_dim_multiplier", 1.0);
+    let Some(multiplier) = of_default.optional_positive("block_ffn_dim_multiplier")? else {
+        return Ok(inner);
+    };
+    let multiple = fields.optional_size("block_multiple_of")?.unwrap_or(256);
+    Ok(((multiplier * inner as f64) as usize).next_multiple_of(multiple))
+}

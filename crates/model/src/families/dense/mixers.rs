@@ -1,0 +1,176 @@
+//! Layers of a plan that are listed by their parts: a mixer with a state, attention, a feed-forward part.
+
+use std::sync::Arc;
+
+use super::attention::Parts;
+use super::{Block, Plan};
+use crate::blocks::{Mamba2, Mamba2Factors, Mamba2Settings, Mixer, Norm, Projection, ShortConvolution};
+use crate::layer::{Layer, Rows, Step};
+use crate::weights::Checkpoint;
+use crate::{ModelConfig, ModelError, StateShape};
+
+/// The parts of a layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct LayerParts {
+    /// The state of its mixer, where it has one.
+    pub(super) state: Option<StateShape>,
+    pub(super) attends: bool,
+    /// Its attention looks back as far as `sliding_window` says.
+    pub(super) slides: bool,
+    /// The layer ends with a feed-forward part.
+    pub(super) feeds: bool,
+}
+
+impl LayerParts {
+    /// A mixer with a state, and a feed-forward part.
+    pub(super) fn mixer(state: StateShape) -> LayerParts {
+        LayerParts {
+            state: Some(state),
+            attends: false,
+            slides: false,
+            feeds: true,
+        }
+    }
+
+    /// Attention and a feed-forward part.
+    pub(super) const ATTENTION: LayerParts = LayerParts {
+        state: None,
+        attends: true,
+        slides: false,
+        feeds: true,
+    };
+}
+
+/// The mixers of a plan: the name of their tensors below a layer, and the settings in which families differ.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum MixerPlan {
+    None,
+    ShortConvolution {
+        name: &'static str,
+        biased: bool,
+    },
+    Mamba2 {
+        name: &'static str,
+        settings: Mamba2Settings,
+        factors: Mamba2Factors,
+    },
+}
+
+impl Plan {
+    /// Says which layers have a state, and which attend.
+    pub(super) fn set_states(&self, config: &mut ModelConfig) -> Result<(), ModelError> {
+        if self.layers.is_empty() {
+            return Ok(());
+        }
+        if self.layers.len() != config.layers {
+            let problem = format!("is {}, and {} layers are listed", config.layers, self.layers.len());
+            return Err(self.fields.error("num_hidden_layers", problem));
+        }
+        config.states = self.layers.iter().map(|layer| layer.state).collect();
+        config.attends = self.layers.iter().map(|layer| layer.attends).collect();
+        if self.layers.iter().any(|layer| layer.slides) {
+            let window = self.fields.optional_size("sliding_window")?;
+            let of_layer = |layer: &LayerParts| window.filter(|_| layer.slides);
+            config.windows = self.layers.iter().map(of_layer).collect();
+        }
+        Ok(())
+    }
+
+    /// A layer that is listed.
+    pub(super) fn mixed_layer(
+        &self,
+        parts: &Parts,
+        config: &ModelConfig,
+        weights: &mut Checkpoint,
+        (layer, own): (usize, &LayerParts),
+    ) -> Result<Layer, ModelError> {
+        let name = |part: &str| format!("model.layers.{layer}.{part}");
+        let (first, second, behind) = match self.block {
+            Block::Before([mixer, mlp]) => (mixer, mlp, None),
+            Block::Both([mixer, behind_mixer, mlp, behind_mlp]) => (mixer, mlp, Some([behind_mixer, behind_mlp])),
+            Block::One(norm) => (norm, norm, None),
+            _ => {
+                let problem = "names norms that layers of these kinds do not have";
+                return Err(self.fields.error("layer_types", problem));
+            }
+        };
+        let add = |weights: &mut Checkpoint, place: usize| match behind {
+            None => Ok::<_, ModelError>(vec![Step::Add(Rows::Branch)]),
+            Some(names) => Ok(vec![
+                Step::Normalise {
+                    norm: self.branch_norm(config, weights, &name(names[place]))?,
+                    from: Rows::Branch,
+                    to: Rows::Normed,
+                },
+                Step::Add(Rows::Normed),
+            ]),
+        };
+        let (mut steps, mut attention) = (Vec::new(), None);
+        if own.state.is_some() || own.attends {
+            let norm = Arc::new(self.norm(config, weights, &name(first))?);
+            if let Some(state) = own.state {
+                let mixer = self.mixer(config, weights, &name(""), state)?;
+                steps.extend([normalise(Arc::clone(&norm)), Step::Recur(mixer)]);
+                steps.extend(add(weights, 0)?);
+            }
+            if own.attends {
+                let (attends, output) = parts.attention(self, config, weights, layer, Arc::clone(&norm))?;
+                attention = Some(attends);
+                if let Some(gate) = self.gate {
+                    let gate = Projection::load(weights, &name(gate), config.heads, config.hidden_size, false)?;
+                    steps.push(Step::OpenGate { norm, gate });
+                }
+                steps.push(output.step(Rows::Branch));
+                steps.extend(add(weights, 0)?);
+            }
+        }
+        if own.feeds {
+            let norm = Arc::new(self.norm(config, weights, &name(second))?);
+            let mlp = self.feed_forward(config, weights, &name(""))?;
+            steps.extend([normalise(norm), Step::FeedForward(mlp)]);
+            steps.extend(add(weights, 1)?);
+        }
+        Ok(Layer { attention, steps })
+    }
+
+    /// The mixer of the layer whose tensors' names begin with `prefix`.
+    fn mixer(
+        &self,
+        config: &ModelConfig,
+        weights: &mut Checkpoint,
+        prefix: &str,
+        state: StateShape,
+    ) -> Result<Mixer, ModelError> {
+        let hidden = config.hidden_size;
+        match (self.mixer, state) {
+            (MixerPlan::ShortConvolution { name, biased }, StateShape::ShortConvolution(shape)) => {
+                let name = format!("{prefix}{name}");
+                let mixer = ShortConvolution::load(weights, &name, &shape, hidden, biased)?;
+                Ok(Mixer::ShortConvolution(Box::new(mixer)))
+            }
+            (
+                MixerPlan::Mamba2 {
+                    name,
+                    settings,
+                    factors,
+                },
+                StateShape::Mamba2(shape),
+            ) => {
+                let mixer = Mamba2::load(weights, &format!("{prefix}{name}"), &shape, hidden, settings)?;
+                Ok(Mixer::Mamba2(Box::new(mixer.scaled(&factors))))
+            }
+            _ => {
+                let problem = format!("names a layer of {}, which this family does not build", state.kind());
+                Err(self.fields.error("layer_types", problem))
+            }
+        }
+    }
+}
+
+fn normalise(norm: Arc<Norm>) -> Step {
+    Step::Normalise {
+        norm,
+        from: Rows::Hidden,
+        to: Rows::Normed,
+    }
+}
