@@ -13,6 +13,7 @@ use crate::eval_args::EvalArguments;
 use crate::hub_args::{self, CompletionsArguments, ListArguments, ManArguments, PullArguments, RmArguments};
 use crate::numbers;
 use crate::prefix_cache::PrefixCacheArguments;
+use crate::quantize_args::QuantizeArguments;
 use crate::serve_args::ServeArguments;
 
 /// Riffle runs language models over very long texts, on the machine you have.
@@ -66,9 +67,17 @@ pub(crate) enum Command {
         after_help = "Examples:\n  riffle tokenize --model model.gguf --prompt \"In the beginning\" --pieces\n  riffle tokenize --model model.gguf --decode 1 415 8"
     )]
     Tokenize(TokenizeArguments),
+    /// Write a model as a GGUF file of smaller weights
+    #[command(
+        after_help = "Examples:\n  riffle quantize my-model small.gguf\n  riffle calibrate --model my-model --imatrix my.imatrix notes/\n  riffle quantize my-model small.gguf --type IQ3_S --imatrix my.imatrix"
+    )]
+    Quantize(QuantizeArguments),
     /// List the attention policies and their parameters
     Policies(PoliciesArguments),
-    /// Find the cheapest policy for each head, as a profile
+    /// Find the cheapest policy for each head, or an importance matrix
+    #[command(
+        after_help = "Examples:\n  riffle calibrate --model model.gguf --file book.txt --out model.toml\n  riffle calibrate --model my-model --imatrix my.imatrix notes/ book.epub"
+    )]
     Calibrate(CalibrateArguments),
     /// Work on saved sessions
     Session(SessionArguments),
@@ -285,9 +294,21 @@ pub(crate) struct CalibrateArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
     /// UTF-8 text to measure on
-    #[arg(short = 'f', long, value_name = "FILE")]
-    pub(crate) file: PathBuf,
-    /// Tokens of the text to read [default: what the context holds]
+    #[arg(short = 'f', long, value_name = "FILE", required_unless_present = "imatrix")]
+    pub(crate) file: Option<PathBuf>,
+    /// Collect an importance matrix from documents, and write it to this file
+    ///
+    /// It says which inputs of each layer are large, so that riffle quantize --imatrix takes more care of their weights. llama.cpp reads and
+    /// writes the same files.
+    #[arg(long, value_name = "FILE", requires = "documents", conflicts_with_all = ["file", "out", "target", "mean", "candidate", "json"])]
+    pub(crate) imatrix: Option<PathBuf>,
+    /// With --imatrix: files and folders to read
+    #[arg(value_name = "DOCUMENTS", requires = "imatrix")]
+    pub(crate) documents: Vec<PathBuf>,
+    /// With --imatrix: tokens that are read at a time, each from an empty cache
+    #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value = "512", requires = "imatrix", hide_short_help = true)]
+    pub(crate) chunk_size: usize,
+    /// Tokens of the text to read [default: what the context holds; with --imatrix all]
     #[arg(long, value_name = "N", value_parser = numbers::tokens)]
     pub(crate) length: Option<usize>,
     /// Share of the true attention that each head must keep
@@ -304,8 +325,8 @@ pub(crate) struct CalibrateArguments {
     #[arg(long, value_name = "POLICY", default_values = ["streaming", "vertical-slash", "xattention"])]
     pub(crate) candidate: Vec<String>,
     /// File to write the profile to
-    #[arg(long, value_name = "FILE")]
-    pub(crate) out: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "imatrix")]
+    pub(crate) out: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
     /// Print JSON

@@ -11,6 +11,7 @@ use riffle_engine::EngineError;
 use riffle_eval::EvalError;
 use riffle_hub::HubError;
 use riffle_model::ModelError;
+use riffle_quantize::QuantizeError;
 use riffle_server::ServerError;
 
 use crate::{command_line, console, flags, shown};
@@ -149,6 +150,16 @@ impl From<EvalError> for Failure {
         match error {
             EvalError::Engine(error) => error.into(),
             EvalError::Interrupted { .. } => Self::interrupted(error),
+            error => Self::new(error),
+        }
+    }
+}
+
+impl From<QuantizeError> for Failure {
+    fn from(error: QuantizeError) -> Self {
+        match error {
+            QuantizeError::Model(error) => error.into(),
+            QuantizeError::Interrupted => Self::interrupted(error),
             error => Self::new(error),
         }
     }

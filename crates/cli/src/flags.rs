@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 /// Fields that messages of the libraries name, and the flags that set them. No two commands have different flags for one field.
-const FLAGS: [(&str, &str); 49] = [
+const FLAGS: [(&str, &str); 50] = [
     ("activations", "--activations"),
     ("api_keys", "--api-key-file"),
     ("attention", "--attention"),
@@ -34,6 +34,7 @@ const FLAGS: [(&str, &str); 49] = [
     ("min_p", "--min-p"),
     // Only `riffle serve` and what plans for it choose how many sequences there are.
     ("most_running", "--parallel"),
+    ("overwrite", "--force"),
     ("page_tokens", "--page-tokens"),
     ("port", "--port"),
     ("prefill", "--prefill"),

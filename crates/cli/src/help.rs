@@ -7,7 +7,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
     ("Use a model", &["ask", "chat", "run", "serve"]),
     (
         "Get and inspect models",
-        &["pull", "list", "rm", "inspect", "plan", "tokenize"],
+        &["pull", "list", "rm", "inspect", "plan", "tokenize", "quantize"],
     ),
     ("Read less, keep more", &["policies", "calibrate", "session"]),
     ("Measure, and set up", &["eval", "bench", "completions"]),

@@ -27,6 +27,7 @@ mod llama_cpp;
 mod numbers;
 mod prefix_cache;
 mod progress;
+mod quantize_args;
 mod serve_args;
 mod serving_args;
 mod shipped;
@@ -62,6 +63,7 @@ pub fn main() -> ExitCode {
         Some(Command::Tokenize(arguments)) => commands::tokenize::tokenize(&arguments),
         Some(Command::Policies(arguments)) => commands::policies::policies(&arguments),
         Some(Command::Calibrate(arguments)) => commands::calibrate::calibrate(&arguments),
+        Some(Command::Quantize(arguments)) => commands::quantize::quantize(&arguments),
         Some(Command::Session(arguments)) => commands::session::session(&arguments),
         Some(Command::Eval(arguments)) => commands::eval::eval(&arguments),
         Some(Command::Bench(arguments)) => commands::bench::bench(&arguments),

@@ -181,3 +181,58 @@ impl PullDisplay {
         self.bar.finish_and_clear();
     }
 }
+
+/// Progress of a file that is written tensor by tensor, or of chunks that are read.
+pub(crate) struct QuantizeDisplay {
+    bar: ProgressBar,
+    start: Instant,
+    last_line: Instant,
+}
+
+impl QuantizeDisplay {
+    pub(crate) fn new() -> Self {
+        let bar = ProgressBar::with_draw_target(Some(1000), ProgressDrawTarget::stderr_with_hz(8));
+        let style =
+            ProgressStyle::with_template("{bar:30} {percent}%  {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
+        bar.set_style(style);
+        let now = Instant::now();
+        Self {
+            bar,
+            start: now,
+            last_line: now,
+        }
+    }
+
+    pub(crate) fn update(&mut self, progress: &riffle_quantize::QuantizeProgress<'_>) {
+        let share = progress.done_bytes as f64 / progress.file_bytes.max(1) as f64;
+        let (done, all) = (progress.done_tensors + 1, progress.tensors);
+        self.show(
+            share,
+            &format!("tensor {done} of {all}, {}", crate::shown::name(progress.tensor)),
+        );
+    }
+
+    /// Shows chunks that are read.
+    pub(crate) fn update_chunks(&mut self, done: usize, all: usize) {
+        self.show(done as f64 / all.max(1) as f64, &format!("chunk {done} of {all}"));
+    }
+
+    fn show(&mut self, share: f64, message: &str) {
+        let elapsed_s = self.start.elapsed().as_secs_f64();
+        let left = if share > 0.0 {
+            format!(", {:.0} s left", elapsed_s * (1.0 - share) / share)
+        } else {
+            String::new()
+        };
+        self.bar.set_position((1000.0 * share) as u64);
+        self.bar.set_message(format!("{message}{left}"));
+        if self.bar.is_hidden() && self.last_line.elapsed() >= LINE_EVERY {
+            self.last_line = Instant::now();
+            console::note(format!("{:.0}%, {message}{left}", 100.0 * share));
+        }
+    }
+
+    pub(crate) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}

@@ -61,6 +61,7 @@ mod draft_rates;
 mod error;
 mod escape;
 mod files;
+mod importance;
 mod journal;
 mod kv_rates;
 mod logits;
@@ -79,6 +80,7 @@ mod room;
 mod statistics;
 mod table;
 mod tasks;
+mod weight_divergence;
 
 pub use attention_rates::{
     AttentionCase, AttentionRate, AttentionReport, attention_cases, device_cases, measure_attention,
@@ -95,6 +97,7 @@ pub use csv::to_csv;
 pub use device_rates::{AheadRate, DevicePolicyRate, DeviceRate, DeviceReport, InstructionRate, OffloadRate};
 pub use draft_rates::{DraftRate, DraftRateOptions, DraftRates, measure_drafts};
 pub use error::EvalError;
+pub use importance::{ImportanceOptions, collect_importance, observing};
 pub use journal::Journal;
 pub use kv_rates::{DecodeRate, KvBytes, KvRateOptions, KvRates, KvRow, StreamRate, measure_kv};
 pub use logits::{LogitsReport, check_logits, parse_tokens, read_tokens, write_logits};
@@ -115,3 +118,4 @@ pub use tasks::{
     OutsideTask, RulerOptions, RulerTask, Task, TaskPrompt, VariablesWording, Wording, digest, needle, read_questions,
     ruler,
 };
+pub use weight_divergence::{WeightDivergence, WeightDivergenceOptions, weight_divergence};

@@ -408,14 +408,14 @@ fn row(settings: RunSettings, scores: &[&WindowScore], buckets: &[Range<usize>])
 }
 
 /// ln Σ exp, in f64.
-fn log_sum_exp(logits: &[f32]) -> f64 {
+pub(crate) fn log_sum_exp(logits: &[f32]) -> f64 {
     let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - largest).exp()).sum();
     largest + sum.ln()
 }
 
 /// Σ p · (ln p − ln q) of the softmaxes of two rows of logits, in nats; never below 0 by rounding.
-fn divergence(dense: &[f32], other: &[f32]) -> f64 {
+pub(crate) fn divergence(dense: &[f32], other: &[f32]) -> f64 {
     let (of_dense, of_other) = (log_sum_exp(dense), log_sum_exp(other));
     let terms = dense.iter().zip(other).map(|(p, q)| {
         let (p, q) = (f64::from(*p) - of_dense, f64::from(*q) - of_other);
@@ -425,31 +425,31 @@ fn divergence(dense: &[f32], other: &[f32]) -> f64 {
 }
 
 /// Logits of dense attention in a temporary file without a name, row by row.
-struct Predictions {
+pub(crate) struct Predictions {
     file: BufWriter<File>,
 }
 
-struct PredictionReader<'f> {
+pub(crate) struct PredictionReader<'f> {
     file: BufReader<&'f mut File>,
     bytes: Vec<u8>,
     row: Vec<f32>,
 }
 
 impl Predictions {
-    fn new() -> Result<Self, EvalError> {
+    pub(crate) fn new() -> Result<Self, EvalError> {
         let file = tempfile::tempfile().map_err(|error| no_file(&error))?;
         Ok(Self {
             file: BufWriter::new(file),
         })
     }
 
-    fn write(&mut self, logits: &[f32]) -> Result<(), EvalError> {
+    pub(crate) fn write(&mut self, logits: &[f32]) -> Result<(), EvalError> {
         let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
         self.file.write_all(&bytes).map_err(|error| no_file(&error))
     }
 
     /// All rows, from the first on.
-    fn reader(&mut self, vocab: usize) -> Result<PredictionReader<'_>, EvalError> {
+    pub(crate) fn reader(&mut self, vocab: usize) -> Result<PredictionReader<'_>, EvalError> {
         self.file.flush().map_err(|error| no_file(&error))?;
         let file = self.file.get_mut();
         file.rewind().map_err(|error| no_file(&error))?;
@@ -462,7 +462,7 @@ impl Predictions {
 }
 
 impl PredictionReader<'_> {
-    fn next(&mut self) -> Result<&[f32], EvalError> {
+    pub(crate) fn next(&mut self) -> Result<&[f32], EvalError> {
         self.file.read_exact(&mut self.bytes).map_err(|error| no_file(&error))?;
         self.row.clear();
         let (values, _) = self.bytes.as_chunks::<4>();

@@ -4,7 +4,7 @@ use core::fmt;
 
 use crate::float::{self, Bf16, Element, F8, F16, F32};
 use crate::machine::Isa;
-use crate::quant::{self, Group, Quant};
+use crate::quant::{self, Codes, Group, Quant};
 use crate::quant::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, Iq4Nl, Iq4Xs, Mxfp4, Nvfp4, Tq1_0, Tq2_0};
 use crate::quant::{Q1_0, Q2_0, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use crate::tasks::Product;
@@ -25,6 +25,10 @@ pub(crate) struct FormatRow {
     pub(crate) pack: fn(&[u8], usize, usize, &mut [u8]),
     /// `(packed, outputs, inputs, row-major bytes)`
     pub(crate) unpack: fn(&[u8], usize, usize, &mut [u8]),
+    /// `(a row of a file, its weights)`
+    decode: fn(&[u8], &mut [f32]),
+    /// The codes of blocks.
+    codes: Codes,
     /// `(packed, outputs, row, weights of the row)`
     pub(crate) row_into: fn(&[u8], usize, usize, &mut [f32]),
     /// `(isa, products, inputs, input)`
@@ -51,6 +55,8 @@ impl FormatRow {
             first_not_finite: |_| None,
             pack: float::pack::<E>,
             unpack: float::unpack::<E>,
+            decode: float::decode::<E>,
+            codes: Codes::Quants,
             row_into: float::row_into::<E>,
             multiply,
             multiply_rounded: multiply,
@@ -74,6 +80,8 @@ impl FormatRow {
                 quant::pack(Q::FORMAT, source, outputs, inputs, packed);
             },
             unpack: |packed, _, inputs, rows| quant::unpack(Q::FORMAT, packed, inputs, rows),
+            decode: |row, weights| quant::decode(Q::FORMAT, row, weights),
+            codes: Q::CODES,
             row_into: |packed, _, row, output| quant::row_into(Q::FORMAT, packed, row, output),
             multiply,
             multiply_rounded: multiply,
@@ -213,6 +221,27 @@ impl WeightFormat {
             .checked_mul(self.block_bytes())?
             .checked_add((self.row().scale_bytes)(inputs))
             .filter(|_| whole)
+    }
+
+    /// The weights of a file's row, each operation rounded as in ggml.
+    ///
+    /// # Panics
+    ///
+    /// If `row` does not have the [length](Self::row_bytes) of a row of as many weights as `weights` holds.
+    pub fn decode_row(self, row: &[u8], weights: &mut [f32]) {
+        assert_eq!(
+            Some(row.len()),
+            self.row_bytes(weights.len()),
+            "the bytes of a row of {} weights",
+            weights.len()
+        );
+        (self.row().decode)(row, weights);
+    }
+
+    /// Values of the entries of a format with a grid, entry after entry, before signs, shifts and scales: fours of them in IQ3 formats,
+    /// eights in IQ2 and IQ1 formats. `None` for other formats.
+    pub fn grid(self) -> Option<Vec<f32>> {
+        self.row().codes.grid()
     }
 
     /// The first of a file's blocks with a scale or minimum that is not finite, and that number; `None` for floats.

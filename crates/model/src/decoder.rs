@@ -1,9 +1,12 @@
 //! The parts of a decoder around its layers: embedding, final norm, output head.
 
+use std::sync::Arc;
+
 use riffle_linear::PackedMatrix;
 
 use crate::blocks::Norm;
 use crate::fields::Fields;
+use crate::inputs::InputSums;
 use crate::layer::{Layer, Step};
 use crate::weights::Checkpoint;
 use crate::workspace::{ROW_BLOCK, Workspace};
@@ -29,6 +32,8 @@ pub struct Decoder {
     pub logit_cap: Option<f32>,
     /// The layer that predicts further tokens, where it was asked for at load.
     pub predictor: Option<Box<Predictor>>,
+    /// Sums over the inputs of linear layers, where they were asked for at load.
+    pub input_sums: Vec<Arc<InputSums>>,
 }
 
 impl Decoder {
@@ -52,6 +57,7 @@ impl Decoder {
             head_bias: None,
             logit_cap: None,
             predictor: None,
+            input_sums: Vec::new(),
         })
     }
 

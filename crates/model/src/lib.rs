@@ -60,6 +60,7 @@ mod forward;
 mod generation;
 mod gguf;
 mod info;
+mod inputs;
 mod layer;
 mod load;
 mod outline;
@@ -90,7 +91,9 @@ pub use families::{Family, families, wrapper_classes};
 pub use fingerprint::{fingerprint, fingerprint_with};
 pub use forward::{Forward, HostForward, Projected};
 pub use generation::GenerationDefaults;
+pub use gguf::{GgufEntry, GgufTensor, SourceRows, SourceTensor, WeightSource, gguf_header};
 pub use info::{ModelInfo, TokenizerInfo};
+pub use inputs::{InputSums, InputTotals};
 pub use layer::{Layer, Rows, Step};
 pub use load::{
     LoadOptions, LoadTimes, LoadedModel, OpenedModel, inspect, inspect_with, load, load_tokenizer, load_with,

@@ -50,6 +50,7 @@ pub struct OpenedModel {
     parts: Parts,
     times: LoadTimes,
     activations: Activations,
+    observes_inputs: bool,
 }
 
 /// How a model is to be read and to compute, beside what its files say.
@@ -64,6 +65,8 @@ pub struct LoadOptions {
     pub families: &'static [Family],
     /// Load the layer that predicts further tokens, where the files hold one ([`ModelConfig::predicting_layers`]).
     pub predictor: bool,
+    /// Sum the squares of the inputs of every linear layer ([`Decoder::input_sums`]).
+    pub input_sums: bool,
 }
 
 impl LoadOptions {
@@ -82,6 +85,12 @@ impl LoadOptions {
     /// With families beside those of this crate. A family of the same architecture as one of this crate is asked in its place.
     pub fn with_families(mut self, families: &'static [Family]) -> Self {
         self.families = families;
+        self
+    }
+
+    /// With sums over the inputs of linear layers, or without.
+    pub fn with_input_sums(mut self, input_sums: bool) -> Self {
+        self.input_sums = input_sums;
         self
     }
 
@@ -143,6 +152,7 @@ impl OpenedModel {
             parts,
             times,
             activations: options.activations,
+            observes_inputs: options.input_sums,
         })
     }
 
@@ -158,11 +168,17 @@ impl OpenedModel {
             mut parts,
             mut times,
             activations,
+            observes_inputs,
         } = self;
         parts.weights.set_activations(activations);
+        if observes_inputs {
+            let names = gguf::stored_names(&parts)?;
+            parts.weights.observe_inputs(names);
+        }
         let mut info = parts.info();
         let mut decoder = (parts.family.build)(&parts.fields, &info.config, &mut parts.weights)?;
         decoder.check_layers(&parts.fields)?;
+        decoder.input_sums = parts.weights.take_input_sums();
         let build_predictor = parts.family.build_predictor.filter(|_| parts.loads_predictor);
         if let Some(build) = build_predictor {
             let predictor = build(&parts.fields, &info.config, &mut parts.weights)?;

@@ -15,6 +15,7 @@ pub(crate) mod list;
 pub(crate) mod plan;
 pub(crate) mod policies;
 pub(crate) mod pull;
+pub(crate) mod quantize;
 pub(crate) mod rm;
 pub(crate) mod run;
 pub(crate) mod serve;

@@ -21,6 +21,7 @@ mod numbers;
 #[cfg(target_os = "linux")]
 mod output;
 mod policies;
+mod quantize;
 mod sessions;
 mod strangers;
 #[path = "../testing/mod.rs"]

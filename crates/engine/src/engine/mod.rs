@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use riffle_kv::PagePool;
-use riffle_model::{ChatTemplate, GenerationDefaults, LoadTimes, ModelInfo, ModelOutline, OpenedModel, Tokenizer};
+use riffle_model::{
+    ChatTemplate, GenerationDefaults, InputSums, LoadTimes, ModelInfo, ModelOutline, OpenedModel, Tokenizer,
+};
 
 use crate::attention::device::SharedRoom;
 use crate::attention::reader::Reader;
@@ -202,6 +204,11 @@ impl Engine {
 
     pub(crate) fn compute(&self) -> &dyn Compute {
         &*self.loaded.compute
+    }
+
+    /// Sums over the inputs of linear layers, where the options ask for them; none on a device.
+    pub fn input_sums(&self) -> &[Arc<InputSums>] {
+        self.compute().host().map_or(&[], |model| &model.input_sums)
     }
 
     /// The options this engine runs under.

@@ -33,6 +33,8 @@ pub struct ModelOptions {
     /// Load the layer of the model's own files that predicts further tokens, which drafts answers that ask for `mtp`
     /// ([`DraftSpec`](crate::DraftSpec)). Every sequence then keeps keys and values of one layer more.
     pub draft_predictor: bool,
+    /// Sum the squares of the inputs of every linear layer ([`Engine::input_sums`](crate::Engine::input_sums)); on a CPU alone.
+    pub input_sums: bool,
 }
 
 impl ModelOptions {
@@ -43,6 +45,7 @@ impl ModelOptions {
             .with_activations(self.activations)
             .with_families(self.families)
             .with_predictor(self.draft_predictor)
+            .with_input_sums(self.input_sums)
     }
 
     /// Checks these options by themselves.

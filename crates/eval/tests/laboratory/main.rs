@@ -3,4 +3,5 @@
 mod logits;
 mod needle;
 mod outside;
+mod quantize;
 mod tasks;

@@ -82,6 +82,29 @@ pub(crate) fn unpack<E: Element>(packed: &[u8], outputs: usize, inputs: usize, r
         });
 }
 
+/// The weights of a file's row.
+pub(crate) fn decode<E: Element>(row: &[u8], weights: &mut [f32]) {
+    let bytes = size_of::<E::Bits>() / E::INPUTS;
+    let (elements, scales) = row.split_at(weights.len() * bytes);
+    for (values, stored) in weights.chunks_mut(E::INPUTS).zip(elements.chunks(E::INPUTS * bytes)) {
+        let mut bits: E::Bits = bytemuck::Zeroable::zeroed();
+        let to = &mut bytemuck::bytes_of_mut(&mut bits)[..stored.len()];
+        to.copy_from_slice(stored);
+        if cfg!(target_endian = "big") {
+            to.chunks_exact_mut(bytes).for_each(<[u8]>::reverse);
+        }
+        for (index, value) in values.iter_mut().enumerate() {
+            *value = E::widen(bits, index);
+        }
+    }
+    if E::SCALED {
+        for (values, scale) in weights.chunks_mut(PANEL).zip(scales.as_chunks().0) {
+            let scale = scales::packed(f32::from_le_bytes(*scale));
+            values.iter_mut().for_each(|value| *value *= scale);
+        }
+    }
+}
+
 /// Writes row `row` as f32.
 pub(crate) fn row_into<E: Element>(packed: &[u8], outputs: usize, row: usize, output: &mut [f32]) {
     let first = row - row % GROUP;

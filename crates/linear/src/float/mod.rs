@@ -4,7 +4,7 @@ mod layout;
 mod multiply;
 mod scales;
 
-pub(crate) use layout::{pack, row_into, unpack};
+pub(crate) use layout::{decode, pack, row_into, unpack};
 pub(crate) use multiply::{multiply, multiply_pairs, multiply_rounded};
 pub(crate) use scales::scale_bytes;
 

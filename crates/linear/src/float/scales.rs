@@ -66,6 +66,11 @@ impl<'a> Scales<'a> {
     }
 }
 
+/// A scale of the file as it multiplies widened elements.
+pub(super) fn packed(stored: f32) -> f32 {
+    FACTOR * stored
+}
+
 /// Writes the scales of the file's rows, `source`, behind the packed elements.
 pub(super) fn pack<E: Element>(source: &[u8], outputs: usize, inputs: usize, packed: &mut [u8]) {
     let bytes = scale_bytes::<E>(inputs);
@@ -78,7 +83,7 @@ pub(super) fn pack<E: Element>(source: &[u8], outputs: usize, inputs: usize, pac
     for (output, row) in source.chunks_exact(source.len() / outputs).enumerate() {
         let row = row[row.len() - bytes..].as_chunks().0;
         for (panel, scale) in row.iter().enumerate() {
-            scales[panel * padded + output] = FACTOR * f32::from_le_bytes(*scale);
+            scales[panel * padded + output] = self::packed(f32::from_le_bytes(*scale));
         }
     }
 }

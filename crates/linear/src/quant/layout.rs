@@ -45,6 +45,14 @@ fn interleave<const UNIT: usize>(from: &[u8], to: &mut [u8], row: usize) {
     }
 }
 
+/// The weights of a file's row.
+pub(crate) fn decode(format: &BlockFormat, row: &[u8], weights: &mut [f32]) {
+    let blocks = row
+        .chunks_exact(format.bytes)
+        .zip(weights.chunks_exact_mut(format.weights));
+    blocks.for_each(|(block, weights)| (format.dequantise)(block, weights));
+}
+
 /// Writes row `row` as f32.
 pub(crate) fn row_into(format: &BlockFormat, packed: &[u8], row: usize, output: &mut [f32]) {
     let row_bytes = output.len() / format.weights * format.bytes;

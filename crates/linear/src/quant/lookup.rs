@@ -1,6 +1,7 @@
 //! Formats whose blocks hold codes: a table says which quants a code stands for.
 
 use super::expanded::Expanded;
+use super::grids::IQ1_CENTER;
 use super::{Quant, STRETCH};
 use crate::LANES;
 
@@ -31,6 +32,36 @@ pub(crate) enum Mark {
     NegatedAround(u8),
     /// The quant is two less.
     TwoLess,
+}
+
+impl Codes {
+    /// The values that the entries of a grid stand for before a block's scales, entry after entry; `None` for formats without
+    /// a grid.
+    pub(crate) fn grid(&self) -> Option<Vec<f32>> {
+        let values = |bytes: &[u8], mark: Mark| match mark {
+            // A quant and its negative lie around half of the number, modulo 256.
+            Mark::NegatedAround(twice) => {
+                let center = if twice == 0 { 128.0 } else { f32::from(twice) / 2.0 };
+                Some(bytes.iter().map(|quant| f32::from(*quant) - center).collect())
+            }
+            // Quants are shifted up by one of their eighths; marked ones by as much down.
+            Mark::TwoLess => {
+                let middle = f32::from(IQ1_CENTER) + 1.0;
+                Some(bytes.iter().map(|quant| f32::from(*quant) - middle).collect())
+            }
+        };
+        match self {
+            Codes::Quants | Codes::Values(_) => None,
+            Codes::Fours(grid, mark) => values(
+                &grid.iter().flat_map(|entry| entry.to_le_bytes()).collect::<Vec<u8>>(),
+                *mark,
+            ),
+            Codes::Eights(grid, mark) => values(
+                &grid.iter().flat_map(|entry| entry.to_le_bytes()).collect::<Vec<u8>>(),
+                *mark,
+            ),
+        }
+    }
 }
 
 impl Mark {

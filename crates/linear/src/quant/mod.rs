@@ -29,7 +29,7 @@ pub(crate) use expanded::{bytes, words};
 pub(crate) use grid_blocks::{Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
 pub(crate) use group_blocks::Group;
 pub(crate) use k_blocks::{Q2K, Q3K, Q4K, Q5K, Q6K};
-pub(crate) use layout::{first_not_finite, pack, row_into, unpack};
+pub(crate) use layout::{decode, first_not_finite, pack, row_into, unpack};
 pub(crate) use lookup::{Codes, GridCodes, look_up};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use lookup::{Mark, codes};

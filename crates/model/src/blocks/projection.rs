@@ -1,15 +1,20 @@
 //! A linear layer: packed weights and an optional bias.
 
+use std::sync::Arc;
+
 use riffle_linear::PackedMatrix;
 
 use super::rows::for_rows;
 use crate::ModelError;
+use crate::inputs::InputSums;
 use crate::weights::Checkpoint;
 
 /// `output = weight · input + bias`.
 pub struct Projection {
     weight: PackedMatrix,
     bias: Option<Vec<f32>>,
+    /// Where inputs are summed.
+    sums: Option<Arc<InputSums>>,
 }
 
 impl Projection {
@@ -42,6 +47,8 @@ impl Projection {
         } else {
             None
         };
+        // The parts of a fused tensor have one input.
+        let mut sums = weights.input_sums(&format!("{name}.weight"), inputs);
         let mut part = 0;
         let mut first = 0;
         Ok(matrices.map(|weight| {
@@ -56,6 +63,7 @@ impl Projection {
             Projection {
                 weight,
                 bias: bias.as_ref().map(of_heads),
+                sums: sums.take(),
             }
         }))
     }
@@ -83,6 +91,7 @@ impl Projection {
 
     /// `input` is `[rows, inputs]`, `output` `[rows, outputs]`.
     pub(crate) fn apply(&self, input: &[f32], output: &mut [f32]) {
+        self.observe(input);
         self.weight.matmul(input, output);
         self.add_bias(output);
     }
@@ -93,10 +102,17 @@ impl Projection {
         input: &[f32],
         mut outputs: [&mut [f32]; COUNT],
     ) {
+        projections.iter().for_each(|projection| projection.observe(input));
         let weights = projections.map(|projection| &projection.weight);
         PackedMatrix::matmul_all(weights, input, outputs.each_mut().map(|output| &mut **output));
         for (projection, output) in projections.into_iter().zip(outputs) {
             projection.add_bias(output);
+        }
+    }
+
+    fn observe(&self, input: &[f32]) {
+        if let Some(sums) = &self.sums {
+            sums.add(input);
         }
     }
 

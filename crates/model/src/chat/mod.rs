@@ -137,35 +137,17 @@ impl ChatTemplate {
         directory: &Path,
         settings: TokenizerSettings,
     ) -> Result<Option<ChatTemplate>, ModelError> {
-        let mut templates = Vec::new();
-        let folder = directory.join(TEMPLATE_FOLDER);
-        for (name, path) in [
-            (DEFAULT_NAME, directory.join(TEMPLATE_FILE)),
-            ("tool_use", folder.join("tool_use.jinja")),
-            ("rag", folder.join("rag.jinja")),
-        ] {
-            let Some(bytes) = read_text_file(&path)? else { continue };
-            let text = String::from_utf8(bytes).map_err(|_| ModelError::Template {
-                file: path.clone(),
-                problem: "it is not valid UTF-8".to_owned(),
-            })?;
-            templates.push(NamedTemplate {
-                name: name.to_owned(),
-                file: path,
-                text,
-            });
-        }
-        let has_default = templates.iter().any(|template| template.name == DEFAULT_NAME);
-        let of_settings = settings.chat_templates.into_iter();
-        if !has_default {
-            // Files stand before the list, so that theirs are the ones found.
-            templates.extend(of_settings.map(|(name, text)| NamedTemplate {
-                name,
-                file: settings.path.clone(),
-                text,
-            }))
-        }
+        let templates = named_templates(directory, &settings)?;
         ChatTemplate::of_templates(&templates, settings.special_tokens)
+    }
+
+    /// Names and texts of the templates of a directory.
+    pub(crate) fn sources(directory: &Path, settings: TokenizerSettings) -> Result<Vec<(String, String)>, ModelError> {
+        let templates = named_templates(directory, &settings)?;
+        Ok(templates
+            .into_iter()
+            .map(|template| (template.name, template.text))
+            .collect())
     }
 
     /// For a model with this tokenizer: what messages spell of its control tokens stays text. A template without a tokenizer
@@ -295,4 +277,36 @@ fn without_generation_marks(source: &str) -> String {
     }
     result.push_str(rest);
     result
+}
+/// The templates of a directory: chat_template.jinja and additional_chat_templates, else tokenizer_config.json's.
+fn named_templates(directory: &Path, settings: &TokenizerSettings) -> Result<Vec<NamedTemplate>, ModelError> {
+    let mut templates = Vec::new();
+    let folder = directory.join(TEMPLATE_FOLDER);
+    for (name, path) in [
+        (DEFAULT_NAME, directory.join(TEMPLATE_FILE)),
+        ("tool_use", folder.join("tool_use.jinja")),
+        ("rag", folder.join("rag.jinja")),
+    ] {
+        let Some(bytes) = read_text_file(&path)? else { continue };
+        let text = String::from_utf8(bytes).map_err(|_| ModelError::Template {
+            file: path.clone(),
+            problem: "it is not valid UTF-8".to_owned(),
+        })?;
+        templates.push(NamedTemplate {
+            name: name.to_owned(),
+            file: path,
+            text,
+        });
+    }
+    let has_default = templates.iter().any(|template| template.name == DEFAULT_NAME);
+    let of_settings = settings.chat_templates.iter().cloned();
+    if !has_default {
+        // Files stand before the list, so that theirs are the ones found.
+        templates.extend(of_settings.map(|(name, text)| NamedTemplate {
+            name,
+            file: settings.path.clone(),
+            text,
+        }))
+    }
+    Ok(templates)
 }

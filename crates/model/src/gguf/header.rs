@@ -32,16 +32,31 @@ pub(crate) enum Metadata<'a> {
 pub(crate) struct Header<'a> {
     pub(crate) path: &'a Path,
     pub(crate) metadata: HashMap<String, Metadata<'a>>,
+    /// The metadata as the file holds it, in its order.
+    pub(crate) stored: Vec<StoredValue<'a>>,
     pub(crate) tensors: Vec<StoredTensor>,
+}
+
+/// A key and the bytes of its value, which has the type that GGUF numbers `kind`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StoredValue<'a> {
+    pub(crate) key: &'a str,
+    pub(crate) kind: u32,
+    pub(crate) bytes: &'a [u8],
 }
 
 impl<'a> Header<'a> {
     /// Reads and checks the header of a whole mapped file.
     pub(crate) fn parse(path: &'a Path, file: &'a [u8]) -> Result<Header<'a>, ModelError> {
-        let (metadata, tensors) = parse(file).map_err(|problem| problem.at(path))?;
+        let Contents {
+            metadata,
+            stored,
+            tensors,
+        } = parse(file).map_err(|problem| problem.at(path))?;
         Ok(Header {
             path,
             metadata,
+            stored,
             tensors,
         })
     }
@@ -111,7 +126,11 @@ impl Metadata<'_> {
     }
 }
 
-type Contents<'a> = (HashMap<String, Metadata<'a>>, Vec<StoredTensor>);
+struct Contents<'a> {
+    metadata: HashMap<String, Metadata<'a>>,
+    stored: Vec<StoredValue<'a>>,
+    tensors: Vec<StoredTensor>,
+}
 
 /// A reason not to read a header.
 enum Problem {
@@ -161,12 +180,16 @@ fn parse(file: &[u8]) -> Result<Contents<'_>, Problem> {
         }
     }
     let mut metadata = HashMap::new();
+    let mut stored = Vec::new();
     for _ in 0..metadata_count {
         let key = reader.name()?;
         let kind = reader.u32()?;
+        let start = reader.position();
         let value = reader
             .value(kind)
             .map_err(|problem| format!("metadata {key}: {problem}"))?;
+        let bytes = &file[start..reader.position()];
+        stored.push(StoredValue { key, kind, bytes });
         if metadata.insert(key.to_owned(), value).is_some() {
             return Err(format!("metadata {key} stands twice").into());
         }
@@ -189,7 +212,11 @@ fn parse(file: &[u8]) -> Result<Contents<'_>, Problem> {
         tensors.push(place(entry, data_start, alignment, file.len() as u64)?);
     }
     check_layout(&tensors, data_start, alignment, file.len() as u64)?;
-    Ok((metadata, tensors))
+    Ok(Contents {
+        metadata,
+        stored,
+        tensors,
+    })
 }
 
 struct Entry {

@@ -4,6 +4,7 @@
 //! metadata their names there, so that every family is written once.
 
 mod ends;
+mod export;
 mod header;
 mod keys;
 mod list;
@@ -13,12 +14,18 @@ mod pre_tokenizers;
 mod reader;
 mod rotation;
 mod settings;
+mod source;
 mod tokenizer;
 mod word_patterns;
+mod writer;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+
+pub use source::{SourceRows, SourceTensor, WeightSource};
+pub use writer::{GgufEntry, GgufTensor, gguf_header};
 
 use header::Header;
 use memmap2::Mmap;
@@ -28,6 +35,8 @@ use crate::load::{Parts, milliseconds_since};
 use crate::weights::{Checkpoint, map};
 use crate::{GenerationDefaults, LoadOptions, ModelError, RopeScaling, Tokenizer, families};
 
+/// The format of models of this kind, as facts about them state it.
+const FORMAT: &str = "gguf";
 const SHARD_NUMBER: &str = "split.no";
 const SHARD_COUNT: &str = "split.count";
 const TENSOR_COUNT: &str = "split.tensors.count";
@@ -83,7 +92,7 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
     };
     Ok(Parts {
         path: path.to_owned(),
-        format: "gguf",
+        format: FORMAT,
         fields,
         family,
         config,
@@ -95,6 +104,22 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
         chat_template: tokens.map(Tokens::chat_template).transpose()?.flatten(),
         generation,
     })
+}
+
+/// The names in GGUF of a model's tensors, by the names that families use.
+///
+/// # Errors
+/// [`ModelError::UnknownArchitecture`] for a folder whose form as GGUF is not known.
+pub(crate) fn stored_names(parts: &Parts) -> Result<BTreeMap<String, String>, ModelError> {
+    if parts.format == FORMAT {
+        let stored = |name: &String| Some((name.clone(), parts.weights.info(name)?.name.clone()));
+        return Ok(parts.weights.names().filter_map(stored).collect());
+    }
+    let architecture = export::architecture(&parts.fields)?;
+    let names = parts.weights.names();
+    Ok(names
+        .filter_map(|name| Some((name.clone(), names::stored_name(architecture, name)?)))
+        .collect())
 }
 
 /// Reads the tokenizer alone; `None` where the file has none.

@@ -225,22 +225,7 @@ fn family_name(architecture: Architecture, name: &str) -> Option<String> {
                 return Some(name);
             }
             let (layer, part) = below.split_once('.')?;
-            let own = match architecture {
-                Architecture::Qwen35 => QWEN35_PARTS,
-                Architecture::Phi2 => PHI2_PARTS,
-                Architecture::Phi3 => PHI3_PARTS,
-                Architecture::Gemma2 | Architecture::Gemma3 => GEMMA_PARTS,
-                Architecture::SeedOss | Architecture::Olmo2 | Architecture::Exaone4 => AFTER_PARTS,
-                Architecture::Glm4 => GLM4_PARTS,
-                Architecture::Starcoder2 => STARCODER2_PARTS,
-                Architecture::HunyuanDense => HUNYUAN_PARTS,
-                Architecture::MiniCpm3 | Architecture::Deepseek2 => LATENT_PARTS,
-                Architecture::Lfm2 => LFM2_PARTS,
-                Architecture::GraniteHybrid => GRANITE_HYBRID_PARTS,
-                Architecture::FalconH1 => FALCON_H1_PARTS,
-                Architecture::Mamba2 | Architecture::NemotronH => MIXER_PARTS,
-                _ => &[],
-            };
+            let own = own_parts(architecture);
             let (_, part) = own.iter().chain(PARTS).find(|(found, _)| *found == part)?;
             format!("model.layers.{layer}.{part}")
         }
@@ -262,6 +247,45 @@ fn mamba_vector(architecture: Architecture, below: &str, kind: &str) -> Option<S
         _ => return None,
     };
     Some(format!("model.layers.{layer}.{mixer}.{vector}"))
+}
+
+/// Names that differ in an architecture.
+fn own_parts(architecture: Architecture) -> &'static [(&'static str, &'static str)] {
+    match architecture {
+        Architecture::Qwen35 => QWEN35_PARTS,
+        Architecture::Phi2 => PHI2_PARTS,
+        Architecture::Phi3 => PHI3_PARTS,
+        Architecture::Gemma2 | Architecture::Gemma3 => GEMMA_PARTS,
+        Architecture::SeedOss | Architecture::Olmo2 | Architecture::Exaone4 => AFTER_PARTS,
+        Architecture::Glm4 => GLM4_PARTS,
+        Architecture::Starcoder2 => STARCODER2_PARTS,
+        Architecture::HunyuanDense => HUNYUAN_PARTS,
+        Architecture::MiniCpm3 | Architecture::Deepseek2 => LATENT_PARTS,
+        Architecture::Lfm2 => LFM2_PARTS,
+        Architecture::GraniteHybrid => GRANITE_HYBRID_PARTS,
+        Architecture::FalconH1 => FALCON_H1_PARTS,
+        Architecture::Mamba2 | Architecture::NemotronH => MIXER_PARTS,
+        _ => &[],
+    }
+}
+
+/// The name in GGUF of a tensor that families know by `name`; `None` where there is none.
+pub(super) fn stored_name(architecture: Architecture, name: &str) -> Option<String> {
+    let (stem, kind) = name.rsplit_once('.')?;
+    let stored = match stem {
+        "model.embed_tokens" => "token_embd".to_owned(),
+        "lm_head" => "output".to_owned(),
+        "model.norm" | "model.final_layernorm" => "output_norm".to_owned(),
+        _ => {
+            let (layer, part) = stem.strip_prefix("model.layers.")?.split_once('.')?;
+            let mut parts = own_parts(architecture).iter().chain(PARTS);
+            let (stored, _) = parts.find(|(_, known)| *known == part)?;
+            format!("blk.{layer}.{stored}")
+        }
+    };
+    let stored = format!("{stored}.{kind}");
+    // Some names stand for another part in some architectures.
+    (family_name(architecture, &stored).as_deref() == Some(name)).then_some(stored)
 }
 
 /// In files of the Llama architecture and of some relatives rotated pairs stand side by side.

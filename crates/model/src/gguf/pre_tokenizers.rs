@@ -281,6 +281,12 @@ static KNOWN: &[PreTokenizer] = &[
     ),
 ];
 
+/// The first name of each way of cutting that spells bytes as characters.
+pub(super) fn known_names() -> impl Iterator<Item = &'static str> {
+    let of_bytes = KNOWN.iter().filter(|known| known.spelling == Spelling::Bytes);
+    of_bytes.filter_map(|known| known.names.first().copied())
+}
+
 impl PreTokenizer {
     /// The way of cutting of that name.
     pub(super) fn named(name: &str) -> Option<&'static PreTokenizer> {

@@ -11,7 +11,7 @@ const LARGEST_HEADER_BYTES: usize = 256 << 20;
 const LARGEST_METADATA: u64 = 1 << 22;
 /// The value type of texts and of lists.
 pub(super) const TEXT: u32 = 8;
-const LIST: u32 = 9;
+pub(super) const LIST: u32 = 9;
 
 /// A cursor that never leaves the file and never promises more than the file can hold.
 pub(super) struct Reader<'a> {

@@ -115,6 +115,52 @@ const SETTINGS: &[(&str, &str)] = &[
     ("final_logit_softcapping", "final_logit_softcapping"),
 ];
 
+/// Classes of config.json whose files are those of another class.
+const ALIASES: &[(&str, Architecture)] = &[("MistralForCausalLM", Architecture::Llama)];
+
+/// Architectures whose folders become files: their settings are all told by [`SETTINGS`], the rotation and the window.
+const WRITTEN: &[Architecture] = &[
+    Architecture::Llama,
+    Architecture::Qwen2,
+    Architecture::Qwen3,
+    Architecture::Phi3,
+    Architecture::Gemma,
+    Architecture::Gemma2,
+    Architecture::Gemma3,
+    Architecture::SmolLm3,
+];
+
+/// The architecture of the file that a folder of this class becomes, if it is known.
+pub(super) fn written_architecture(class: &str) -> Option<Architecture> {
+    let rows = ARCHITECTURES
+        .iter()
+        .map(|(_, architecture, class)| (*class, *architecture));
+    let mut rows = rows
+        .filter(|(_, architecture)| WRITTEN.contains(architecture))
+        .chain(ALIASES.iter().copied());
+    rows.find(|(known, _)| *known == class)
+        .map(|(_, architecture)| architecture)
+}
+
+/// The classes of folders that become files.
+pub(super) fn written_classes() -> Vec<&'static str> {
+    let rows = ARCHITECTURES
+        .iter()
+        .filter(|(_, architecture, _)| WRITTEN.contains(architecture));
+    rows.map(|(.., class)| *class)
+        .chain(ALIASES.iter().map(|(class, _)| *class))
+        .collect()
+}
+
+/// The keys that hold settings of a number, and the settings.
+pub(super) fn written_settings() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let is_written = |key: &str| !matches!(key, "hidden_activation" | "vocab_size" | "attention.key_length");
+    SETTINGS
+        .iter()
+        .copied()
+        .filter(move |(key, _)| is_written(key) && !key.starts_with("ssm.") && !key.starts_with("nextn"))
+}
+
 /// The architecture a file names.
 pub(super) fn architecture(header: &Header<'_>) -> Result<Architecture, ModelError> {
     let Some(found) = header.text("general.architecture")? else {

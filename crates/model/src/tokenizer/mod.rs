@@ -27,6 +27,7 @@ mod protobuf;
 mod sentence_piece_file;
 mod sentence_pieces;
 mod settings;
+mod stored;
 mod surroundings;
 mod tekken;
 mod unigram;
@@ -56,6 +57,7 @@ pub(crate) use pipeline::Pipeline;
 pub(crate) use pre_tokenizer::{Cut, GPT2_WORDS, PreTokenizer, is_punctuation};
 pub(crate) use sentence_pieces::{Algorithm, BYTE, CONTROL, NORMAL, SentencePieces, UNKNOWN, USER_DEFINED};
 pub(crate) use settings::TokenizerSettings;
+pub(crate) use stored::{StoredModel, StoredTokens};
 pub(crate) use surroundings::Surroundings;
 pub(crate) use vocabulary::Vocabulary;
 

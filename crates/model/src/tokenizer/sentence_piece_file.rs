@@ -73,6 +73,19 @@ pub(super) fn read(bytes: &[u8], settings: &TokenizerSettings) -> Result<Source,
     Ok(Source { pipeline, bos, eos })
 }
 
+/// Texts, kinds and scores.
+type Pieces = (Vec<String>, Vec<u8>, Vec<f32>);
+
+/// The pieces of a tokenizer.model that merges by score; `None` for another.
+pub(super) fn pieces(bytes: &[u8]) -> Result<Option<Pieces>, String> {
+    let read = parse(bytes)?;
+    let SentencePieces {
+        texts, kinds, scores, ..
+    } = read.pieces;
+    let texts = texts.into_iter().map(str::to_owned).collect();
+    Ok(Some((texts, kinds, scores)).filter(|_| read.algorithm == BYTE_PAIRS))
+}
+
 fn parse(bytes: &[u8]) -> Result<Read<'_>, String> {
     let mut read = Read {
         pieces: SentencePieces {

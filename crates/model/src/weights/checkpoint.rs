@@ -11,9 +11,11 @@ use riffle_linear::{Activations, PackedMatrix, WeightFormat};
 
 use super::quantised::{Made, Part, Recipe};
 use super::row_order::RowOrder;
+use super::rows::{RowSource, TensorRows};
 use super::tensor::first_not_finite;
 use super::{StoredTensor, TensorInfo, TensorType, mapping, to_f32};
 use crate::ModelError;
+use crate::inputs::InputSums;
 
 /// The tensors of a model by name. Data is mapped only when a tensor is taken, and each tensor is taken once: loading refuses a model
 /// of which tensors are left over.
@@ -25,6 +27,9 @@ pub struct Checkpoint {
     /// Tensors of zeros that a family need not take.
     zeros: BTreeSet<String>,
     activations: Activations,
+    /// Names in GGUF of the weights whose inputs are summed, by their names here; `None` where no inputs are.
+    observed: Option<BTreeMap<String, String>>,
+    sums: Vec<Arc<InputSums>>,
 }
 
 struct WeightFile {
@@ -199,6 +204,24 @@ impl Checkpoint {
         self.activations = activations;
     }
 
+    /// Makes the linear layers of `names`, by their weights, sum their inputs: `(name here, name in GGUF)`.
+    pub(crate) fn observe_inputs(&mut self, names: BTreeMap<String, String>) {
+        self.observed = Some(names);
+    }
+
+    /// The sums for the inputs of a linear layer, where they are asked for.
+    pub(crate) fn input_sums(&mut self, name: &str, inputs: usize) -> Option<Arc<InputSums>> {
+        let stored = self.observed.as_ref()?.get(name)?;
+        let sums = InputSums::new(stored.clone(), inputs);
+        self.sums.push(Arc::clone(&sums));
+        Some(sums)
+    }
+
+    /// The sums of all layers so far.
+    pub(crate) fn take_input_sums(&mut self) -> Vec<Arc<InputSums>> {
+        std::mem::take(&mut self.sums)
+    }
+
     /// Calls `each` with the bytes of every file, in order.
     pub(crate) fn for_each_file(&self, mut each: impl FnMut(&[u8])) -> Result<(), ModelError> {
         for file in &self.files {
@@ -269,6 +292,66 @@ impl Checkpoint {
             });
         }
         Ok(info)
+    }
+
+    /// The rows of a tensor of weights, in the order of its file, to be read a few at a time. The tensor is not taken.
+    pub(crate) fn rows(&self, name: &str) -> Result<TensorRows, ModelError> {
+        let Some(location) = self.tensors.get(name) else {
+            return Err(ModelError::MissingTensor {
+                tensor: name.to_owned(),
+            });
+        };
+        let info = &location.stored.info;
+        let TensorType::Weights(format) = info.element_type else {
+            return Err(ModelError::WrongType {
+                tensor: info.name.clone(),
+                expected: "f32, f16, bf16 or a quantised type of GGUF",
+                found: info.element_type.clone(),
+            });
+        };
+        let columns = info.shape.last().copied().unwrap_or(1);
+        let map = |file: usize| {
+            let file = &self.files[file];
+            mapping::map(&file.file).map_err(|source| file.unread(source))
+        };
+        let (source, factor, order) = match &location.recipe {
+            None => {
+                let map = map(location.file)?;
+                self.files[location.file].bytes(&map, &location.stored)?;
+                (
+                    RowSource::Mapped(map, location.stored.range.clone()),
+                    location.factor,
+                    None,
+                )
+            }
+            Some(recipe) => {
+                let mut maps = BTreeMap::new();
+                for part in recipe.parts.all() {
+                    if !maps.contains_key(&part.file) {
+                        maps.insert(part.file, map(part.file)?);
+                    }
+                }
+                let Made { bytes, factor, order } = recipe.make(|part| {
+                    let file = &self.files[part.file];
+                    Ok((file.path.as_path(), file.bytes(&maps[&part.file], &part.stored)?))
+                })?;
+                (RowSource::Made(bytes), factor, order)
+            }
+        };
+        Ok(TensorRows {
+            name: info.name.clone(),
+            format,
+            columns,
+            rows: info.shape.iter().product::<usize>() / columns,
+            factor,
+            order,
+            source,
+        })
+    }
+
+    /// The files that hold tensors.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(|file| file.path.as_path())
     }
 
     /// A vector as f32.

@@ -2,6 +2,7 @@
 
 mod contents;
 mod errors;
+mod export;
 mod families;
 mod fingerprint;
 mod folders;

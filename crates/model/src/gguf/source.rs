@@ -1,0 +1,178 @@
+//! A model's weights and metadata as a GGUF file holds them, for programs that write one.
+
+use std::path::{Path, PathBuf};
+
+use super::header::Header;
+use super::writer::GgufEntry;
+use super::{export, read, shards};
+use crate::ModelError;
+use crate::place::ModelPlace;
+use crate::weights::{Checkpoint, RowOrder, TensorInfo, TensorRows};
+
+/// Keys that belong to one file of several, or to how its bytes lie.
+const OF_THE_FILE: [&str; 4] = ["split.no", "split.count", "split.tensors.count", "general.alignment"];
+
+/// The metadata and the tensors of a model, by the names and in the shapes of GGUF.
+pub struct WeightSource {
+    /// Metadata, in the order of the file.
+    pub metadata: Vec<GgufEntry>,
+    /// Tensors, in the order of the file.
+    pub tensors: Vec<SourceTensor>,
+    pub(super) weights: Checkpoint,
+}
+
+/// A tensor of a [`WeightSource`].
+#[derive(Debug, Clone)]
+pub struct SourceTensor {
+    /// Its name and shape in GGUF, its type and bytes in the source.
+    pub info: TensorInfo,
+    pub(super) origin: Origin,
+}
+
+/// Where the values of a tensor come from.
+#[derive(Debug, Clone)]
+pub(super) enum Origin {
+    /// A tensor of the files by its name there, changed so.
+    Stored(String, Change),
+    /// Values that follow from the settings.
+    Made(Vec<f32>),
+}
+
+/// How a stored tensor becomes that of GGUF.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Change {
+    None,
+    /// Within each of so many heads, rows i and i + rows/2 come to stand side by side.
+    Interleave {
+        heads: usize,
+    },
+    /// One is added to each value.
+    AddOne,
+}
+
+impl WeightSource {
+    /// Opens the model at `path`, a folder or a GGUF file (the first of its shards). Nothing of the weights is read.
+    ///
+    /// # Errors
+    /// Whatever is wrong with the files; [`ModelError::UnknownArchitecture`] for a folder whose form as GGUF is not known.
+    pub fn open(path: impl AsRef<Path>) -> Result<WeightSource, ModelError> {
+        match ModelPlace::find(path.as_ref())? {
+            ModelPlace::Directory(path) => export::open(&path),
+            ModelPlace::File(path) => WeightSource::open_file(&path),
+        }
+    }
+
+    /// Opens any GGUF file, not only that of a model.
+    ///
+    /// # Errors
+    /// Whatever is wrong with the file.
+    pub fn open_file(path: &Path) -> Result<WeightSource, ModelError> {
+        let (file, map) = read(path)?;
+        let header = Header::parse(path, &map)?;
+        let metadata = header.stored.iter().filter(|stored| !OF_THE_FILE.contains(&stored.key));
+        let mut source = WeightSource {
+            metadata: metadata.map(|stored| GgufEntry::from(*stored)).collect(),
+            tensors: Vec::new(),
+            weights: Checkpoint::default(),
+        };
+        source.add_file(path, file, &header)?;
+        for shard in shards(&header)? {
+            let (file, map) = read(&shard)?;
+            source.add_file(&shard, file, &Header::parse(&shard, &map)?)?;
+        }
+        Ok(source)
+    }
+
+    fn add_file(&mut self, path: &Path, file: std::fs::File, header: &Header<'_>) -> Result<(), ModelError> {
+        self.tensors.extend(header.tensors.iter().map(|stored| SourceTensor {
+            info: stored.info.clone(),
+            origin: Origin::Stored(stored.info.name.clone(), Change::None),
+        }));
+        let tensors = header
+            .tensors
+            .iter()
+            .map(|stored| (stored.info.name.clone(), stored.clone(), RowOrder::Plain));
+        self.weights.add_file(path.to_owned(), file, tensors)
+    }
+
+    /// The value of a key of the metadata.
+    pub fn value(&self, key: &str) -> Option<&GgufEntry> {
+        self.metadata.iter().find(|entry| entry.key() == key)
+    }
+
+    /// The weight files.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        self.weights.paths().map(Path::to_owned).collect()
+    }
+
+    /// The rows of a tensor.
+    ///
+    /// # Errors
+    /// [`ModelError::WrongType`] for one that holds no weights, and what the system refuses.
+    pub fn rows(&self, tensor: &SourceTensor) -> Result<SourceRows, ModelError> {
+        let rows = match &tensor.origin {
+            Origin::Made(values) => Rows::Made(values.clone()),
+            Origin::Stored(name, change) => Rows::Stored(self.weights.rows(name)?, *change),
+        };
+        Ok(SourceRows { rows })
+    }
+}
+
+/// Rows of a tensor as f32.
+pub struct SourceRows {
+    rows: Rows,
+}
+
+enum Rows {
+    Stored(TensorRows, Change),
+    Made(Vec<f32>),
+}
+
+impl SourceRows {
+    /// Bytes of rows from `first` on as the file holds them; `None` where they are changed on their way.
+    ///
+    /// # Panics
+    ///
+    /// If the tensor does not have so many bytes.
+    pub fn stored(&self, first: usize, bytes: usize) -> Option<&[u8]> {
+        match &self.rows {
+            Rows::Stored(rows, Change::None) => rows.stored(first, bytes),
+            _ => None,
+        }
+    }
+
+    /// Reads rows from `first` on into `output`, which holds whole rows, on the threads of the current rayon pool.
+    ///
+    /// # Errors
+    /// [`ModelError::NotFinite`] for a weight that is infinite or NaN.
+    pub fn read(&self, first: usize, output: &mut [f32]) -> Result<(), ModelError> {
+        match &self.rows {
+            Rows::Made(values) => output.copy_from_slice(values),
+            // A bias: its values are the rows.
+            Rows::Stored(rows, Change::Interleave { heads }) if rows.rows() == 1 => {
+                rows.read(first, output)?;
+                let stored = output.to_vec();
+                for (row, value) in output.iter_mut().enumerate() {
+                    *value = stored[interleaved(row, stored.len() / heads)];
+                }
+            }
+            Rows::Stored(rows, Change::Interleave { heads }) => {
+                let width = rows.rows() / heads;
+                rows.read_as(output, |row| interleaved(first + row, width))?;
+            }
+            Rows::Stored(rows, change) => {
+                rows.read(first, output)?;
+                if *change == Change::AddOne {
+                    output.iter_mut().for_each(|value| *value += 1.0);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The row of a folder's tensor that is row `row` of GGUF's, where pairs of a head of `width` rows stand side by side.
+fn interleaved(row: usize, width: usize) -> usize {
+    let within = row % width;
+    row - within + within % 2 * (width / 2) + within / 2
+}

@@ -1,0 +1,160 @@
+//! Encoders: rows of weights to blocks of the formats of GGUF, so that the squared error is small, each weight's times a factor.
+//!
+//! The formats are those of ggml. Scales are searched for by trying several places for the largest weight, then fitted by least squares
+//! to the codes chosen, as ggml's `make_qx_quants` and `make_qkx3_quants` do. Scales of scales are fitted once more together: each part of
+//! a block takes the multiple with the least error after the block's own scale is rounded.
+
+mod grid_blocks;
+mod k_blocks;
+mod lattice;
+mod plain_blocks;
+mod search;
+mod shifted_blocks;
+mod super_block;
+mod ternary_blocks;
+mod value_blocks;
+
+use rayon::prelude::*;
+use riffle_linear::WeightFormat;
+
+use crate::QuantizeError;
+
+/// Encodes a block: weights, their factors, the block's bytes.
+type EncodeBlock = fn(&[f32], &[f32], &mut [u8]);
+/// Encodes a row of floats.
+type EncodeRow = fn(&[f32], &mut [u8]);
+
+enum Encoder {
+    Floats(EncodeRow),
+    Blocks(EncodeBlock),
+    /// Errors of large weights count no more than those of small ones.
+    EvenBlocks(EncodeBlock),
+}
+
+/// The formats that can be written.
+const ENCODERS: &[(WeightFormat, Encoder)] = &[
+    (WeightFormat::F32, Encoder::Floats(plain_blocks::f32)),
+    (WeightFormat::F16, Encoder::Floats(plain_blocks::f16)),
+    (WeightFormat::Bf16, Encoder::Floats(plain_blocks::bf16)),
+    (WeightFormat::Q8_0, Encoder::Blocks(plain_blocks::q8_0)),
+    (WeightFormat::Q4_0, Encoder::Blocks(plain_blocks::q4_0)),
+    (WeightFormat::Q4_1, Encoder::Blocks(plain_blocks::q4_1)),
+    (WeightFormat::Q5_0, Encoder::Blocks(plain_blocks::q5_0)),
+    (WeightFormat::Q5_1, Encoder::Blocks(plain_blocks::q5_1)),
+    (WeightFormat::Q2K, Encoder::Blocks(k_blocks::q2_k)),
+    (WeightFormat::Q3K, Encoder::Blocks(k_blocks::q3_k)),
+    (WeightFormat::Q4K, Encoder::Blocks(k_blocks::q4_k)),
+    (WeightFormat::Q5K, Encoder::Blocks(k_blocks::q5_k)),
+    (WeightFormat::Q6K, Encoder::Blocks(k_blocks::q6_k)),
+    (WeightFormat::Iq4Nl, Encoder::Blocks(value_blocks::iq4_nl)),
+    (WeightFormat::Iq4Xs, Encoder::Blocks(value_blocks::iq4_xs)),
+    (WeightFormat::Iq3S, Encoder::Blocks(grid_blocks::iq3_s)),
+    (WeightFormat::Iq3Xxs, Encoder::Blocks(grid_blocks::iq3_xxs)),
+    (WeightFormat::Iq2S, Encoder::Blocks(grid_blocks::iq2_s)),
+    (WeightFormat::Iq2Xs, Encoder::Blocks(grid_blocks::iq2_xs)),
+    (WeightFormat::Iq2Xxs, Encoder::Blocks(grid_blocks::iq2_xxs)),
+    (WeightFormat::Tq1_0, Encoder::Blocks(ternary_blocks::tq1_0)),
+    (WeightFormat::Tq2_0, Encoder::Blocks(ternary_blocks::tq2_0)),
+    (WeightFormat::Mxfp4, Encoder::Blocks(value_blocks::mxfp4)),
+    (WeightFormat::Nvfp4, Encoder::Blocks(value_blocks::nvfp4)),
+    (WeightFormat::Iq1S, Encoder::Blocks(shifted_blocks::iq1_s)),
+    (WeightFormat::Iq1M, Encoder::Blocks(shifted_blocks::iq1_m)),
+    (WeightFormat::Q1_0, Encoder::EvenBlocks(ternary_blocks::q1_0)),
+    (WeightFormat::Q2_0, Encoder::Blocks(ternary_blocks::q2_0)),
+];
+
+/// The formats that [`encode_rows`] writes.
+pub fn encodable_formats() -> impl Iterator<Item = WeightFormat> {
+    ENCODERS.iter().map(|(format, _)| *format)
+}
+
+/// Encodes rows of `columns` weights, on the threads of the current rayon pool. `importance` holds a number from 0 for each column: what
+/// the squares of its inputs are on average.
+///
+/// # Errors
+/// [`QuantizeError::NoEncoder`]; [`QuantizeError::Row`] where rows are no whole number of blocks, or lengths do not agree.
+pub fn encode_rows(
+    format: WeightFormat,
+    columns: usize,
+    rows: &[f32],
+    importance: Option<&[f32]>,
+    output: &mut [u8],
+) -> Result<(), QuantizeError> {
+    let Some((_, encoder)) = ENCODERS.iter().find(|(known, _)| *known == format) else {
+        return Err(QuantizeError::NoEncoder { format });
+    };
+    let row_bytes = format.row_bytes(columns).filter(|bytes| *bytes > 0);
+    let fits = row_bytes
+        .is_some_and(|bytes| rows.len().is_multiple_of(columns) && rows.len() / columns * bytes == output.len());
+    let fits = fits && importance.is_none_or(|importance| importance.len() == columns);
+    let Some(row_bytes) = row_bytes.filter(|_| fits) else {
+        return Err(QuantizeError::Row { format, columns });
+    };
+    let pairs = rows
+        .par_chunks_exact(columns)
+        .zip(output.par_chunks_exact_mut(row_bytes));
+    pairs.for_each(|(row, output)| match encoder {
+        Encoder::Floats(encode) => encode(row, output),
+        Encoder::Blocks(encode) => encode_row(format, *encode, error_factors, row, importance, output),
+        Encoder::EvenBlocks(encode) => encode_row(format, *encode, even_factors, row, importance, output),
+    });
+    Ok(())
+}
+
+/// Writes factors of a block's squared errors: weights, their importance, factors.
+type Factors = fn(&[f32], Option<&[f32]>, &mut [f32]);
+
+/// Encodes a row of blocks; `row` and `importance` are as long.
+fn encode_row(
+    format: WeightFormat,
+    encode: EncodeBlock,
+    factors_of: Factors,
+    row: &[f32],
+    importance: Option<&[f32]>,
+    output: &mut [u8],
+) {
+    let width = format.block_weights();
+    let mut factors = vec![0.0; width];
+    let blocks = row
+        .chunks_exact(width)
+        .zip(output.chunks_exact_mut(format.block_bytes()));
+    for (index, (x, block)) in blocks.enumerate() {
+        let importance = importance.map(|importance| &importance[index * width..][..width]);
+        factors_of(x, importance, &mut factors);
+        encode(x, &factors, block);
+    }
+}
+
+/// The importance alone.
+fn even_factors(_: &[f32], importance: Option<&[f32]>, factors: &mut [f32]) {
+    match importance {
+        Some(importance) => factors.copy_from_slice(importance),
+        None => factors.fill(1.0),
+    }
+}
+
+/// Factors of a block's squared errors. Large weights count more, as in ggml: their errors are the largest, and seldom chance.
+fn error_factors(x: &[f32], importance: Option<&[f32]>, factors: &mut [f32]) {
+    let mean_square = x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32;
+    if mean_square == 0.0 || !mean_square.is_finite() {
+        return factors.fill(1.0);
+    }
+    // A block's own size has no part in the choice of its codes.
+    let (unit, inverse) = (mean_square.sqrt(), mean_square.sqrt().recip());
+    match importance {
+        None => {
+            for (factor, x) in factors.iter_mut().zip(x) {
+                *factor = (unit + x.abs()) * inverse;
+            }
+        }
+        Some(importance) => {
+            let mean = importance.iter().sum::<f32>() / importance.len() as f32;
+            let scale = if mean > 0.0 { mean.recip() } else { 0.0 };
+            for ((factor, x), importance) in factors.iter_mut().zip(x).zip(importance) {
+                let size = (2.0 * mean_square + x * x).sqrt() * inverse;
+                // No input at all in the calibration: the weight still has its sign and size.
+                *factor = (importance * scale).max(1e-4) * size;
+            }
+        }
+    }
+}
