@@ -19,6 +19,8 @@ YARN = rope("yarn", factor=4.0, original_max_position_embeddings=64)
 LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 LINEAR = rope("linear", factor=3.0)
 WINDOW = dict(sliding_window=37)
+GEMMA4_UNIFIED = dict(num_hidden_layers=6, head_dim=16, global_head_dim=24, layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2, **WINDOW)
+GEMMA4 = dict(GEMMA4_UNIFIED, vocab_size_per_layer_input=31, hidden_size_per_layer_input=8)
 HALF, B16 = dict(dtype="float16"), dict(dtype="bfloat16")
 
 def like(*settings, **own):
@@ -91,6 +93,16 @@ DENSE = {
         dict(new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1, activation="gelu_new"),
         dict(alibi=True),
     ],
+    "gemma4_text": [
+        dict(B16, **GEMMA4, num_kv_shared_layers=2, attention_k_eq_v=True, num_global_key_value_heads=1, use_double_wide_mlp=True, final_logit_softcapping=6.0),
+        GEMMA4 | dict(hidden_size_per_layer_input=0, attention_k_eq_v=False, num_global_key_value_heads=1),
+        GEMMA4 | dict(num_hidden_layers=7, layer_types=None, num_kv_shared_layers=0, global_head_dim=8, attention_bias=True),
+        GEMMA4 | dict(num_kv_shared_layers=4, layer_types=["sliding_attention", "full_attention"] * 3, rope_parameters=dict(full_attention=dict(rope_type="proportional", partial_rotary_factor=0.5, rope_theta=50000.0, factor=2.0), sliding_attention=dict(rope_type="default", rope_theta=900.0))),
+        GEMMA4 | dict(use_bidirectional_attention="vision", attention_k_eq_v=True, num_kv_shared_layers=1, use_double_wide_mlp=True),
+        GEMMA4 | dict(enable_moe_block=True, num_experts=4, top_k_experts=2, moe_intermediate_size=16),
+    ],
+    "gemma4_unified_text": [dict(GEMMA4_UNIFIED), dict(**GEMMA4_UNIFIED, attention_k_eq_v=True, num_global_key_value_heads=1, num_kv_shared_layers=2, use_double_wide_mlp=True)],
+    "nanochat": [dict(B16), dict(head_dim=16, attention_bias=True, final_logit_softcapping=4.0, num_key_value_heads=1, **rope(theta=500.0)), dict(hidden_act="silu", tie_word_embeddings=True)],
     "gptj": [dict(B16, rotary_dim=4), dict(hidden_size=48, num_attention_heads=2, rotary_dim=16, n_inner=40)],
     "minicpm3": [
         like(B16, LATENT),
@@ -169,10 +181,25 @@ def around(text_type, **more):
     return [dict(text_type=text_type, **more)]
 
 
+# Pictures of classes whose vectors are stored are small.
+SMALL_MUSE = dict(
+    vision_config=dict(hidden_size=8, intermediate_size=8, num_attention_heads=2, num_hidden_layers=1, patch_size=2, pos_emb_height=2, pos_emb_width=2),
+    out_hidden_size=32, projector_hidden_size=8,
+)
+SMALL_SIGLIP = dict(vision_config=dict(model_type="siglip_vision_model", hidden_size=16, num_attention_heads=2, intermediate_size=16, num_hidden_layers=1, image_size=28, patch_size=14))
+# Classes whose first setting is a vector of the tests, and its folder.
+STORED_WRAPPERS = {"MuseGlimmerForConditionalGeneration": "muse_glimmer"}
+
 QWEN35 = dict(head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16)
 SECTIONS = rope("default", mrope_section=[2, 1, 1])
 WRAPPERS = {
     "Gemma3ForConditionalGeneration": around("gemma3_text", head_dim=16, query_pre_attn_scalar=16, **WINDOW),
+    "Gemma4ForConditionalGeneration": around("gemma4_text", **GEMMA4, num_kv_shared_layers=2, pad_token_id=0, config=dict(vision_config=None, audio_config=None)),
+    "Gemma4UnifiedForConditionalGeneration": around("gemma4_unified_text", **GEMMA4_UNIFIED, pad_token_id=0),
+    "MuseGlimmerForConditionalGeneration": [
+        dict(B16, text_type="muse_glimmer_text", num_hidden_layers=5, head_dim=16, config=SMALL_MUSE, **WINDOW),
+        dict(text_type="muse_glimmer_text", head_dim=8, config=SMALL_MUSE, layer_rope_theta=[0, 10000.0, 10000.0, 0], qk_scale_factor=1.5, output_multiplier=0.5, final_logit_softcapping=5.0, post_norm_eps=1e-3, layer_types=["sliding_attention", "full_attention"] * 2, tie_word_embeddings=True, attention_bias=True, **WINDOW),
+    ],
     "Mistral3ForConditionalGeneration": around("mistral", head_dim=16, sliding_window=None) + around("ministral3", head_dim=16, rope_parameters=DENSE["ministral3"][0]["rope_parameters"]),
     "LlavaForConditionalGeneration": around("llama") + around("mistral", **WINDOW) + around("qwen2"),
     "LlavaNextForConditionalGeneration": around("llama") + around("mistral", sliding_window=None),
@@ -197,14 +224,14 @@ WRAPPERS = {
     "MiniCPMV4_7ForConditionalGeneration": around("qwen3_5_text", **QWEN35),
     "PaliGemmaForConditionalGeneration": around("gemma", head_dim=16) + around("gemma2", head_dim=16, query_pre_attn_scalar=16, **WINDOW),
     "AudioFlamingo3ForConditionalGeneration": around("qwen2"),
-    "AyaVisionForConditionalGeneration": around("cohere2", **WINDOW),
+    "AyaVisionForConditionalGeneration": around("cohere2", config=SMALL_SIGLIP, **WINDOW),
     "Cohere2VisionForConditionalGeneration": around("cohere2", **WINDOW),
     "Cosmos3OmniForConditionalGeneration": around("qwen3_vl_text", head_dim=8, **SECTIONS),
     "DeepseekVLForConditionalGeneration": around("llama"),
     "DeepseekVLHybridForConditionalGeneration": around("llama"),
     "Exaone4_5_ForConditionalGeneration": around("exaone4", **WINDOW),
     "FastVlmForConditionalGeneration": around("qwen2"),
-    "FunAsrNanoForConditionalGeneration": around("qwen3", head_dim=16),
+    "FunAsrNanoForConditionalGeneration": around("qwen3", head_dim=16, config=dict(adaptor_config=dict(hidden_size=32, intermediate_size=8))),
     "GlmAsrForConditionalGeneration": around("llama"),
     "GotOcr2ForConditionalGeneration": around("qwen2"),
     "GraniteSpeechForConditionalGeneration": around("granite", residual_multiplier=0.5, logits_scaling=2.0),
@@ -216,7 +243,7 @@ WRAPPERS = {
     "MusicFlamingoForConditionalGeneration": around("qwen2"),
     "OmniASRForConditionalGeneration": around("llama"),
     "Ovis2ForConditionalGeneration": around("qwen2"),
-    "PerceptionLMForConditionalGeneration": around("llama"),
+    "PerceptionLMForConditionalGeneration": around("llama", config=dict(vision_config=dict(model_type="timm_wrapper", architecture="vit_pe_core_tiny_patch16_384", model_args=dict(embed_dim=192, depth=1)))),
     "QianfanOCRForConditionalGeneration": around("qwen3", head_dim=16),
     "VibeVoiceForConditionalGeneration": around("qwen2"),
     "VibeVoiceAsrForConditionalGeneration": around("qwen2"),

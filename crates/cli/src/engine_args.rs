@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use riffle_engine::AttentionPrecision;
-use riffle_model::Activations;
+use riffle_model::{Activations, AdapterSpec};
 
 use crate::numbers;
 
@@ -33,6 +33,12 @@ pub(crate) struct EngineArguments {
     /// Tokens of a logical batch whose attention is computed together, also spelled -ub [default: 512, at most -b]
     #[arg(long = "ub", alias = "ubatch-size", value_name = "N", value_parser = numbers::tokens, help_heading = "Machine and memory", hide_short_help = true)]
     pub(crate) chunk: Option<usize>,
+    /// Adapter beside the weights: a folder of PEFT or a GGUF file; may be given several times
+    ///
+    /// SCALE is how strongly it changes the model [default: 1]. With 0 it is loaded and not used, until a request to riffle serve asks for it.
+    /// At most eight adapters go together, on the CPU.
+    #[arg(long, value_name = "PATH[=SCALE]", value_parser = adapter, help_heading = "Machine and memory", hide_short_help = true)]
+    pub(crate) lora: Vec<AdapterSpec>,
     /// How linear layers of bf16 weights take their input on the CPU [default: exact]
     ///
     /// exact keeps the input in f32. rounded makes it bfloat16, as llama.cpp does: where the processor has AVX512-BF16 it
@@ -173,6 +179,22 @@ impl EngineArguments {
             (keys, values) => format!("{}:{}", given(keys), given(values)),
         }
     }
+}
+
+/// Reads `PATH` or `PATH=SCALE`. What stands behind the last `=` is a scale where it reads as a number.
+fn adapter(text: &str) -> Result<AdapterSpec, String> {
+    let scaled = text.rsplit_once('=').and_then(|(path, scale)| Some((path, scale.parse::<f32>().ok()?)));
+    let (path, scale) = scaled.unwrap_or((text, 1.0));
+    if path.is_empty() {
+        return Err("it must be a path, or PATH=SCALE".to_owned());
+    }
+    if !scale.is_finite() {
+        return Err("its scale must be a number".to_owned());
+    }
+    Ok(AdapterSpec {
+        path: path.into(),
+        scale,
+    })
 }
 
 fn attention(text: &str) -> Result<AttentionPrecision, String> {

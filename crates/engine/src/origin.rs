@@ -6,7 +6,8 @@ use riffle_policy::PolicyRules;
 use crate::{AttentionPrecision, Engine, EngineError, SequenceOptions};
 
 /// Names of parts in files, and the options that they are. Files keep these names, so that those of earlier versions are known.
-const STORED: [(&str, &str); 10] = [
+const STORED: [(&str, &str); 11] = [
+    ("--lora", "adapters"),
     ("--decode", "decode"),
     ("--rope-scaling", "rope_scaling"),
     ("--activations", "activations"),
@@ -52,6 +53,15 @@ impl Origin {
         }
         if options.model.activations == Activations::Rounded {
             origin.add("--activations", options.model.activations.to_string());
+        }
+        let adapters = engine.adapters().iter().enumerate();
+        let adapters = adapters.filter_map(|(number, adapter)| match sequence.adapters.get(number) {
+            0.0 => None,
+            scale => Some(format!("{:032x} by {scale}", adapter.fingerprint)),
+        });
+        let adapters: Vec<String> = adapters.collect();
+        if !adapters.is_empty() {
+            origin.add("--lora", adapters.join(", "));
         }
         if options.model.attention == AttentionPrecision::Rounded {
             origin.add("--attention", options.model.attention.to_string());

@@ -222,7 +222,7 @@ fn measure(
     let plan = match options.sequence.window {
         Some(_) => engine.plan().clone(),
         None => {
-            let info = riffle_model::inspect_with(engine.path(), &options.model.load_options())?;
+            let info = options.model.inspect(engine.path())?;
             riffle_engine::plan(&info, &options)?
         }
     };

@@ -105,6 +105,7 @@ pub use model_rates::{ModelRate, ModelRateOptions, ModelRates, measure_model};
 pub use perplexity::{PerplexityOptions, perplexity};
 pub use pictures::{Bar, HeatCell, HeatMap, LineChart, Picture, Scale, Series, ShareMap, Stack};
 pub use policy_rates::{KeyKind, PolicyRate, PolicyRateOptions, PolicyRates, measure_policies};
+pub use read_ceiling::memory_read_rate;
 pub use record::{
     AskPlace, ComparisonRow, ComparisonTable, Header, MachineInfo, ModelSummary, NeedleCell, NeedleKind, NeedleSample,
     NeedleTable, PerplexityBucket, PerplexityPosition, PerplexityRow, PerplexityTable, Record, RecordFolder, Results,

@@ -1,6 +1,6 @@
 //! How fast this machine reads memory, measured beside what is compared with it.
 
-use std::sync::Barrier;
+use std::sync::{Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
 use memmap2::MmapMut;
@@ -11,6 +11,8 @@ use riffle_engine::parse_bytes;
 const LEAST_PART_BYTES: usize = 128 << 20;
 /// A large last cache makes all threads together read no more than this.
 const MOST_BYTES: usize = 1 << 30;
+/// Bytes that all threads read where a short measurement will do.
+const SHORT_BYTES: usize = 512 << 20;
 /// Values a thread reads between two looks at the clock, some 30 µs.
 const PIECE: usize = 1 << 18;
 /// How long all threads read side by side, and how often; the fastest counts, for other programs only slow it down.
@@ -30,11 +32,26 @@ enum Memory {
     Heap(Vec<f32>),
 }
 
+/// Rate at which all cores together read memory, in bytes a second: measured once in a process, in about a quarter of a second and
+/// 512 MiB. With many cores and large caches it is an upper bound.
+pub fn memory_read_rate() -> f64 {
+    static RATE: OnceLock<f64> = OnceLock::new();
+    *RATE.get_or_init(|| {
+        let part = (SHORT_BYTES / rayon::current_num_threads()).max(PIECE);
+        ReadCeiling::of_parts(part).gigabytes_per_s() * 1e9
+    })
+}
+
 impl ReadCeiling {
     pub(crate) fn new() -> ReadCeiling {
+        let wanted = (2 * last_cache_bytes()).min(MOST_BYTES) / rayon::current_num_threads();
+        Self::of_parts(wanted.max(LEAST_PART_BYTES))
+    }
+
+    /// Memory of which each thread reads `part_bytes`.
+    fn of_parts(part_bytes: usize) -> ReadCeiling {
         let threads = rayon::current_num_threads();
-        let wanted = (2 * last_cache_bytes()).min(MOST_BYTES) / threads;
-        let part = (wanted.max(LEAST_PART_BYTES) / size_of::<f32>()).next_multiple_of(PIECE);
+        let part = (part_bytes / size_of::<f32>()).next_multiple_of(PIECE);
         let values = part * threads;
         let memory = match MmapMut::map_anon(size_of::<f32>() * values) {
             Ok(mut mapping) => {

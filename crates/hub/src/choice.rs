@@ -104,7 +104,7 @@ pub(crate) fn choose(name: &ModelName, paths: &[&str]) -> Result<Chosen, HubErro
             }
         }
         ModelPart::Quantisation(wanted) => {
-            let found = matching(&|model| model.quantisation.as_deref() == Some(wanted));
+            let found = of_quantisation(&models, wanted);
             if found.is_empty() {
                 Err(missing(wanted))
             } else {
@@ -113,13 +113,26 @@ pub(crate) fn choose(name: &ModelName, paths: &[&str]) -> Result<Chosen, HubErro
         }
         ModelPart::Preferred if models.is_empty() => folder(name, paths),
         ModelPart::Preferred => {
-            let of = |wanted: &str| matching(&|model| model.quantisation.as_deref() == Some(wanted));
             let preferred = PREFERENCE
                 .iter()
-                .map(|wanted| of(wanted))
+                .map(|wanted| of_quantisation(&models, wanted))
                 .find(|found| !found.is_empty());
             one(name, &preferred.unwrap_or_else(|| models.iter().collect()))
         }
+    }
+}
+
+/// The models of a quantisation: those whose names have it exactly, or else those of mixes.
+fn of_quantisation<'a>(models: &'a [Gguf], wanted: &str) -> Vec<&'a Gguf> {
+    let of = |is_it: &dyn Fn(&str) -> bool| -> Vec<&'a Gguf> {
+        let found = models.iter().filter(|model| model.quantisation.as_deref().is_some_and(is_it));
+        found.collect()
+    };
+    let exact = of(&|found| found == wanted);
+    if exact.is_empty() {
+        of(&|found| quantisation::names(wanted, found))
+    } else {
+        exact
     }
 }
 
@@ -235,6 +248,11 @@ mod tests {
         assert_eq!(first("a/b/m-Q2_K.gguf", &MANY), "m-Q2_K.gguf");
         assert_eq!(first("a/b", &["only.gguf"]), "only.gguf");
         assert_eq!(first("a/b", &["m-IQ2_XS.gguf"]), "m-IQ2_XS.gguf");
+        let mixes = ["m-Q4_K_M.gguf", "m-UD-Q4_K_M.gguf", "m-UD-Q4_K_XL.gguf"];
+        assert_eq!(first("a/b", &mixes), "m-Q4_K_M.gguf");
+        assert_eq!(first("a/b:ud-q4_k_m", &mixes), "m-UD-Q4_K_M.gguf");
+        assert_eq!(first("a/b:Q4_K_XL", &mixes), "m-UD-Q4_K_XL.gguf");
+        assert_eq!(first("a/b", &["m-UD-Q4_K_XL.gguf", "m-UD-Q2_K_XL.gguf"]), "m-UD-Q4_K_XL.gguf");
     }
 
     #[test]

@@ -11,10 +11,28 @@ use riffle_files::FileError;
 #[non_exhaustive]
 pub enum HubError {
     /// A name that is none.
-    #[error("{name:?} is not a model's name; give owner/name, owner/name:Q4_K_M or owner/name/file.gguf")]
+    #[error("{name:?} is not a model's name; give owner/name, owner/name:Q4_K_M or owner/name/file.gguf, or a short name of riffle pull --list")]
     Name {
         /// The given name.
         name: String,
+    },
+    /// A short name that no model has.
+    #[error("there is no model named {name:?}; near are {near}; riffle pull --list shows all short names, and owner/name takes any model of the hub")]
+    Unknown {
+        /// The given name.
+        name: String,
+        /// Short names that are near.
+        near: String,
+    },
+    /// A model of another program that cannot be opened.
+    #[error("{name} is a model of {program}, and {problem}")]
+    OtherProgram {
+        /// Its name there.
+        name: String,
+        /// The program.
+        program: crate::Program,
+        /// The reason.
+        problem: String,
     },
     /// An environment variable with a value that cannot be used.
     #[error("{variable} {problem}")]

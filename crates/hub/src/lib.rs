@@ -1,7 +1,8 @@
 //! Models of the Hugging Face hub, in the cache that Python's `huggingface_hub` uses.
 //!
 //! A [`ModelName`] is what people type: `owner/name`, `owner/name:Q4_K_M`, `owner/name/file.gguf`. [`pull`] downloads it,
-//! [`find`] tells where it lies, [`list`] tells what there is, [`remove`] frees the space. [`Settings`] come from the
+//! [`find`] tells where it lies, [`list`] tells what there is, [`remove`] frees the space. [`locate`] also takes short names of [`TRIED`] and
+//! the names of models that [`OtherPrograms`] have pulled: Ollama, LM Studio and llama.cpp. [`Machine::best`] chooses a quantisation. [`Settings`] come from the
 //! variables that `huggingface_hub` reads: `HF_ENDPOINT`, `HF_HUB_CACHE`, `HF_HOME`, `HF_TOKEN`, `HF_HUB_OFFLINE`.
 //!
 //! ```
@@ -24,7 +25,7 @@
 //! - The token goes to the hub's own scheme, host and port alone, never with a redirect to another.
 //! - Paths that could lie outside of the model's folder, pickles and programs are never written.
 //! - Two processes that pull the same file, of which one may be Python's, write it once: both respect the same lock.
-//! - The beginning of a model is shown before its bulk comes ([`pull_after_look`]), so that a caller can refuse what it cannot run.
+//! - The beginning of a model is shown before its bulk comes ([`pull_with`]), so that a caller can refuse what it cannot run.
 //!
 //! # Why a client of our own
 //!
@@ -41,7 +42,10 @@ mod choice;
 #[cfg(feature = "download")]
 mod download;
 mod error;
+mod locate;
 mod name;
+mod offer;
+mod other_programs;
 mod paths;
 #[cfg(feature = "download")]
 mod progress;
@@ -50,14 +54,19 @@ mod remove;
 mod settings;
 mod shared_blobs;
 mod stored;
+mod tried;
 
 #[cfg(feature = "download")]
-pub use download::{Beginning, Pulled, pull, pull_after_look};
+pub use download::{Beginning, PullSteps, Pulled, pull, pull_with};
 pub use error::HubError;
+pub use locate::locate;
 pub use name::{ModelName, ModelPart};
+pub use offer::{Machine, Offer};
+pub use other_programs::{OtherModel, OtherPrograms, Program};
 #[cfg(feature = "download")]
 pub use progress::{Activity, Progress};
 pub use quantisation::PREFERENCE;
 pub use remove::{Removed, remove};
 pub use settings::{Settings, Token, Waits};
 pub use stored::{StoredModel, find, list, mark_used};
+pub use tried::{CacheShape, Evidence, TRIED, TriedModel, gigabytes, nearest, tried};

@@ -21,7 +21,8 @@ pub struct ModelName {
 pub enum ModelPart {
     /// The one that [`PREFERENCE`](crate::PREFERENCE) chooses.
     Preferred,
-    /// The GGUF file, or files, of this quantisation, such as `Q4_K_M`, in capitals.
+    /// The GGUF file, or files, of this quantisation, such as `Q4_K_M` or `UD-Q4_K_XL`, in capitals. `Q4_K_XL` names `UD-Q4_K_XL`
+    /// as well, where there is no plain one.
     Quantisation(String),
     /// This file, by its path in the repository.
     File(String),
@@ -93,6 +94,15 @@ impl ModelName {
     }
 }
 
+impl ModelPart {
+    /// The part that the name of a quantisation means; `None` for a text that cannot be one.
+    pub fn quantisation(text: &str) -> Option<Self> {
+        let is_quantisation = text.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
+        is_quantisation.then(|| Self::Quantisation(text.to_ascii_uppercase()))
+    }
+}
+
 impl FromStr for ModelName {
     type Err = HubError;
 
@@ -115,12 +125,7 @@ impl FromStr for ModelName {
                 (repository, ModelPart::File(file.to_owned()))
             }
             (None, Some((repository, quantisation))) => {
-                let is_quantisation =
-                    !quantisation.is_empty() && quantisation.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
-                if !is_quantisation {
-                    return Err(refused());
-                }
-                (repository, ModelPart::Quantisation(quantisation.to_ascii_uppercase()))
+                (repository, ModelPart::quantisation(quantisation).ok_or_else(refused)?)
             }
             (None, None) => (rest, ModelPart::Preferred),
         };
@@ -151,6 +156,10 @@ mod tests {
             (
                 "hf.co/Qwen/Qwen2.5-0.5B:q4_k_m",
                 ModelPart::Quantisation("Q4_K_M".into()),
+            ),
+            (
+                "Qwen/Qwen2.5-0.5B:UD-Q4_K_XL",
+                ModelPart::Quantisation("UD-Q4_K_XL".into()),
             ),
             ("Qwen/Qwen2.5-0.5B/a/b.gguf", ModelPart::File("a/b.gguf".into())),
             (

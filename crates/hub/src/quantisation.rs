@@ -4,16 +4,36 @@ use riffle_files::gguf_shard;
 
 use crate::paths::file_name;
 
-/// The quantisations in the order in which a GGUF file is chosen, for a name that gives none. The common compromise comes first. Larger
-/// quantisations near it follow, then smaller ones. Types of about two bits a weight or fewer come last.
-pub const PREFERENCE: [&str; 36] = [
-    "Q4_K_M", "Q4_K_S", "Q4_K_L", "Q4_K", "Q4_0", "Q4_1", "IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4", "Q5_K_M", "Q5_K_S",
-    "Q5_0", "Q5_1", "Q6_K", "Q8_0", "Q3_K_L", "Q3_K_M", "IQ3_M", "IQ3_S", "Q3_K_S", "IQ3_XXS", "Q2_K", "IQ2_M",
-    "IQ2_S", "IQ2_XS", "BF16", "F16", "F32", "IQ2_XXS", "TQ2_0", "TQ1_0", "Q2_0", "IQ1_M", "IQ1_S", "Q1_0",
+/// The quantisations in the order in which a GGUF file is chosen, for a name that gives none and a caller that does not choose
+/// by memory. The common compromise comes first. Larger quantisations near it follow, then smaller ones. Types of about two bits a
+/// weight or fewer come last.
+pub const PREFERENCE: &[&str] = &[
+    "Q4_K_M", "Q4_K_XL", "Q4_K_S", "Q4_K_L", "Q4_K", "Q4_0", "Q4_1", "IQ4_NL", "IQ4_XS", "MXFP4", "MXFP4_MOE", "NVFP4",
+    "Q5_K_M", "Q5_K_XL", "Q5_K_S", "Q5_K_L", "Q5_0", "Q5_1", "Q6_K", "Q6_K_XL", "Q6_K_L", "Q8_0", "Q8_K_XL", "Q3_K_L",
+    "Q3_K_XL", "Q3_K_M", "IQ3_M", "IQ3_S", "Q3_K_S", "IQ3_XXS", "Q2_K", "Q2_K_XL", "Q2_K_L", "IQ2_M", "IQ2_S",
+    "IQ2_XS", "BF16", "F16", "F32", "IQ2_XXS", "TQ2_0", "TQ1_0", "Q2_0", "IQ1_M", "IQ1_S", "Q1_0",
 ];
 
+/// The mark of mixes that choose a type for each tensor (`UD-Q4_K_XL`).
+const MIX: &str = "UD-";
+
+/// True if `wanted` names the quantisation `found`: a mix may be named without its mark.
+pub(crate) fn names(wanted: &str, found: &str) -> bool {
+    wanted == found || found.strip_prefix(MIX) == Some(wanted)
+}
+
+/// True for weights that are not quantised.
+pub(crate) fn is_plain(quantisation: &str) -> bool {
+    matches!(quantisation, "BF16" | "F16" | "F32" | "FP16" | "FP32")
+}
+
+/// True for the older types, whose blocks lose more than newer ones of the same size.
+pub(crate) fn is_legacy(quantisation: &str) -> bool {
+    matches!(quantisation, "Q4_0" | "Q4_1" | "Q5_0" | "Q5_1") || quantisation.starts_with("Q4_0_")
+}
+
 /// The quantisation that the name of a GGUF file tells, in capitals: the last part that reads as one, between `-`, `.` and
-/// `_`. `None` where it tells none.
+/// `_`, with the mark of a mix before it. `None` where it tells none.
 pub(crate) fn of_file(path: &str) -> Option<String> {
     let stem = file_name(path).to_ascii_uppercase();
     let stem = stem.strip_suffix(".GGUF")?;
@@ -27,7 +47,8 @@ pub(crate) fn of_file(path: &str) -> Option<String> {
         let word = &stem[at..end];
         if is_quantisation(word) && found.is_none_or(|(last, _)| at >= last) {
             // A word inside a longer match is skipped: for Q4_K_M neither K_M nor M counts.
-            found = Some((end, word));
+            let is_mix = stem[..at].strip_suffix(MIX).is_some_and(|name| name.is_empty() || name.ends_with(['-', '.', '_']));
+            found = Some((end, &stem[at - if is_mix { MIX.len() } else { 0 }..end]));
         }
     }
     found.map(|(_, word)| word.to_owned())
@@ -62,7 +83,10 @@ mod tests {
             ("qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", Some("Q4_K_M")),
             ("Llama-3.2-1B-Instruct.Q8_0.gguf", Some("Q8_0")),
             ("Llama-3.2-1B-Instruct-IQ3_XXS.gguf", Some("IQ3_XXS")),
-            ("Qwen3-0.6B-UD-Q4_K_XL.gguf", Some("Q4_K_XL")),
+            ("Qwen3-0.6B-UD-Q4_K_XL.gguf", Some("UD-Q4_K_XL")),
+            ("UD-IQ3_XXS.gguf", Some("UD-IQ3_XXS")),
+            ("UD-Q2_K_XL/m-UD-Q2_K_XL-00001-of-00003.gguf", Some("UD-Q2_K_XL")),
+            ("cloud-Q4_K_M.gguf", Some("Q4_K_M")),
             ("model_q4_0.gguf", Some("Q4_0")),
             ("model-BF16.gguf", Some("BF16")),
             ("Q6_K/model-Q6_K-00002-of-00003.gguf", Some("Q6_K")),
@@ -79,7 +103,7 @@ mod tests {
 
     #[test]
     fn every_quantisation_of_the_preference_is_found_in_a_name() {
-        for quantisation in PREFERENCE {
+        for &quantisation in PREFERENCE {
             assert_eq!(
                 of_file(&format!("m-{quantisation}.gguf")).as_deref(),
                 Some(quantisation)

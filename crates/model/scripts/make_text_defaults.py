@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING
 OUT = pathlib.Path(__file__).resolve().parent.parent / "src" / "families" / "text_defaults.json"
 TYPES = """llama mistral ministral ministral3 smollm3 vaultgemma seed_oss arcee nemotron jais2 olmo olmo2 olmo3 glm glm4 ernie4_5
 helium hunyuan_v1_dense apertus starcoder2 stablelm cwm gpt_neox persimmon phi qwen2 qwen3 gemma gemma2 gemma3_text cohere cohere2 exaone4 granite hyperclovax phi3
-qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text qwen3_vl_text qwen3_5_text""".split()
+qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text qwen3_vl_text qwen3_5_text gemma4_text gemma4_unified_text muse_glimmer_text""".split()
 NAMES = """vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
 max_position_embeddings rms_norm_eps layer_norm_eps hidden_act hidden_activation attention_bias mlp_bias sliding_window
 use_sliding_window max_window_layers query_pre_attn_scalar""".split()

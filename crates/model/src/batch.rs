@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::ModelError;
+use crate::{AdapterScales, ModelError};
 
 /// The tokens of one pass: segments of sequences side by side, so that the weights are read once for all of them.
 ///
@@ -26,6 +26,8 @@ pub struct SegmentTokens<'a> {
     /// Tokens of the whole sequence, for models whose heads turn otherwise in long sequences than in short ones (LongRoPE). Every token
     /// of a sequence has to be read with a length on the same side of that boundary.
     pub length: usize,
+    /// Factors on what the model's adapters add to these tokens.
+    pub adapters: AdapterScales,
 }
 
 /// Consecutive tokens of one sequence in a [`Batch`].
@@ -39,6 +41,8 @@ pub struct Segment {
     pub one_by_one: bool,
     /// [`SegmentTokens::length`].
     pub length: usize,
+    /// [`SegmentTokens::adapters`].
+    pub adapters: AdapterScales,
 }
 
 /// Rows at which work that remembers earlier rows may be cut without a change of its result. Segments that are read one by one may be
@@ -62,6 +66,8 @@ pub struct SegmentPart {
     pub position: usize,
     /// [`SegmentTokens::one_by_one`].
     pub one_by_one: bool,
+    /// [`SegmentTokens::adapters`].
+    pub adapters: AdapterScales,
 }
 
 impl<'a> SegmentTokens<'a> {
@@ -72,6 +78,7 @@ impl<'a> SegmentTokens<'a> {
             position,
             one_by_one: false,
             length: position.saturating_add(tokens.len()),
+            adapters: AdapterScales::default(),
         }
     }
 
@@ -83,12 +90,18 @@ impl<'a> SegmentTokens<'a> {
             position,
             one_by_one: true,
             length: position.saturating_add(tokens.len()),
+            adapters: AdapterScales::default(),
         }
     }
 
     /// The same of a sequence that will have `length` tokens.
     pub fn in_length(self, length: usize) -> SegmentTokens<'a> {
         SegmentTokens { length, ..self }
+    }
+
+    /// The same under the model's adapters.
+    pub fn with_adapters(self, adapters: AdapterScales) -> SegmentTokens<'a> {
+        SegmentTokens { adapters, ..self }
     }
 }
 
@@ -108,6 +121,7 @@ impl Batch {
             position,
             one_by_one,
             length,
+            adapters,
         } in parts
         {
             let (segment, first) = (batch.segments.len(), batch.tokens.len());
@@ -123,6 +137,7 @@ impl Batch {
                 position,
                 one_by_one,
                 length,
+                adapters,
             });
         }
         if batch.segments.is_empty() {
@@ -226,6 +241,7 @@ impl Batch {
                     position: segment.position + (part.start - segment.rows.start),
                     rows: part,
                     one_by_one: segment.one_by_one,
+                    adapters: segment.adapters,
                 }
             })
     }
@@ -327,6 +343,7 @@ mod tests {
             rows,
             position,
             one_by_one: false,
+            adapters: AdapterScales::default(),
         });
         assert_eq!(parts, expected);
     }

@@ -110,6 +110,9 @@ pub struct ModelConfig {
     pub states: Vec<Option<StateShape>>,
     /// For each layer true if it attends, and so holds keys and values. Where it is empty, every layer without a state does.
     pub attends: Vec<bool>,
+    /// Values of the input that each layer gets from a token beside the residual stream ([`Step::LayerInput`](crate::Step)); 0 where
+    /// there are none.
+    pub layer_input_width: usize,
     /// Values of the widest gate on an attention result ([`Step::OpenGate`](crate::Step)).
     pub gate_width: usize,
     /// Values of scratch that a token takes in the widest attention: beside the others, those of
@@ -173,6 +176,7 @@ impl ModelConfig {
             rotary_tables: 1,
             states: Vec::new(),
             attends: Vec::new(),
+            layer_input_width: 0,
             gate_width: 0,
             attention_scratch: 0,
             host_only: None,

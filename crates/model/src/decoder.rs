@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use riffle_linear::PackedMatrix;
 
-use crate::blocks::Norm;
+use crate::blocks::{LayerInputs, Norm};
 use crate::fields::Fields;
 use crate::inputs::InputSums;
 use crate::layer::{Layer, Step};
 use crate::weights::Checkpoint;
 use crate::workspace::{ROW_BLOCK, Workspace};
-use crate::{ModelConfig, ModelError, ModelOutline, Predictor};
+use crate::{Batch, ModelConfig, ModelError, ModelOutline, Predictor, SegmentPart};
 
 /// A whole model: weights and the order of work. A [`Forward`](crate::Forward) takes batches through it.
 pub struct Decoder {
@@ -20,6 +20,10 @@ pub struct Decoder {
     pub embedding: PackedMatrix,
     /// Factor on embeddings, where a family has one.
     pub embedding_scale: Option<f32>,
+    /// The norm of embeddings, where a family has one.
+    pub embedding_norm: Option<Norm>,
+    /// Inputs of all layers that follow from a token, where a family has such.
+    pub layer_inputs: Option<LayerInputs>,
     /// The layers, first to last.
     pub layers: Vec<Layer>,
     /// The norm before the head.
@@ -51,6 +55,8 @@ impl Decoder {
             config: config.clone(),
             embedding,
             embedding_scale: None,
+            embedding_norm: None,
+            layer_inputs: None,
             layers: Vec::new(),
             final_norm,
             head,
@@ -72,7 +78,9 @@ impl Decoder {
         let bias = self.head_bias.as_ref().map_or(0, |bias| 4 * bias.len() as u64);
         let layers: u64 = self.layers.iter().map(Layer::bytes).sum();
         let predictor = self.predictor.as_ref().map_or(0, |predictor| predictor.bytes());
-        self.embedding.bytes() as u64 + layers + self.final_norm.bytes() + head + bias + predictor
+        let embedding_norm = self.embedding_norm.as_ref().map_or(0, Norm::bytes);
+        let inputs = self.layer_inputs.as_ref().map_or(0, LayerInputs::bytes) + embedding_norm;
+        self.embedding.bytes() as u64 + inputs + layers + self.final_norm.bytes() + head + bias + predictor
     }
 
     /// Refuses layers that are built with other attention or states than the configuration says.
@@ -112,6 +120,27 @@ impl Decoder {
             if let Some(scale) = self.embedding_scale {
                 row.iter_mut().for_each(|value| *value *= scale);
             }
+            if let Some(norm) = &self.embedding_norm {
+                norm.apply_in_place(row);
+            }
+        }
+    }
+
+    /// Computes the inputs of all layers for the rows of a batch, where the model has such.
+    pub(crate) fn prepare_layer_inputs(&self, batch: &Batch, workspace: &mut Workspace) {
+        let Some(inputs) = &self.layer_inputs else { return };
+        let width = self.config.hidden_size;
+        let Workspace {
+            normed, layer_inputs, ..
+        } = workspace;
+        let block = (normed.len() / width).clamp(1, ROW_BLOCK);
+        let outputs = layer_inputs.chunks_mut(block * inputs.width());
+        for (number, (tokens, output)) in batch.tokens().chunks(block).zip(outputs).enumerate() {
+            let embedded = &mut normed[..tokens.len() * width];
+            self.embed(tokens, embedded);
+            let rows = number * block..number * block + tokens.len();
+            let parts: Vec<SegmentPart> = batch.parts(rows).collect();
+            inputs.prepare((tokens, &parts), embedded, &mut output[..tokens.len() * inputs.width()]);
         }
     }
 

@@ -53,12 +53,20 @@ pub enum ModelError {
         files: Vec<String>,
     },
     /// A folder holds an adapter (LoRA) alone.
-    #[error("{}: holds an adapter for {base} and no model; adapters are not supported: give a model, or one that the adapter was merged into", directory.display())]
+    #[error("{}: holds an adapter for {base} and no model; give a model, and this as one of its `adapters`", directory.display())]
     Adapter {
         /// The folder.
         directory: PathBuf,
         /// The model that the adapter changes, as its settings name it.
         base: String,
+    },
+    /// An adapter (LoRA) that is not supported, or that belongs to another model.
+    #[error("adapter {}: {problem}", path.display())]
+    AdapterRefused {
+        /// The adapter.
+        path: PathBuf,
+        /// The fault.
+        problem: String,
     },
     /// The operating system refused to read a file.
     #[error("{}: cannot be read: {source}; check its permissions and the disk", path.display())]

@@ -141,6 +141,7 @@ impl HostForward {
 
     fn begin(&mut self, batch: &Batch) {
         self.workspace.rotary_tables.iter_mut().for_each(RotaryTable::clear);
+        self.model.prepare_layer_inputs(batch, &mut self.workspace);
         self.batch = Some(batch.clone());
         self.progress = LayerProgress::new(batch.rows());
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{GenerationDefaults, ModelConfig, TensorInfo};
+use crate::{AdapterInfo, GenerationDefaults, ModelConfig, TensorInfo};
 
 /// A model as its headers describe it.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,6 +26,8 @@ pub struct ModelInfo {
     pub generation: GenerationDefaults,
     /// True if the model has a chat template.
     pub has_chat_template: bool,
+    /// The adapters beside the weights; [`ModelConfig::weight_bytes`] counts them.
+    pub adapters: Vec<AdapterInfo>,
 }
 
 /// Facts of a tokenizer.

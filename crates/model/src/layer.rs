@@ -7,7 +7,9 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::blocks::{Attention, HeadProjection, Mixer, Mlp, Norm, Projection, add, sigmoid_gate, sigmoid_gate_heads};
+use crate::blocks::{
+    Attention, HeadProjection, LayerInput, Mixer, Mlp, Norm, Projection, add, scale, sigmoid_gate, sigmoid_gate_heads,
+};
 use crate::recurrent::LayerState;
 use crate::workspace::{CUT_GRID, ROW_BLOCK, RowBlock, Workspace};
 use crate::{Batch, SegmentPart, StateShape};
@@ -67,6 +69,10 @@ pub enum Step {
     },
     /// `Hidden += rows`.
     Add(Rows),
+    /// `Branch = projection(activation(gate(Hidden)) * input of the layer)`.
+    LayerInput(LayerInput),
+    /// `Hidden *= factor`.
+    Scale(f32),
 }
 
 /// One layer of a decoder.
@@ -127,7 +133,8 @@ impl Layer {
             Step::FeedForward(mlp) => mlp.bytes(),
             Step::Recur(mixer) => mixer.bytes(),
             Step::OpenGate { norm, gate } => once(norm) + gate.bytes(),
-            Step::Add(_) => 0,
+            Step::LayerInput(input) => input.bytes(),
+            Step::Add(_) | Step::Scale(_) => 0,
         });
         attention + steps.sum::<u64>()
     }
@@ -148,7 +155,7 @@ impl Step {
                 rows.with(*from, *to, |input, output| norm.apply(input, output));
             }
             Step::Project { projection, from, to } => {
-                rows.with(*from, *to, |input, output| projection.apply(input, output));
+                rows.with(*from, *to, |input, output| projection.apply(input, output, parts));
             }
             Step::ProjectHeads { heads, projection, to } => {
                 let count = rows.attended.len() / heads.input_width();
@@ -163,21 +170,23 @@ impl Step {
                     Rows::Normed => &mut *rows.normed,
                     _ => &mut *rows.branch,
                 };
-                projection.apply(values, output);
+                projection.apply(values, output, parts);
             }
-            Step::FeedForward(mlp) => mlp.apply(rows.normed, rows.inner, rows.inner_gate, rows.branch),
+            Step::FeedForward(mlp) => mlp.apply(rows.normed, rows.inner, rows.inner_gate, rows.branch, parts),
             Step::Recur(mixer) => mixer.apply(parts, states, rows.normed, rows.mixer, rows.branch),
             Step::OpenGate { norm, gate } => {
                 let count = rows.hidden.len() / norm.width();
                 let opening = &mut rows.mixer[..count * gate.weight().out_features()];
                 norm.apply(rows.hidden, rows.normed);
-                gate.apply(rows.normed, opening);
+                gate.apply(rows.normed, opening, parts);
                 match rows.attended.len() / opening.len().max(1) {
                     1 => sigmoid_gate(rows.attended, opening),
                     width => sigmoid_gate_heads(rows.attended, opening, width),
                 }
             }
             Step::Add(term) => rows.with(*term, Rows::Hidden, |term, hidden| add(hidden, term)),
+            Step::LayerInput(input) => input.apply(rows, parts),
+            Step::Scale(factor) => scale(rows.hidden, *factor),
         }
     }
 }

@@ -44,6 +44,7 @@
 //! ([`Layer`], [`Step`]); a [`HostForward`] carries the description out on the CPU, and whoever computes elsewhere reads it.
 //! A family of your own stands in your own crate ([`mod@family`]).
 
+mod adapters;
 mod batch;
 mod blocks;
 mod calendar;
@@ -77,9 +78,10 @@ mod tokenizer;
 mod weights;
 mod workspace;
 
+pub use adapters::{AdapterInfo, AdapterScales, AdapterSpec, MOST_ADAPTERS};
 pub use batch::{Batch, CutGrid, Segment, SegmentPart, SegmentTokens};
 pub use blocks::{
-    Activation, Attention, GatedDeltaNet, HeadProjection, KeyValue, LatentQuery, Mamba2, Mixer, Mlp, Norm, Projection,
+    Activation, Attention, GatedDeltaNet, HeadProjection, KeyValue, LatentQuery, LayerInput, LayerInputs, Mamba2, Mixer, Mlp, Norm, Projection,
     Rotary, ShortConvolution,
 };
 pub use chat::{ChatMessage, ChatTemplate, ConversationText, TemplateLimit};

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use riffle_linear::{Activations, WeightFormat};
 
+use crate::adapters::{Adapter, Base, unusable};
 use crate::decoder::Decoder;
 use crate::families::{self, Family};
 use crate::fields::Fields;
@@ -13,7 +14,7 @@ use crate::place::ModelPlace;
 use crate::tokenizer::{TokenizerSettings, tokenizer_file};
 use crate::weights::Checkpoint;
 use crate::{
-    ChatTemplate, GenerationDefaults, ModelConfig, ModelError, ModelInfo, RopeScaling, TensorInfo, TensorType,
+    AdapterInfo, AdapterSpec, MOST_ADAPTERS, ChatTemplate, GenerationDefaults, ModelConfig, ModelError, ModelInfo, RopeScaling, TensorInfo, TensorType,
     Tokenizer, TokenizerInfo, directory, gguf,
 };
 
@@ -156,6 +157,24 @@ impl OpenedModel {
         })
     }
 
+    /// With adapters beside the weights, at most [`MOST_ADAPTERS`](crate::MOST_ADAPTERS). Their headers are checked against the model.
+    ///
+    /// # Errors
+    /// [`ModelError::AdapterRefused`]; errors of their files.
+    pub fn with_adapters(mut self, adapters: &[AdapterSpec]) -> Result<OpenedModel, ModelError> {
+        if let Some(beyond) = adapters.get(MOST_ADAPTERS) {
+            let problem = format!("at most {MOST_ADAPTERS} adapters go together");
+            return Err(unusable(&beyond.path, problem));
+        }
+        let opened = self.parts.open_adapters(adapters)?;
+        if !opened.is_empty() {
+            let host_only = &mut self.parts.config.host_only;
+            *host_only = host_only.or(Some("adapters (LoRA)"));
+        }
+        self.parts.weights.set_adapters(opened);
+        Ok(self)
+    }
+
     /// The facts of the files.
     pub fn info(&self) -> ModelInfo {
         self.parts.info()
@@ -179,6 +198,7 @@ impl OpenedModel {
         let mut decoder = (parts.family.build)(&parts.fields, &info.config, &mut parts.weights)?;
         decoder.check_layers(&parts.fields)?;
         decoder.input_sums = parts.weights.take_input_sums();
+        parts.weights.adapters().iter().try_for_each(Adapter::check_taken)?;
         let build_predictor = parts.family.build_predictor.filter(|_| parts.loads_predictor);
         if let Some(build) = build_predictor {
             let predictor = build(&parts.fields, &info.config, &mut parts.weights)?;
@@ -263,6 +283,24 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
 }
 
 impl Parts {
+    fn open_adapters(&self, adapters: &[AdapterSpec]) -> Result<Vec<Adapter>, ModelError> {
+        let known_name = |name: &str| {
+            let mut renames = self.family.renames.iter();
+            let renamed = renames.find_map(|(stored, known)| Some(format!("{known}{}", name.strip_prefix(stored)?)));
+            renamed.unwrap_or_else(|| name.to_owned())
+        };
+        let base = Base {
+            weights: &self.weights,
+            config: &self.config,
+            known_name: &known_name,
+            is_gguf: self.format == "gguf",
+        };
+        adapters
+            .iter()
+            .map(|adapter| Adapter::open(&adapter.path, &base))
+            .collect()
+    }
+
     fn info(&self) -> ModelInfo {
         let tensors = self.weights.list();
         let tensor_bytes = self.weights.file_bytes();
@@ -272,7 +310,9 @@ impl Parts {
             let counted = named.filter(|(name, _)| counts(name));
             counted.map(|(_, tensor)| tensor.bytes).sum()
         };
-        config.weight_bytes = bytes_of(&|name| self.is_computed(name));
+        let adapters: Vec<AdapterInfo> = self.weights.adapters().iter().map(Adapter::info).collect();
+        let of_adapters: u64 = adapters.iter().map(|adapter| adapter.bytes).sum();
+        config.weight_bytes = bytes_of(&|name| self.is_computed(name)) + of_adapters;
         config.predictor_bytes = bytes_of(&|name| self.loads_predictor && name.starts_with(PREDICTOR));
         config.weight_format = most_common_format(&tensors);
         config.has_bf16_weights = tensors
@@ -296,6 +336,7 @@ impl Parts {
             }),
             generation: self.generation.clone(),
             has_chat_template: self.chat_template.is_some(),
+            adapters,
         }
     }
 

@@ -10,7 +10,7 @@ use crate::fields::read_json;
 use crate::tokenizer::tokenizer_file;
 
 /// The settings of an adapter, as PEFT names them.
-const ADAPTER_FILE: &str = "adapter_config.json";
+pub(crate) const ADAPTER_FILE: &str = "adapter_config.json";
 
 pub(crate) enum ModelPlace {
     /// `config.json`, weights and tokenizer lie side by side.

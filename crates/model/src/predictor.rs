@@ -93,7 +93,7 @@ impl PredictorForward {
             predictor.embedding_norm.apply_in_place(embedding);
             predictor.hidden_norm.apply_in_place(state);
         });
-        predictor.join.apply(&self.joined, &mut self.hidden);
+        predictor.join.apply(&self.joined, &mut self.hidden, &[]);
         workspace.rotary_tables.iter_mut().for_each(RotaryTable::clear);
         let mut shape = config.attention_of(0);
         if let Some(attention) = &predictor.layer.attention {

@@ -39,6 +39,8 @@ pub(crate) struct Workspace {
     inner_gate: Vec<f32>,
     // [block rows, mixer]
     pub(crate) mixer: Vec<f32>,
+    // [tokens, layers, width of a layer's input]
+    pub(crate) layer_inputs: Vec<f32>,
     // one for each rotation of the model
     pub(crate) rotary_tables: Vec<RotaryTable>,
 }
@@ -53,6 +55,7 @@ struct Sizes {
     hidden: usize,
     intermediate: usize,
     mixer: usize,
+    layer_inputs: usize,
     rotary_dim: usize,
     rotary_tables: usize,
 }
@@ -72,8 +75,9 @@ impl Sizes {
             values: most(AttentionShape::values_width),
             attended: most(AttentionShape::attended_width),
             hidden: config.hidden_size,
-            intermediate: config.intermediate_size,
+            intermediate: config.intermediate_size.max(config.layer_input_width),
             mixer: config.mixer_width(),
+            layer_inputs: config.layer_input_width * config.layers,
             rotary_dim: config.rotary_dim,
             rotary_tables: config.rotary_tables,
         }
@@ -97,6 +101,7 @@ impl Workspace {
             inner: vec![0.0; rows * sizes.intermediate],
             inner_gate: vec![0.0; rows * sizes.intermediate],
             mixer: vec![0.0; rows * sizes.mixer],
+            layer_inputs: vec![0.0; batch_tokens * sizes.layer_inputs],
             rotary_tables: (0..sizes.rotary_tables)
                 .map(|_| RotaryTable::with_capacity(batch_tokens, sizes.rotary_dim))
                 .collect(),
@@ -120,6 +125,7 @@ impl Workspace {
             &self.inner,
             &self.inner_gate,
             &self.mixer,
+            &self.layer_inputs,
         ];
         let tables: u64 = self.rotary_tables.iter().map(RotaryTable::bytes).sum();
         4 * buffers.iter().map(|buffer| buffer.len() as u64).sum::<u64>() + tables
@@ -143,6 +149,7 @@ impl Workspace {
         attended_width: usize,
     ) -> RowBlock<'a> {
         let (sizes, count) = (self.sizes, rows.len());
+        let width = sizes.layer_inputs;
         RowBlock {
             hidden: &mut hidden[rows.start * sizes.hidden..][..count * sizes.hidden],
             attended: &mut self.attended[rows.start * attended_width..][..count * attended_width],
@@ -151,6 +158,7 @@ impl Workspace {
             inner: &mut self.inner[..count * sizes.intermediate],
             inner_gate: &mut self.inner_gate[..count * sizes.intermediate],
             mixer: &mut self.mixer[..count * sizes.mixer],
+            layer_inputs: &self.layer_inputs[rows.start * width..][..count * width],
         }
     }
 }
@@ -159,7 +167,7 @@ impl Workspace {
 pub fn scratch_bytes(config: &ModelConfig, batch_tokens: usize) -> u64 {
     let sizes = Sizes::for_model(config);
     let of_heads = sizes.queries + sizes.keys + sizes.values + sizes.attended;
-    let per_token = of_heads + sizes.rotary_dim * sizes.rotary_tables;
+    let per_token = of_heads + sizes.layer_inputs + sizes.rotary_dim * sizes.rotary_tables;
     let per_row = 2 * sizes.hidden + 2 * sizes.intermediate + sizes.mixer;
     let (batch_tokens, rows) = (batch_tokens as u64, batch_tokens.clamp(1, ROW_BLOCK) as u64);
     batch_tokens
@@ -184,6 +192,8 @@ pub(crate) struct RowBlock<'a> {
     pub(crate) inner_gate: &'a mut [f32],
     // [rows, mixer], for the parts of a token mixer to share out
     pub(crate) mixer: &'a mut [f32],
+    // [rows, layers, width of a layer's input]
+    pub(crate) layer_inputs: &'a [f32],
 }
 
 impl<'a> RowBlock<'a> {

@@ -8,7 +8,7 @@ use riffle_engine::{
     AttentionPrecision, Engine, EngineOptions, GenerateOptions, Profile, SamplingOptions, StreamWindow, parse_bytes,
     parse_kv_type,
 };
-use riffle_hub::{HubError, ModelName, Settings};
+use riffle_hub::{HubError, OtherPrograms, Settings};
 use riffle_kv::DiskTier;
 use riffle_model::Activations;
 use riffle_policy::{PolicyRules, PolicySpec};
@@ -232,24 +232,16 @@ pub(crate) fn model_path(path: &Path) -> Result<PathBuf, Failure> {
     if path.symlink_metadata().is_ok() {
         return Ok(path.to_owned());
     }
-    let is_file =
-        |text: &str| text.matches('/').count() == 1 && (text.ends_with(".gguf") || text.ends_with(".safetensors"));
-    let name = path.to_str().filter(|text| !is_file(text));
-    let Some(name) = name.and_then(|text| text.parse::<ModelName>().ok()) else {
-        // The loader reports a path that is no file and no name.
-        return Ok(path.to_owned());
-    };
-    let found = Settings::from_environment().and_then(|settings| riffle_hub::find(&settings.cache, &name));
+    let Some(text) = path.to_str() else { return Ok(path.to_owned()) };
+    let found = Settings::from_environment()
+        .and_then(|settings| riffle_hub::locate(&settings, &OtherPrograms::from_environment(), text));
     match found {
-        Ok(found) => {
-            riffle_hub::mark_used(&found);
-            Ok(found)
-        }
-        Err(HubError::NotStored { .. }) => Err(Failure::new(
+        Ok(Some(found)) => Ok(found),
+        // The loader reports a path that is no file and no name.
+        Ok(None) => Ok(path.to_owned()),
+        Err(HubError::NotStored { name }) => Err(Failure::new(
             crate::failure::Class::Model,
-            format!(
-                "{name}: there is no such file or folder, nor a model of that name in the cache; get it: riffle pull {name}"
-            ),
+            format!("{name}: there is no such file or folder, nor a model of that name here; get it: riffle pull {name}"),
         )),
         Err(error) => Err(error.into()),
     }

@@ -1,10 +1,10 @@
 //! State that all requests share.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use riffle_engine::Engine;
-use riffle_model::ChatTemplate;
+use riffle_model::{AdapterScales, ChatTemplate};
 use tokio::sync::Semaphore;
 
 use crate::ServerOptions;
@@ -37,9 +37,21 @@ pub(crate) struct App {
     pub(crate) traits: [OnceLock<TemplateTraits>; 2],
     /// Seconds since 1970.
     pub(crate) started: u64,
+    /// Factors on the adapters for requests that give none.
+    pub(crate) adapter_scales: Mutex<AdapterScales>,
 }
 
 impl App {
+    /// Factors on the adapters for requests that give none.
+    pub(crate) fn adapter_scales(&self) -> AdapterScales {
+        *self.adapter_scales.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets them for requests to come.
+    pub(crate) fn set_adapter_scales(&self, scales: AdapterScales) {
+        *self.adapter_scales.lock().unwrap_or_else(PoisonError::into_inner) = scales;
+    }
+
     /// Traits of the model's chat template, for requests with tools or without.
     pub(crate) fn traits(&self, template: &ChatTemplate, has_tools: bool) -> &TemplateTraits {
         self.traits[usize::from(has_tools)].get_or_init(|| TemplateTraits::probe(template, has_tools))

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use riffle_engine::{EngineError, EngineOptions, MemoryPlan, plan};
-use riffle_model::{ModelInfo, inspect_with};
+use riffle_model::ModelInfo;
 use serde::Serialize;
 
 use crate::tokenising::TOKENISED_AT_ONCE;
@@ -49,7 +49,7 @@ pub fn engine_options(
     parallel: usize,
     bodies_bytes: u64,
 ) -> Result<EngineOptions, EngineError> {
-    let info = inspect_with(model, &options.model.load_options())?;
+    let info = options.model.inspect(model)?;
     let options = options
         // Running requests, and as many idle ones that later requests go on from.
         .with_sequences(parallel.saturating_mul(2))

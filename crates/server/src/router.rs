@@ -14,7 +14,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 use tower_http::timeout::RequestBodyTimeoutLayer;
 
-use crate::api::{anthropic, openai, plain, sessions, web};
+use crate::api::{adapters, anthropic, openai, plain, sessions, web};
 use crate::app::{App, BODY_STEP};
 use crate::failure::{Failure, Shape};
 
@@ -49,6 +49,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .route("/sessions/{name}/restore", post(sessions::restore))
         .route("/sessions/{name}/fork", post(sessions::fork))
         .route("/sessions/{name}/compress", post(sessions::compress))
+        .route("/lora-adapters", get(adapters::list).post(adapters::set))
         .route("/metrics", get(plain::metrics))
         .route("/version", get(plain::version))
         .route("/status", get(plain::status))

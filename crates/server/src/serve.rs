@@ -1,7 +1,7 @@
 //! Connections: accepted, limited, and ended in an orderly way.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
@@ -74,6 +74,7 @@ impl Server {
             kept_items: KeptItems::default(),
             traits: Default::default(),
             started: unix_seconds(),
+            adapter_scales: Mutex::new(engine.options().sequence.adapters),
             bodies: Arc::new(Semaphore::new(options.limits.bodies_bytes.div_ceil(BODY_STEP))),
             metrics,
             options,

@@ -363,3 +363,52 @@ fn list(state: &State, query: &str, address: SocketAddr) -> Answer {
         body: format!("[{body}]").into_bytes(),
     }
 }
+
+/// A home folder in which Ollama, LM Studio and llama.cpp keep models: good ones with `content`, and damaged ones.
+pub fn other_home(content: &[u8]) -> tempfile::TempDir {
+    let home = tempfile::tempdir().expect("a folder");
+    let write = |path: &str, bytes: &[u8]| {
+        let path = home.path().join(path);
+        std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        std::fs::write(path, bytes).expect("a file");
+    };
+    let digits = |bytes: &[u8]| -> String { Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect() };
+    let settings = br#"{"model_format":"gguf","file_type":"Q4_K_M"}"#;
+    for blob in [content, settings, b"an adapter"] {
+        write(&format!(".ollama/models/blobs/sha256-{}", digits(blob)), blob);
+    }
+    let layer = |kind: &str, sum: &str, size: usize| {
+        format!(r#"{{"mediaType":"application/vnd.ollama.image.{kind}","digest":"{sum}","size":{size}}}"#)
+    };
+    let manifest = |path: &str, layers: &[String]| {
+        let text = format!(
+            r#"{{"schemaVersion":2,"config":{{"digest":"sha256:{}","size":{}}},"layers":[{}]}}"#,
+            digits(settings),
+            settings.len(),
+            layers.join(",")
+        );
+        write(&format!(".ollama/models/manifests/{path}"), text.as_bytes());
+    };
+    let model = layer("model", &format!("sha256:{}", digits(content)), content.len());
+    let library = |name: &str, layers: &[String]| manifest(&format!("registry.ollama.ai/library/{name}"), layers);
+    let template = layer("template", &format!("sha256:{}", "0".repeat(64)), 10);
+    library("llama3.2/1b", &[model.clone(), template]);
+    manifest("registry.ollama.ai/somebody/tuned/latest", std::slice::from_ref(&model));
+    let adapter = layer("adapter", &format!("sha256:{}", digits(b"an adapter")), 10);
+    library("adapted/latest", &[model.clone(), adapter]);
+    library("missing/latest", &[layer("model", &format!("sha256:{}", "0".repeat(64)), 10)]);
+    library("cut/latest", &[layer("model", &format!("sha256:{}", digits(content)), content.len() + 1)]);
+    library("elsewhere/latest", &[layer("tensor", &format!("sha256:{}", "0".repeat(64)), 10)]);
+    library("hostile/latest", &[layer("model", "sha256:../../../../etc/passwd", 10)]);
+    write(".ollama/models/manifests/registry.ollama.ai/library/damaged/latest", b"{\"layers\": [");
+    write(".lmstudio/models/publisher/model-GGUF/model-Q4_K_M.gguf", content);
+    write(".lmstudio/models/publisher/model-GGUF/mmproj-model-F16.gguf", b"");
+    write(".lmstudio/models/publisher/split/m-Q8_0-00001-of-00002.gguf", content);
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        write(&format!(".lmstudio/models/publisher/folder/{file}"), b"{}");
+    }
+    write(".cache/llama.cpp/manifest=owner=cached-GGUF=latest.json", b"{}");
+    write(".cache/llama.cpp/owner_cached-GGUF_cached-Q8_0.gguf", content);
+    write(".cache/llama.cpp/owner_cached-GGUF_cached-Q8_0.gguf.json", b"{}");
+    home
+}

@@ -14,6 +14,7 @@ pub mod hub;
 #[cfg(feature = "kv")]
 pub mod store;
 
+mod adapter;
 #[cfg(feature = "kv")]
 mod cache_file;
 #[cfg(feature = "kv")]
@@ -29,6 +30,7 @@ mod sources;
 #[cfg(feature = "kv")]
 mod unhurried;
 
+pub use adapter::{write_adapter, write_shipped_adapter};
 #[cfg(feature = "kv")]
 pub use cache_file::restore;
 #[cfg(feature = "kv")]

@@ -50,6 +50,7 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
             key_value: Some(KeyValue {
                 key: load("self_attn.k_proj", kv, hidden)?,
                 value: Some(load("self_attn.v_proj", kv, hidden)?),
+                value_norm: None,
                 key_norm: None,
             }),
             sinks: None,

@@ -17,13 +17,14 @@ const CONTEXT_TOKENS: usize = 4096;
 /// Tells what the model is; an error says why it cannot run, so that the rest is not downloaded.
 pub(crate) fn look(beginning: &Beginning<'_>) -> Result<(), String> {
     match beginning {
-        Beginning::Settings(path) => {
+        Beginning::Settings(path, bytes) => {
             let config = riffle_model::configure(path, &LoadOptions::default()).map_err(|error| error.to_string())?;
-            console::note(described(&config));
+            console::note(format!("{}; {}", described(&config), rate(*bytes)));
         }
         Beginning::Head(path, bytes) => {
             if let Some(info) = inspect_head(path, *bytes)? {
-                console::note(format!("{}; {}", described(&info.config), fitting(&info)));
+                let read = bytes_of_a_token(&info);
+                console::note(format!("{}; {}; {}", described(&info.config), fitting(&info), rate(read)));
             }
         }
         _ => {}
@@ -66,6 +67,25 @@ fn described(config: &ModelConfig) -> String {
         config
             .quantised
             .map_or(String::new(), |method| format!(", weights quantised by {method}")),
+    )
+}
+
+/// Bytes of the weights that every token reads: all but the rows of an embedding of its own.
+fn bytes_of_a_token(info: &ModelInfo) -> u64 {
+    let rows_only = |name: &str| name == "model.embed_tokens.weight" && !info.config.tied_embeddings;
+    let read = info.tensors.iter().filter(|tensor| !rows_only(&tensor.name));
+    read.map(|tensor| tensor.bytes).sum()
+}
+
+/// About how fast answers will be on the CPU, with little context: every token reads the weights once.
+fn rate(weight_bytes: u64) -> String {
+    let machine = super::pull::machine();
+    let tokens = machine.tokens_per_s(weight_bytes);
+    let digits = usize::from(tokens < 10.0);
+    format!(
+        "at most about {tokens:.digits$} tokens/s here ({} a token, memory read at {:.0} GB/s)",
+        human_bytes(weight_bytes),
+        machine.bytes_per_s / 1e9
     )
 }
 

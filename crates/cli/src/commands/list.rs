@@ -1,9 +1,9 @@
-//! `riffle list`: the models in the hub's cache.
+//! `riffle list`: the models in the hub's cache, and those of other programs.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use riffle_engine::human_bytes;
-use riffle_hub::{Settings, StoredModel};
+use riffle_hub::{OtherModel, OtherPrograms, Settings, StoredModel};
 use serde_json::json;
 
 use super::{print, print_json};
@@ -14,38 +14,37 @@ use crate::hub_args::ListArguments;
 pub(crate) fn list(arguments: &ListArguments) -> Result<(), Failure> {
     let settings = Settings::from_environment()?;
     let models = riffle_hub::list(&settings.cache)?;
+    let others = OtherPrograms::from_environment().list();
     if arguments.json {
-        let models: Vec<_> = models.iter().map(described).collect();
-        return print_json(&models);
+        let own = models.iter().map(described);
+        let all: Vec<_> = own.chain(others.iter().map(described_other)).collect();
+        return print_json(&all);
     }
     if models.is_empty() {
+        let cache = settings.cache.display();
         console::note(format!(
-            "no models in {}; get one: riffle pull NAME",
-            settings.cache.display()
+            "no models in {cache}; get one: riffle pull NAME; riffle pull --list shows some"
         ));
+    }
+    if models.is_empty() && others.is_empty() {
         return Ok(());
     }
     let now = SystemTime::now();
-    let rows: Vec<[String; 5]> = models.iter().map(|model| row(model, now)).collect();
-    let header = ["NAME", "QUANTISATION", "SIZE", "STATE", "LAST USED"].map(str::to_owned);
-    let widths: [usize; 5] = std::array::from_fn(|column| {
-        let cells = rows.iter().chain([&header]).map(|row| row[column].chars().count());
-        cells.max().unwrap_or(0)
-    });
-    let mut text = String::new();
-    for row in [header].iter().chain(&rows) {
-        let [name, format, size, state, used] = row;
-        let [name_width, format_width, size_width, state_width, _] = widths;
-        text +=
-            &format!("{name:name_width$}  {format:format_width$}  {size:>size_width$}  {state:state_width$}  {used}\n");
+    let rows = models.iter().map(|model| row(model, now));
+    let rows: Vec<[String; 6]> = rows.chain(others.iter().map(|model| row_of_other(model, now))).collect();
+    let header = ["NAME", "QUANTISATION", "SIZE", "STATE", "LAST USED", "FROM"].map(str::to_owned);
+    print(&(super::aligned(&header, &rows, 2..3).join("\n") + "\n"))?;
+    if !models.is_empty() {
+        let bytes = models.iter().map(|model| model.bytes).sum();
+        console::note(format!("{} in {}", human_bytes(bytes), settings.cache.display()));
     }
-    print(&text)?;
-    let bytes = models.iter().map(|model| model.bytes).sum();
-    console::note(format!("{} in {}", human_bytes(bytes), settings.cache.display()));
     Ok(())
 }
 
-fn row(model: &StoredModel, now: SystemTime) -> [String; 5] {
+/// The source of models in the hub's cache.
+const HUB: &str = "hub";
+
+fn row(model: &StoredModel, now: SystemTime) -> [String; 6] {
     [
         model.name.to_string(),
         model.format.clone().unwrap_or_else(|| "-".to_owned()),
@@ -54,20 +53,57 @@ fn row(model: &StoredModel, now: SystemTime) -> [String; 5] {
             None => "complete".to_owned(),
             Some(missing) => format!("incomplete: {missing}"),
         },
-        model.used.map_or_else(|| "-".to_owned(), |used| ago(used, now)),
+        used(model.used, now),
+        HUB.to_owned(),
     ]
 }
 
+fn row_of_other(model: &OtherModel, now: SystemTime) -> [String; 6] {
+    [
+        model.name.clone(),
+        model.format.clone().unwrap_or_else(|| "-".to_owned()),
+        human_bytes(model.bytes),
+        match &model.path {
+            Ok(_) => "complete".to_owned(),
+            Err(problem) => format!("unusable: {problem}"),
+        },
+        used(model.used, now),
+        model.program.to_string(),
+    ]
+}
+
+fn used(used: Option<SystemTime>, now: SystemTime) -> String {
+    used.map_or_else(|| "-".to_owned(), |used| ago(used, now))
+}
+
+fn seconds(used: Option<SystemTime>) -> Option<u64> {
+    used.and_then(|used| used.duration_since(UNIX_EPOCH).ok())
+        .map(|used| used.as_secs())
+}
+
 fn described(model: &StoredModel) -> serde_json::Value {
-    let used = model.used.and_then(|used| used.duration_since(UNIX_EPOCH).ok());
     json!({
         "name": model.name.to_string(),
         "quantisation": model.format,
         "bytes": model.bytes,
         "complete": model.missing.is_none(),
         "missing": model.missing,
-        "last_used_unix_s": used.map(|used| used.as_secs()),
+        "last_used_unix_s": seconds(model.used),
         "path": model.path,
+        "from": HUB,
+    })
+}
+
+fn described_other(model: &OtherModel) -> serde_json::Value {
+    json!({
+        "name": model.name,
+        "quantisation": model.format,
+        "bytes": model.bytes,
+        "complete": model.path.is_ok(),
+        "missing": model.path.as_ref().err(),
+        "last_used_unix_s": seconds(model.used),
+        "path": model.path.as_ref().ok(),
+        "from": model.program.to_string(),
     })
 }
 

@@ -59,6 +59,7 @@ pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOption
                 .map_err(EngineError::from)?,
         )
         .with_activations(arguments.activations.unwrap_or_default())
+        .with_adapters(arguments.lora.clone())
         .with_attention(arguments.attention)
         .with_batch_tokens(arguments.batch)
         .with_chunk_tokens(arguments.chunk.unwrap_or(chunk_tokens))
@@ -233,4 +234,28 @@ pub(crate) fn grouped(number: usize) -> String {
         text.push(digit);
     }
     text
+}
+
+/// The lines of a table, its header first: columns as wide as their widest cell, those in `numbers` set to the right.
+pub(crate) fn aligned<const N: usize>(
+    header: &[String; N],
+    rows: &[[String; N]],
+    numbers: std::ops::Range<usize>,
+) -> Vec<String> {
+    let all = || [header].into_iter().chain(rows);
+    let widths: [usize; N] = std::array::from_fn(|column| {
+        let cells = all().map(|row| row[column].chars().count());
+        cells.max().unwrap_or(0)
+    });
+    let line = |row: &[String; N]| {
+        let cells = row.iter().zip(widths).enumerate().map(|(column, (cell, width))| {
+            if numbers.contains(&column) {
+                format!("{cell:>width$}")
+            } else {
+                format!("{cell:width$}")
+            }
+        });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    all().map(line).collect()
 }

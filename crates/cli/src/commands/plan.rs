@@ -78,7 +78,7 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
         let bodies = Limits::default().bodies_bytes as u64;
         options = riffle_server::engine_options(&arguments.model.model, options, parallel, bodies)?;
     }
-    let info = riffle_model::inspect_with(&arguments.model.model, &options.model.load_options())?;
+    let info = options.model.inspect(&arguments.model.model)?;
     let mut plan = riffle_engine::plan_questions(&info, &options, arguments.question.len())?;
     let requests = arguments
         .parallel

@@ -1,19 +1,23 @@
 //! `riffle rm`: a model leaves the hub's cache.
 
 use riffle_engine::human_bytes;
-use riffle_hub::{HubError, ModelName, Settings};
+use riffle_hub::{HubError, ModelName, OtherPrograms, Settings};
 
 use super::print;
 use crate::failure::Failure;
 use crate::hub_args::RmArguments;
 
 pub(crate) fn rm(arguments: &RmArguments) -> Result<(), Failure> {
-    let name: ModelName = arguments.name.parse()?;
     let settings = Settings::from_environment()?;
+    let name = match (arguments.name.parse::<ModelName>(), riffle_hub::tried(&arguments.name)) {
+        (Ok(name), _) => name,
+        (Err(_), Some(model)) if is_stored(&settings, model.repository) => model.repository.parse()?,
+        (Err(error), _) => return Err(of_another(&arguments.name).unwrap_or_else(|| error.into())),
+    };
     let removed = riffle_hub::remove(&settings.cache, &name).map_err(|error| match error {
-        HubError::NotStored { name } => Failure::new(format!(
+        HubError::NotStored { name } => of_another(&name).unwrap_or_else(|| Failure::new(format!(
             "{name} is not in the cache of models: there is nothing to remove; riffle list shows what is there"
-        )),
+        ))),
         error => error.into(),
     })?;
     let files = if removed.files == 1 { "file" } else { "files" };
@@ -22,4 +26,19 @@ pub(crate) fn rm(arguments: &RmArguments) -> Result<(), Failure> {
         removed.files,
         human_bytes(removed.bytes)
     ))
+}
+
+/// True if anything of a repository lies in the cache.
+fn is_stored(settings: &Settings, repository: &str) -> bool {
+    let name = repository.parse::<ModelName>();
+    name.is_ok_and(|name| settings.cache.join(name.folder_name()).exists())
+}
+
+/// The refusal for a model that another program keeps.
+fn of_another(name: &str) -> Option<Failure> {
+    let model = OtherPrograms::from_environment().find(name).ok()??;
+    Some(Failure::new(format!(
+        "{} is a model of {}, and riffle removes only what lies in the hub's cache: remove it there",
+        model.name, model.program
+    )))
 }

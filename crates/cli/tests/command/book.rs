@@ -136,6 +136,15 @@ fn every_example_that_the_book_runs_or_shows_is_there() {
 }
 
 #[test]
+fn the_book_lists_the_models_that_have_short_names() {
+    let text = fs::read_to_string(root().join("docs/models.md")).expect("a page");
+    let (_, behind) = text.split_once("<!-- short names -->\n").expect("the list begins");
+    let (listed, _) = behind.split_once("<!-- end of short names -->").expect("the list ends");
+    let table = riffle_hub::TriedModel::table();
+    assert_eq!(listed, table, "put the table of the program into docs/models.md:\n{table}");
+}
+
+#[test]
 fn words_of_a_line_are_cut_as_a_shell_cuts_them() {
     let cut = commands("cat a | riffle run --prompt \"a b\" --seed '1' # note | x");
     assert_eq!(

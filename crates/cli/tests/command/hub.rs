@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::testing::{assert_refused, riffle, run, shipped_model, stderr, stdout};
-use riffle_testing::hub::{Fault, Hub, bytes};
+use riffle_testing::hub::{Fault, Hub, bytes, other_home};
 
-/// The command with a hub and a cache, and no token of this machine's.
+/// The command with a hub and a cache, and neither a token nor another program's models of this machine's.
 fn with_hub(hub: &str, cache: &Path) -> Command {
     let mut command = riffle();
     for name in [
@@ -22,13 +22,17 @@ fn with_hub(hub: &str, cache: &Path) -> Command {
         "http_proxy",
         "ALL_PROXY",
         "all_proxy",
+        "XDG_CACHE_HOME",
+        "LLAMA_CACHE",
     ] {
         command.env_remove(name);
     }
     command
         .env("HF_ENDPOINT", hub)
         .env("HF_HUB_CACHE", cache)
-        .env("HF_HOME", cache);
+        .env("HF_HOME", cache)
+        .env("HOME", cache)
+        .env("OLLAMA_MODELS", cache.join(".ollama/models"));
     command
 }
 
@@ -92,7 +96,7 @@ fn a_model_is_pulled_used_by_its_name_listed_and_removed() {
 
     let listed = stdout(&go(&["list"]));
     assert!(
-        listed.starts_with("NAME") && listed.contains("owner/model  safetensors"),
+        listed.starts_with("NAME") && listed.contains("owner/model  safetensors") && listed.contains("hub"),
         "{listed}"
     );
     assert!(listed.contains("complete") && listed.contains("just now"), "{listed}");
@@ -120,6 +124,97 @@ fn a_model_that_cannot_run_is_refused_before_its_weights_come() {
         &["owner/model: architecture", "MambaForCausalLM", "not downloaded"],
     );
     assert!(hub.asked_for("model.safetensors").is_empty());
+}
+
+#[test]
+fn a_quantisation_is_chosen_by_the_machine_and_the_others_are_shown() {
+    let hub = Hub::start(&[
+        ("m-BF16.gguf", bytes(8000, 1)),
+        ("m-Q4_K_M.gguf", bytes(2500, 2)),
+        ("m-Q8_0.gguf", bytes(4300, 3)),
+        ("m-UD-IQ2_XXS.gguf", bytes(1500, 4)),
+    ]);
+    let cache = tempfile::tempdir().expect("a folder");
+    let go = |arguments: &[&str]| run_with(&hub.url(), cache.path(), arguments);
+    let pulled = go(&["pull", "owner/model"]);
+    let notes = stderr(&pulled);
+    for row in ["QUANTISATION", "* Q8_0", "BF16", "Q4_K_M", "UD-IQ2_XXS", "--quant NAME"] {
+        assert!(notes.contains(row), "{row}: {notes}");
+    }
+    assert!(stdout(&pulled).trim().ends_with("m-Q8_0.gguf"));
+    let named = go(&["pull", "owner/model", "--quant", "iq2_xxs"]);
+    assert!(stdout(&named).trim().ends_with("m-UD-IQ2_XXS.gguf"));
+    assert!(!stderr(&named).contains("QUANTISATION"));
+    assert_refused(
+        &go(&["pull", "owner/model", "--quant", "Q5_K_M"]),
+        1,
+        &["no Q5_K_M", "BF16, Q4_K_M, Q8_0, UD-IQ2_XXS"],
+    );
+    assert_refused(&go(&["pull", "owner/model:Q8_0", "--quant", "Q4_K_M"]), 1, &["leave out --quant"]);
+    assert_refused(&go(&["pull", "owner/model", "--quant", "a b"]), 1, &["--quant is \"a b\""]);
+}
+
+#[test]
+fn a_pull_says_what_the_model_is_and_how_fast_it_will_be() {
+    let files = shipped_files();
+    let files: Vec<(&str, Vec<u8>)> = files
+        .iter()
+        .map(|(name, bytes)| (name.as_str(), bytes.clone()))
+        .collect();
+    let hub = Hub::start(&files);
+    let cache = tempfile::tempdir().expect("a folder");
+    let notes = stderr(&run_with(&hub.url(), cache.path(), &["pull", "owner/model"]));
+    assert!(notes.contains("5 layers") && notes.contains("tokens/s here"), "{notes}");
+}
+
+#[test]
+fn short_names_are_listed_found_and_suggested() {
+    let hub = Hub::start(&[("m-Q4_K_M.gguf", bytes(2000, 1))]);
+    "Qwen/Qwen3-4B-GGUF".clone_into(&mut hub.state().repository);
+    let cache = tempfile::tempdir().expect("a folder");
+    let go = |arguments: &[&str]| run_with(&hub.url(), cache.path(), arguments);
+    for listed in [go(&["pull"]), go(&["pull", "--list"])] {
+        let text = stdout(&listed);
+        assert!(text.starts_with("NAME") && text.contains("qwen3:4b  "), "{text}");
+        assert!(text.contains("was run") && text.contains("architecture"), "{text}");
+        assert!(stderr(&listed).contains("estimates"));
+    }
+    assert_refused(&go(&["pull", "qwen3"]), 1, &["no model named \"qwen3\"", "qwen3:4b"]);
+    assert_refused(&go(&["run", "--model", "qwen3"]), 1, &["qwen3:4b"]);
+    assert_refused(&go(&["run", "--model", "Qwen3 4B"]), 1, &["riffle pull qwen3:4b"]);
+    let pulled = go(&["pull", "qwen3-4b"]);
+    assert!(stderr(&pulled).contains("qwen3-4b is Qwen/Qwen3-4B-GGUF"), "{}", stderr(&pulled));
+    assert!(stderr(&pulled).contains("next: riffle run --model qwen3-4b"));
+    // The file is no model, and it was found.
+    assert_refused(&go(&["inspect", "qwen3:4b"]), 1, &["m-Q4_K_M.gguf"]);
+    assert!(stdout(&go(&["rm", "qwen3-4b"])).contains("removed Qwen/Qwen3-4B-GGUF"));
+}
+
+#[test]
+fn models_of_other_programs_are_listed_run_and_never_removed() {
+    let shipped = fs::read(shipped_model().join("../../crates/model/tests/vectors/gguf/llama-0.gguf")).expect("a GGUF model");
+    let home = other_home(&shipped);
+    let go = |arguments: &[&str]| run_with("http://127.0.0.1:1", home.path(), arguments);
+    let listed = stdout(&go(&["list"]));
+    for (name, program) in [
+        ("llama3.2:1b", "Ollama"),
+        ("publisher/model-GGUF:Q4_K_M", "LM Studio"),
+        ("owner/cached-GGUF:Q8_0", "llama.cpp"),
+    ] {
+        let row = listed.lines().find(|line| line.starts_with(name)).expect(name);
+        assert!(row.contains("complete") && row.ends_with(program), "{row}");
+        assert!(stdout(&go(&["inspect", name])).contains("layers"), "{name}");
+        assert_refused(&go(&["rm", name]), 1, &[name, program, "remove it there"]);
+    }
+    assert!(listed.contains("unusable: its manifest"), "{listed}");
+    let json: Value = serde_json::from_str(&stdout(&go(&["list", "--json"]))).expect("JSON");
+    let models = json.as_array().expect("models");
+    let tiny = models.iter().find(|model| model["name"] == "llama3.2:1b").expect("a model");
+    assert_eq!((&tiny["from"], &tiny["complete"]), (&Value::from("Ollama"), &Value::from(true)));
+    for (name, part) in [("adapted", "--lora"), ("damaged", "is damaged"), ("publisher/split", "are missing")] {
+        assert_refused(&go(&["inspect", name]), 1, &[part]);
+    }
+    assert!(home.path().join(".ollama/models/blobs").is_dir());
 }
 
 #[test]
@@ -183,7 +278,7 @@ fn what_is_wrong_with_a_pull_is_one_line() {
     let refused = |hub: &str, arguments: &[&str], parts: &[&str]| {
         assert_refused(&run_with(hub, cache.path(), arguments), 1, parts)
     };
-    refused(&hub.url(), &["pull", "gpt2"], &["owner/name"]);
+    refused(&hub.url(), &["pull", "gpt2"], &["owner/name", "riffle pull --list"]);
     refused(&hub.url(), &["pull", "owner/other"], &["has no model owner/other"]);
     refused(&hub.url(), &["pull", "owner/model:Q8_0"], &["no Q8_0", "Q4_0"]);
     refused("huggingface.co", &["pull", "owner/model"], &["HF_ENDPOINT"]);

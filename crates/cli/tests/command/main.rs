@@ -1,5 +1,6 @@
 //! Tests of the command's output, files and refusals.
 
+mod adapters;
 mod ask;
 mod bad_input;
 mod bad_model;

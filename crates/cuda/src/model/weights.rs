@@ -103,8 +103,12 @@ impl DeviceModel {
             head,
             head_bias,
             logit_cap,
-            // Drafts are made on the CPU alone.
+            // Drafts and sums of inputs are made on the CPU alone.
             predictor: _,
+            input_sums: _,
+            // Engines refuse a device for models that have one.
+            embedding_norm: _,
+            layer_inputs: _,
         } = decoder;
         let head = head.map(|head| upload.matrix(&head)).transpose()?;
         let embedding_on_device = upload.matrix(&embedding)?;
@@ -260,6 +264,7 @@ impl Upload<'_> {
                 DeviceStep::Recur(Box::new(DeviceMixer::upload(self, config, &mixer)?))
             }
             Step::Recur(_) => unreachable!("engines refuse a device for other states"),
+            Step::LayerInput(_) | Step::Scale(_) => unreachable!("engines refuse a device for layers that differ"),
             Step::OpenGate { norm, gate } => DeviceStep::OpenGate {
                 norm: self.norm(&norm)?,
                 gate: self.projection(&gate)?,

@@ -6,9 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use riffle_kv::PagePool;
-use riffle_model::{
-    ChatTemplate, GenerationDefaults, InputSums, LoadTimes, ModelInfo, ModelOutline, OpenedModel, Tokenizer,
-};
+use riffle_model::{AdapterInfo, ChatTemplate, GenerationDefaults, InputSums, LoadTimes, ModelInfo, ModelOutline, Tokenizer};
 
 use crate::attention::device::SharedRoom;
 use crate::attention::reader::Reader;
@@ -43,6 +41,7 @@ struct Loaded {
     chat_template: Option<ChatTemplate>,
     generation: GenerationDefaults,
     load_times: LoadTimes,
+    adapters: Vec<AdapterInfo>,
 }
 
 impl Engine {
@@ -53,7 +52,7 @@ impl Engine {
     pub fn load(path: impl AsRef<Path>, options: EngineOptions) -> Result<Arc<Self>, EngineError> {
         let path = path.as_ref();
         options.validate()?;
-        let opened = OpenedModel::open(path, &options.model.load_options())?;
+        let opened = options.model.open(path)?;
         let info = opened.info();
         check_predictor(&info, &options)?;
         let options = options.resolved(&info.config);
@@ -75,6 +74,7 @@ impl Engine {
                 chat_template: loaded.chat_template,
                 generation: loaded.generation,
                 load_times: loaded.times,
+                adapters: info.adapters,
             }),
             options,
             plan,
@@ -113,6 +113,12 @@ impl Engine {
         if options.model.activations != self.options.model.activations {
             let problem = "the weights in memory were loaded with the other: load the model again with it";
             return Err(EngineError::option("activations", options.model.activations, problem));
+        }
+        if options.model.adapters != self.options.model.adapters {
+            let paths = options.model.adapters.iter().map(|adapter| adapter.path.display().to_string());
+            let paths = paths.collect::<Vec<_>>().join(", ");
+            let problem = "the weights in memory were loaded with others: load the model again with these";
+            return Err(EngineError::option("adapters", paths, problem));
         }
         let config = self.model().config();
         options.check_device(config)?;
@@ -168,6 +174,11 @@ impl Engine {
         }
         let fingerprint = riffle_model::fingerprint_with(&self.path, &self.options.model.load_options())?;
         Ok(*self.fingerprint.get_or_init(|| fingerprint))
+    }
+
+    /// The adapters that were loaded beside the weights, in the order of the options.
+    pub fn adapters(&self) -> &[AdapterInfo] {
+        &self.loaded.adapters
     }
 
     /// The model's sizes, and how its keys carry positions.

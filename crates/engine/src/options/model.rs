@@ -1,8 +1,8 @@
 //! Options of the model.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use riffle_model::{Activations, Family, LoadOptions, RopeScaling};
+use riffle_model::{Activations, AdapterSpec, Family, LoadOptions, ModelInfo, OpenedModel, RopeScaling};
 
 use super::TokenSelection;
 use crate::{AttentionPrecision, EngineError};
@@ -35,6 +35,9 @@ pub struct ModelOptions {
     pub draft_predictor: bool,
     /// Sum the squares of the inputs of every linear layer ([`Engine::input_sums`](crate::Engine::input_sums)); on a CPU alone.
     pub input_sums: bool,
+    /// Adapters (LoRA) that are loaded beside the weights, at most [`MOST_ADAPTERS`](riffle_model::MOST_ADAPTERS). Which of them a sequence
+    /// is computed with, and how strongly, [`SequenceOptions::adapters`](crate::SequenceOptions::adapters) says.
+    pub adapters: Vec<AdapterSpec>,
 }
 
 impl ModelOptions {
@@ -48,10 +51,26 @@ impl ModelOptions {
             .with_input_sums(self.input_sums)
     }
 
+    /// The facts of the model at `path` and of the adapters beside it, from their headers.
+    ///
+    /// # Errors
+    /// [`EngineError::Model`].
+    pub fn inspect(&self, path: &Path) -> Result<ModelInfo, EngineError> {
+        Ok(self.open(path)?.info())
+    }
+
+    pub(crate) fn open(&self, path: &Path) -> Result<OpenedModel, EngineError> {
+        Ok(OpenedModel::open(path, &self.load_options())?.with_adapters(&self.adapters)?)
+    }
+
     /// Checks these options by themselves.
     pub(super) fn validate(&self) -> Result<(), EngineError> {
         if self.context_tokens == Some(0) {
             return Err(EngineError::option("context_tokens", 0, "it must be at least 1 token"));
+        }
+        if let Some(adapter) = self.adapters.iter().find(|adapter| !adapter.scale.is_finite()) {
+            let value = format!("{}={}", adapter.path.display(), adapter.scale);
+            return Err(EngineError::option("adapters", value, "the scale must be a number"));
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! Options of one sequence.
 
+use riffle_model::AdapterScales;
 use riffle_policy::{Phase, PolicyRules, PolicySpec};
 
 use crate::{EngineError, StreamWindow};
@@ -25,6 +26,8 @@ pub struct SequenceOptions {
     pub auto_target: Option<f64>,
     /// Keep sinks and a window alone, of a sequence without end: set by [`EngineOptions::with_window`](crate::EngineOptions::with_window).
     pub window: Option<StreamWindow>,
+    /// Factors on what the adapters of the engine add to this sequence ([`ModelOptions::adapters`](crate::ModelOptions::adapters)).
+    pub adapters: AdapterScales,
     /// Compare sampled queries with exact attention ([`Sequence::audit`](crate::Sequence::audit)).
     pub audit: bool,
 }
@@ -36,6 +39,7 @@ impl Default for SequenceOptions {
             decode: PolicySpec::full().into(),
             auto_target: None,
             window: None,
+            adapters: AdapterScales::default(),
             audit: false,
         }
     }
@@ -64,7 +68,7 @@ impl SequenceOptions {
 
     /// The options that decide over pages beside the tokens and the engine, as bytes. Sequences of one pool are of one engine.
     pub(crate) fn pages_identity(&self) -> Vec<u8> {
-        format!("{:?} {:?}", self.prefill, self.auto_target).into_bytes()
+        format!("{:?} {:?} {}", self.prefill, self.auto_target, self.adapters).into_bytes()
     }
 
     /// True if sequences under `other` make the same pages of the same prompt.

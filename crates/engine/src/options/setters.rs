@@ -6,7 +6,7 @@ use std::sync::Arc;
 use riffle_attention::Format;
 use riffle_device::ComputeDevice;
 use riffle_kv::KvTiers;
-use riffle_model::{Activations, Family, RopeScaling};
+use riffle_model::{Activations, AdapterScales, AdapterSpec, Family, RopeScaling};
 use riffle_policy::{CostModel, PolicyRules};
 
 use super::{EngineOptions, PromptText, TokenSelection};
@@ -24,6 +24,17 @@ macro_rules! setters {
             )+)+
         }
     };
+}
+
+impl EngineOptions {
+    /// With adapters (LoRA) beside the weights, which sequences are computed with as strongly as each says, unless they give scales
+    /// of their own.
+    pub fn with_adapters(mut self, adapters: Vec<AdapterSpec>) -> Self {
+        let scales: Vec<f32> = adapters.iter().map(|adapter| adapter.scale).collect();
+        self.sequence.adapters = AdapterScales::new(&scales);
+        self.model.adapters = adapters;
+        self
+    }
 }
 
 setters! {

@@ -158,6 +158,7 @@ impl Runner {
                 position,
                 one_by_one: work.phase == Phase::Decode,
                 length: sequence.turn().length(),
+                adapters: sequence.options().adapters,
             }
         });
         let batch = Batch::new(parts)?;

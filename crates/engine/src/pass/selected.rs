@@ -2,7 +2,7 @@
 
 use std::ops::{ControlFlow, Range};
 
-use riffle_model::{Batch, SegmentTokens};
+use riffle_model::{AdapterScales, Batch, SegmentTokens};
 use riffle_policy::Phase;
 
 use crate::attention::layer_rows::{LayerRows, NewKeys};
@@ -23,6 +23,8 @@ pub(crate) struct SelectedRows<'a> {
     pub(crate) first: usize,
     /// All selected tokens of the prompt.
     pub(crate) goal: usize,
+    /// Factors on the adapters of the sequence.
+    pub(crate) adapters: AdapterScales,
 }
 
 impl SelectedRows<'_> {
@@ -31,7 +33,8 @@ impl SelectedRows<'_> {
         let runs = self.positions.chunk_by(|a, b| a + 1 == *b);
         let segments = runs.map(|run| {
             let tokens = &self.prompt[run[0]..run[0] + run.len()];
-            SegmentTokens::prompt(tokens, run[0]).in_length(self.prompt.len())
+            let segment = SegmentTokens::prompt(tokens, run[0]).in_length(self.prompt.len());
+            segment.with_adapters(self.adapters)
         });
         Ok(Batch::new(segments)?)
     }
@@ -180,6 +183,7 @@ impl Runner {
                 hidden: &gathered,
                 first,
                 goal: chosen.len(),
+                adapters: sequence.options().adapters,
             };
             let mut pass = self.begin_selected(&rows, upper.start)?;
             let mut work = [Work {

@@ -1,5 +1,6 @@
 //! Sessions of an engine: what they read, keep, share, evict and give back.
 
+mod adapters;
 mod attention_watch;
 mod cached_attention;
 mod compress;
@@ -13,6 +14,7 @@ mod far;
 #[cfg(target_os = "linux")]
 mod faults;
 mod fork;
+mod gemma4;
 mod hybrid;
 mod joined;
 mod layer_attention;

@@ -123,6 +123,7 @@ fn build_layer(layer: usize, rotaries: &[Arc<Rotary>; 3], weights: &mut Checkpoi
             } else {
                 Some(load("value", shape.values_width(), HIDDEN)?)
             },
+            value_norm: None,
             key_norm: None,
         }),
     };

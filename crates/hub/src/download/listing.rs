@@ -107,6 +107,12 @@ impl Listing {
         self.files.iter().map(|file| file.path.as_str()).collect()
     }
 
+    /// Bytes of all files whose paths `is_meant` accepts.
+    pub(crate) fn bytes_of(&self, is_meant: impl Fn(&str) -> bool) -> u64 {
+        let meant = self.files.iter().filter(|file| is_meant(&file.path));
+        meant.fold(0, |sum, file| sum.saturating_add(file.bytes))
+    }
+
     /// The files with these paths, in their order.
     ///
     /// # Errors

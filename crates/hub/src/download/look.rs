@@ -11,8 +11,8 @@ use crate::HubError;
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Beginning<'a> {
-    /// The settings of a folder of safetensors, `config.json`.
-    Settings(&'a Path),
+    /// The settings of a folder of safetensors, `config.json`, and the bytes of all its safetensors.
+    Settings(&'a Path, u64),
     /// A file with the first bytes of a GGUF file, and the bytes that the whole file has.
     Head(&'a Path, u64),
 }
@@ -39,7 +39,7 @@ impl<'a> Look<'a> {
 
     /// Shows a GGUF file that is written to `path`, once enough of it is there.
     pub(crate) fn pass(&mut self, there_bytes: u64, path: &Path, file: &RemoteFile) -> Result<(), HubError> {
-        if self.on_beginning.is_none() || there_bytes < self.head_bytes || gguf_stem(&file.path).is_none() {
+        if self.on_beginning.is_none() || there_bytes < self.head_bytes.min(file.bytes) || gguf_stem(&file.path).is_none() {
             return Ok(());
         }
         self.show(&Beginning::Head(path, file.bytes))

@@ -15,10 +15,11 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use crate::cache::Repository;
-use crate::choice::{self, Chosen};
+use crate::choice::{self, Chosen, Gguf};
+use crate::offer::Offer;
 use crate::progress::Progress;
 use crate::stored::{find, shards_of_index};
-use crate::{HubError, ModelName, Settings};
+use crate::{HubError, ModelName, ModelPart, Settings};
 
 use client::Client;
 use listing::Listing;
@@ -42,6 +43,18 @@ pub struct Pulled {
     pub bytes_downloaded: u64,
 }
 
+/// Decisions of a caller while a model is pulled.
+pub struct PullSteps<'a> {
+    /// Chooses among the GGUF models of a repository, by index, where the name chooses none. It is not asked where there is only one, or
+    /// where two have the same quantisation. `None` leaves the choice to [`PREFERENCE`](crate::PREFERENCE).
+    pub choose: &'a mut dyn FnMut(&[Offer]) -> Option<usize>,
+    /// Is shown the model's [`Beginning`] before its bulk comes. An error is the reason not to download the rest. A GGUF file that is
+    /// there already is not shown.
+    pub look: &'a mut dyn FnMut(&Beginning<'_>) -> Result<(), String>,
+    /// Is told how far the pull has come, at least every tenth of a second; a `Break` interrupts it.
+    pub progress: &'a mut dyn FnMut(&Progress) -> ControlFlow<()>,
+}
+
 /// Is told how far a pull has come, at least every tenth of a second; a `Break` interrupts it.
 pub(crate) type OnProgress<'a> = dyn FnMut(&Progress) -> ControlFlow<()> + 'a;
 
@@ -55,38 +68,69 @@ pub fn pull(
     name: &ModelName,
     on_progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
 ) -> Result<Pulled, HubError> {
-    pull_after_look(settings, name, &mut |_| Ok(()), on_progress)
+    let steps = PullSteps {
+        choose: &mut |_| None,
+        look: &mut |_| Ok(()),
+        progress: on_progress,
+    };
+    pull_with(settings, name, steps)
 }
 
-/// As [`pull`]; shows the model's [`Beginning`] to `on_beginning` before its bulk comes. A GGUF file that is small or there already is
-/// not shown.
+/// As [`pull`], with decisions of the caller.
 ///
 /// # Errors
-/// As [`pull`]; [`HubError::NotWanted`] with the reason that `on_beginning` gives. The bytes that came by then are kept.
-pub fn pull_after_look(
-    settings: &Settings,
-    name: &ModelName,
-    on_beginning: &mut dyn FnMut(&Beginning<'_>) -> Result<(), String>,
-    on_progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
-) -> Result<Pulled, HubError> {
+/// As [`pull`]; [`HubError::NotWanted`] with the reason that `look` gives. The bytes that came by then are kept.
+pub fn pull_with(settings: &Settings, name: &ModelName, steps: PullSteps<'_>) -> Result<Pulled, HubError> {
     if settings.offline {
         return Err(HubError::Offline { name: name.to_string() });
     }
     let client = Client::new(settings, name)?;
-    let look = Look::new(name.repository(), settings.head_bytes, on_beginning);
-    pull_with(&client, settings, name, look, on_progress).map_err(|error| client.told(error))
+    pull_by(&client, settings, name, steps).map_err(|error| client.told(error))
 }
 
-fn pull_with(
+/// The files that `name` means; `choose` decides where the name leaves it open.
+fn chosen_of(
+    name: &ModelName,
+    listing: &Listing,
+    choose: &mut dyn FnMut(&[Offer]) -> Option<usize>,
+) -> Result<Chosen, HubError> {
+    if name.part == ModelPart::Preferred {
+        let models: Vec<Gguf> = choice::gguf_models(listing.paths())
+            .into_iter()
+            .filter(|model| model.missing == 0)
+            .collect();
+        let quantisations: BTreeSet<&Option<String>> = models.iter().map(|model| &model.quantisation).collect();
+        if models.len() > 1 && quantisations.len() == models.len() {
+            let offers: Vec<Offer> = models.iter().map(|model| offer(model, listing)).collect();
+            if let Some(model) = choose(&offers).and_then(|at| models.get(at)) {
+                return Ok(Chosen::Gguf(model.clone()));
+            }
+        }
+    }
+    choice::choose(name, &listing.paths())
+}
+
+fn offer(model: &Gguf, listing: &Listing) -> Offer {
+    let bytes = listing.bytes_of(|path| model.files.iter().any(|file| file == path));
+    Offer::new(
+        model.quantisation.clone(),
+        model.first().to_owned(),
+        model.files.len(),
+        bytes,
+    )
+}
+
+fn pull_by(
     client: &Client,
     settings: &Settings,
     name: &ModelName,
-    look: Look<'_>,
-    on_progress: &mut OnProgress<'_>,
+    steps: PullSteps<'_>,
 ) -> Result<Pulled, HubError> {
+    let on_progress = steps.progress;
+    let look = Look::new(name.repository(), settings.head_bytes, steps.look);
     let mut progress = Progress::new();
     let listing = Listing::ask(client, name, &mut progress, on_progress)?;
-    let chosen = choice::choose(name, &listing.paths())?;
+    let chosen = chosen_of(name, &listing, steps.choose)?;
     let repository = Repository::new(&settings.cache, name);
     repository.create()?;
     let mut transfer = Transfer::new(
@@ -109,7 +153,8 @@ fn pull_with(
         Chosen::Folder { files, index } => {
             let settings = listing.files(name, &[choice::CONFIG.to_owned()])?;
             transfer.fetch_all(&settings)?;
-            transfer.show_settings(choice::CONFIG)?;
+            let weights = listing.bytes_of(|path| path.ends_with(".safetensors") && !path.contains('/'));
+            transfer.show_settings(choice::CONFIG, weights)?;
             let mut wanted: Vec<String> = files.clone();
             if let Some(index) = index {
                 let index = listing.files(name, std::slice::from_ref(index))?;
@@ -129,8 +174,14 @@ fn pull_with(
         Chosen::Gguf(model) => model.quantisation.clone(),
         Chosen::Folder { .. } => None,
     };
+    let taken = match (&name.part, &chosen) {
+        (ModelPart::Preferred, Chosen::Gguf(model)) => {
+            name.with_part(ModelPart::File(model.first().to_owned()))
+        }
+        _ => name.clone(),
+    };
     Ok(Pulled {
-        path: find(&settings.cache, name)?,
+        path: find(&settings.cache, &taken)?,
         others: others(&listing, quantisation.as_deref()),
         quantisation,
         bytes: files.iter().map(|file| file.bytes).sum(),

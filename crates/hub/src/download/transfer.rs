@@ -5,6 +5,8 @@ use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use riffle_files::{gguf_shard, gguf_stem};
+
 use super::client::{Answer, Client, Trouble};
 use super::listing::RemoteFile;
 use super::look::{Beginning, Look};
@@ -39,6 +41,12 @@ const BLOCK: usize = 1 << 20;
 /// Between two looks at a lock.
 const LOCK_WAIT: Duration = Duration::from_millis(200);
 
+/// True for a file of a split GGUF model behind the first.
+fn is_later_shard(path: &str) -> bool {
+    let shard = gguf_stem(path).and_then(gguf_shard);
+    shard.is_some_and(|shard| shard.number > 1)
+}
+
 impl<'a, 'l> Transfer<'a, 'l> {
     pub(crate) fn new(
         client: &'a Client,
@@ -63,15 +71,16 @@ impl<'a, 'l> Transfer<'a, 'l> {
     }
 
     /// Shows the settings in the snapshot, before weights come.
-    pub(crate) fn show_settings(&mut self, name: &str) -> Result<(), HubError> {
+    pub(crate) fn show_settings(&mut self, name: &str, weight_bytes: u64) -> Result<(), HubError> {
         let path = self.repository.snapshot(self.commit).join(name);
-        self.look.show(&Beginning::Settings(&path))
+        self.look.show(&Beginning::Settings(&path, weight_bytes))
     }
 
-    /// Brings files into the snapshot, the small ones first.
+    /// Brings files into the snapshot, the small ones first; of a split GGUF model the first one before the others, because it says what
+    /// the model is.
     pub(crate) fn fetch_all(&mut self, files: &[RemoteFile]) -> Result<(), HubError> {
         let mut files: Vec<&RemoteFile> = files.iter().collect();
-        files.sort_by_key(|file| file.bytes);
+        files.sort_by_key(|file| (is_later_shard(&file.path), file.bytes));
         let sum_of = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
         let found = sum_of(&mut files.iter().map(|file| self.bytes_there(file)));
         let progress = &mut self.watch.progress;

@@ -1,6 +1,7 @@
 //! Pulls from a server that speaks the hub's protocol, and what becomes of the cache.
 
 mod faults;
+mod other_programs;
 mod pulls;
 mod refusals;
 mod stored;

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use riffle_hub::{Activity, Beginning, HubError, find, pull, pull_after_look};
+use riffle_hub::{Activity, Beginning, HubError, ModelName, Offer, PullSteps, Pulled, Settings, find, pull, pull_with};
 
 use crate::{name, pull_named, settings};
 use riffle_testing::hub::{Fault, Hub, bytes, sum};
@@ -49,6 +49,75 @@ fn a_gguf_file_is_pulled_into_python_s_layout_and_found() {
     );
 }
 
+fn pull_looking(
+    settings: &Settings,
+    model: &ModelName,
+    look: &mut dyn FnMut(&Beginning<'_>) -> Result<(), String>,
+) -> Result<Pulled, HubError> {
+    let steps = PullSteps {
+        choose: &mut |_| None,
+        look,
+        progress: &mut |_| ControlFlow::Continue(()),
+    };
+    pull_with(settings, model, steps)
+}
+
+#[test]
+fn a_small_file_is_shown_once_it_is_there() {
+    let hub = Hub::start(&[("m-Q4_K_M.gguf", bytes(5000, 4))]);
+    let cache = tempfile::tempdir().expect("a folder");
+    let mut seen = Vec::new();
+    let mut look = |beginning: &Beginning<'_>| {
+        if let Beginning::Head(path, whole) = beginning {
+            seen.push((fs::read(path).expect("a file").len(), *whole));
+        }
+        Ok(())
+    };
+    pull_looking(&settings(&hub, cache.path()), &name("owner/model"), &mut look).expect("pulled");
+    assert_eq!(seen, [(5000, 5000)]);
+}
+
+#[test]
+fn a_caller_chooses_among_the_quantisations_of_a_repository() {
+    let hub = Hub::start(&[
+        ("UD/m-UD-Q8_K_XL-00001-of-00002.gguf", bytes(3000, 1)),
+        ("UD/m-UD-Q8_K_XL-00002-of-00002.gguf", bytes(4000, 2)),
+        ("m-IQ4_XS.gguf", bytes(2000, 3)),
+        ("m-Q4_K_M.gguf", bytes(2500, 4)),
+        ("m-Q6_K-00001-of-00002.gguf", bytes(2500, 5)),
+        ("mmproj-F16.gguf", bytes(2500, 6)),
+    ]);
+    let pulled = |text: &str, choose: &mut dyn FnMut(&[Offer]) -> Option<usize>| {
+        let cache = tempfile::tempdir().expect("a folder");
+        let steps = PullSteps {
+            choose,
+            look: &mut |_| Ok(()),
+            progress: &mut |_| ControlFlow::Continue(()),
+        };
+        pull_with(&settings(&hub, cache.path()), &name(text), steps).expect("pulled")
+    };
+    let mut offered = Vec::new();
+    let split = pulled("owner/model", &mut |offers| {
+        offered = offers.to_vec();
+        offers.iter().position(|offer| offer.files == 2)
+    });
+    let offered: Vec<_> = offered
+        .iter()
+        .map(|offer| (offer.quantisation.as_deref(), offer.files, offer.bytes))
+        .collect();
+    let expected = [
+        (Some("UD-Q8_K_XL"), 2, 7000),
+        (Some("IQ4_XS"), 1, 2000),
+        (Some("Q4_K_M"), 1, 2500),
+    ];
+    assert_eq!(offered, expected, "models of which files are missing are not offered");
+    assert_eq!((split.quantisation.as_deref(), split.bytes), (Some("UD-Q8_K_XL"), 7000));
+    assert!(split.path.ends_with("UD/m-UD-Q8_K_XL-00001-of-00002.gguf"));
+    assert_eq!(pulled("owner/model", &mut |_| None).quantisation.as_deref(), Some("Q4_K_M"));
+    let named = pulled("owner/model:Q8_K_XL", &mut |_| panic!("the name chooses"));
+    assert_eq!(named.quantisation.as_deref(), Some("UD-Q8_K_XL"));
+}
+
 #[test]
 fn the_beginning_of_a_large_file_is_shown_before_the_rest_comes() {
     let weights = bytes(2_000_000, 4);
@@ -66,7 +135,7 @@ fn the_beginning_of_a_large_file_is_shown_before_the_rest_comes() {
         }
         Err("it is not for us".to_owned())
     };
-    let refused = pull_after_look(&settings, &model, &mut refuse, &mut |_| ControlFlow::Continue(()));
+    let refused = pull_looking(&settings, &model, &mut refuse);
     let refused = refused.expect_err("refused").to_string();
     assert!(refused.starts_with("owner/model: it is not for us"), "{refused}");
     assert!(seen >= 60_000);
@@ -84,13 +153,11 @@ fn the_settings_of_a_folder_are_shown_before_its_weights_come() {
     ]);
     let cache = tempfile::tempdir().expect("a folder");
     let mut refuse = |beginning: &Beginning<'_>| match beginning {
-        Beginning::Settings(path) => Err(fs::read_to_string(path).expect("a file")),
+        Beginning::Settings(path, 5000) => Err(fs::read_to_string(path).expect("a file")),
         _ => Ok(()),
     };
     let settings = settings(&hub, cache.path());
-    let refused = pull_after_look(&settings, &name("owner/model"), &mut refuse, &mut |_| {
-        ControlFlow::Continue(())
-    });
+    let refused = pull_looking(&settings, &name("owner/model"), &mut refuse);
     assert!(refused.expect_err("refused").to_string().contains("{\"a\": 1}"));
     assert!(hub.asked_for("model.safetensors").is_empty());
 }

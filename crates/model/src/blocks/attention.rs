@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{LatentQuery, Norm, Projection, Rotary};
 use crate::workspace::{CUT_GRID, ROW_BLOCK, Workspace};
-use crate::{AttentionShape, Batch, ModelConfig};
+use crate::{AttentionShape, Batch, ModelConfig, SegmentPart};
 
 /// The input of attention: projections of the normalised rows and what happens to heads then. The result lies in
 /// [`Rows::Attended`](crate::Rows::Attended).
@@ -34,8 +34,11 @@ pub struct Attention {
 pub struct KeyValue {
     /// To `[kv_heads, key_width]`.
     pub key: Projection,
-    /// To `[kv_heads, value_width]`; `None` for a latent layer, whose values are the beginning of its keys.
+    /// To `[kv_heads, value_width]`. `None` for a latent layer, whose values are the beginning of its keys, and for a layer whose
+    /// values are its projected keys, before their norm and their rotation.
     pub value: Option<Projection>,
+    /// Norm of each value head, `[value_width]`.
+    pub value_norm: Option<Norm>,
     /// Norm of key heads before the rotation, as that of queries; in a latent layer, of their values.
     pub key_norm: Option<Norm>,
 }
@@ -70,20 +73,30 @@ impl Attention {
             let queries = &mut queries[first * widths[0]..][..rows * widths[0]];
             let keys = &mut keys[first * widths[1]..][..rows * widths[1]];
             let values = &mut values[first * widths[2]..][..rows * widths[2]];
+            let parts: Vec<SegmentPart> = batch.parts(block.clone()).collect();
             match (&self.latent_query, &self.key_value) {
                 (Some(latent), own) => {
-                    latent.apply(&self.query, normed, (&mut *queries, shape.key_width), mixer);
+                    latent.apply(&self.query, (normed, &parts), (&mut *queries, shape.key_width), mixer);
                     if let Some(own) = own {
-                        own.key.apply(normed, keys);
+                        own.key.apply(normed, keys, &parts);
                     }
                 }
                 (None, Some(KeyValue { key, value, .. })) => match value {
                     Some(value) => {
-                        Projection::apply_all([&self.query, key, value], normed, [&mut *queries, &mut *keys, values]);
+                        let outputs = [&mut *queries, &mut *keys, &mut *values];
+                        Projection::apply_all([&self.query, key, value], normed, outputs, &parts);
                     }
-                    None => Projection::apply_all([&self.query, key], normed, [&mut *queries, &mut *keys]),
+                    None => {
+                        Projection::apply_all([&self.query, key], normed, [&mut *queries, &mut *keys], &parts);
+                        // Empty in a latent layer.
+                        let copied = values.len();
+                        values.copy_from_slice(&keys[..copied]);
+                    }
                 },
-                (None, None) => self.query.apply(normed, queries),
+                (None, None) => self.query.apply(normed, queries, &parts),
+            }
+            if let Some(norm) = self.key_value.as_ref().and_then(|own| own.value_norm.as_ref()) {
+                super::rows::for_rows(values, norm.width(), |_, head| norm.apply_in_place(head));
             }
             // [rows, 2, dim / 2]
             let angles = &table.angles()[first * rotary.dim()..];
@@ -115,6 +128,7 @@ impl KeyValue {
     fn bytes(&self) -> u64 {
         self.key.bytes()
             + self.value.as_ref().map_or(0, Projection::bytes)
+            + self.value_norm.as_ref().map_or(0, Norm::bytes)
             + self.key_norm.as_ref().map_or(0, Norm::bytes)
     }
 }

@@ -119,7 +119,7 @@ impl GatedDeltaNet {
             &mut *block.strength,
             &mut *block.decay,
         ];
-        Projection::apply_all(projections, input, outputs);
+        Projection::apply_all(projections, input, outputs, parts);
         block
             .strength
             .iter_mut()
@@ -131,7 +131,7 @@ impl GatedDeltaNet {
         }
         self.recurrence
             .apply(parts, states, &mut block, |rows| self.gate_heads(rows.read, rows.gated));
-        self.output.apply(block.gated, output);
+        self.output.apply(block.gated, output, parts);
     }
 
     /// Takes recorded rows into the state.

@@ -4,6 +4,7 @@
 //! transposed matrix times the query. With it all heads read the latents themselves, and no keys are computed.
 
 use super::{HeadProjection, Norm, Projection};
+use crate::SegmentPart;
 
 /// How the queries of a latent layer are computed. [`Attention::query`](super::Attention::query) gives `[heads, plain + rotated]`, of
 /// which the first part carries no position; that part is taken to the width of a latent.
@@ -25,7 +26,7 @@ impl LatentQuery {
     pub(super) fn apply(
         &self,
         query: &Projection,
-        input: &[f32],
+        (input, parts): (&[f32], &[SegmentPart]),
         (queries, key_width): (&mut [f32], usize),
         scratch: &mut [f32],
     ) {
@@ -36,11 +37,11 @@ impl LatentQuery {
         match &self.narrow {
             Some((narrow, norm)) => {
                 let narrowed = &mut scratch[..rows * norm.width()];
-                narrow.apply(input, narrowed);
+                narrow.apply(input, narrowed, parts);
                 super::rows::for_rows(narrowed, norm.width(), |_, row| norm.apply_in_place(row));
-                query.apply(narrowed, expanded);
+                query.apply(narrowed, expanded, parts);
             }
-            None => query.apply(input, expanded),
+            None => query.apply(input, expanded, parts),
         }
         let expanded = &*expanded;
         self.absorb

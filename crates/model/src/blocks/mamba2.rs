@@ -182,7 +182,7 @@ impl Mamba2 {
         let mut block = self.recurrence.scratch(rows, scratch);
         let projections = [&self.gate, &self.mixed, &self.time_step];
         let outputs = [&mut *block.gated, &mut *block.raw, &mut *block.strength];
-        Projection::apply_all(projections, input, outputs);
+        Projection::apply_all(projections, input, outputs, parts);
         let [least, largest] = self.settings.time_step_limits;
         let heads = self.shape.heads;
         let of_rows = block
@@ -198,7 +198,7 @@ impl Mamba2 {
         }
         self.recurrence
             .apply(parts, states, &mut block, |rows| self.gate_rows(rows));
-        self.output.apply(block.gated, output);
+        self.output.apply(block.gated, output, parts);
     }
 
     /// Takes recorded rows into the state.

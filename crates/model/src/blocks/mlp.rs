@@ -1,6 +1,7 @@
 //! The feed-forward block.
 
 use super::{Activation, Projection};
+use crate::SegmentPart;
 
 /// A feed-forward block, gated or plain.
 pub enum Mlp {
@@ -27,8 +28,19 @@ pub enum Mlp {
 }
 
 impl Mlp {
-    /// `input` and `output` are `[rows, hidden]`; `inner` and `inner_gate` are scratch, `[rows, intermediate]`.
-    pub(crate) fn apply(&self, input: &[f32], inner: &mut [f32], inner_gate: &mut [f32], output: &mut [f32]) {
+    /// `input` and `output` are `[rows, hidden]`; `inner` and `inner_gate` are scratch of at least `[rows, inner width]`;
+    /// the `parts` of segments share out the rows.
+    pub(crate) fn apply(
+        &self,
+        input: &[f32],
+        inner: &mut [f32],
+        inner_gate: &mut [f32],
+        output: &mut [f32],
+        parts: &[SegmentPart],
+    ) {
+        let (Mlp::Gated { up, .. } | Mlp::Plain { up, .. }) = self;
+        let used = input.len() / up.weight().in_features() * up.weight().out_features();
+        let (inner, inner_gate) = (&mut inner[..used], &mut inner_gate[..used]);
         match self {
             Mlp::Gated {
                 gate,
@@ -36,14 +48,14 @@ impl Mlp {
                 down,
                 activation,
             } => {
-                Projection::apply_all([gate, up], input, [&mut *inner_gate, &mut *inner]);
+                Projection::apply_all([gate, up], input, [&mut *inner_gate, &mut *inner], parts);
                 activation.gate(inner_gate, inner);
-                down.apply(inner_gate, output);
+                down.apply(inner_gate, output, parts);
             }
             Mlp::Plain { up, down, activation } => {
-                up.apply(input, inner);
+                up.apply(input, inner, parts);
                 activation.apply(inner);
-                down.apply(inner, output);
+                down.apply(inner, output, parts);
             }
         }
     }

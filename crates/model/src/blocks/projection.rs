@@ -1,20 +1,23 @@
 //! A linear layer: packed weights and an optional bias.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use riffle_linear::PackedMatrix;
 
+use super::low_rank::LowRank;
 use super::rows::for_rows;
-use crate::ModelError;
 use crate::inputs::InputSums;
 use crate::weights::Checkpoint;
+use crate::{ModelError, SegmentPart};
 
-/// `output = weight · input + bias`.
+/// `output = weight · input + bias`, and the parts of adapters.
 pub struct Projection {
     weight: PackedMatrix,
     bias: Option<Vec<f32>>,
     /// Where inputs are summed.
     sums: Option<Arc<InputSums>>,
+    low_rank: Vec<LowRank>,
 }
 
 impl Projection {
@@ -49,9 +52,21 @@ impl Projection {
         };
         // The parts of a fused tensor have one input.
         let mut sums = weights.input_sums(&format!("{name}.weight"), inputs);
+        let unpacked = |source| ModelError::Pack {
+            tensor: format!("{name}.lora_A"),
+            source,
+        };
+        let adapted = weights.low_rank(name)?.into_iter();
+        let adapted = adapted.map(|part| Ok((LowRank::shared(&part)?, part)));
+        let adapted: Vec<_> = adapted.collect::<Result<_, _>>().map_err(unpacked)?;
+        let low_rank = |own: Range<usize>| -> Result<Vec<LowRank>, ModelError> {
+            let parts = adapted.iter().map(|(down, part)| LowRank::new(part, down, stride, own.clone()));
+            parts.collect::<Result<_, _>>().map_err(unpacked)
+        };
         let mut part = 0;
         let mut first = 0;
-        Ok(matrices.map(|weight| {
+        let mut failure = None;
+        let projections = matrices.map(|weight| {
             let own = first..first + outputs[part];
             (part, first) = (part + 1, own.end);
             let of_heads = |values: &Vec<f32>| {
@@ -64,14 +79,20 @@ impl Projection {
                 weight,
                 bias: bias.as_ref().map(of_heads),
                 sums: sums.take(),
+                low_rank: low_rank(own.clone()).unwrap_or_else(|error| {
+                    failure = Some(error);
+                    Vec::new()
+                }),
             }
-        }))
+        });
+        failure.map_or(Ok(projections), Err)
     }
 
     /// The same with factors on the weights and on the bias.
     pub(crate) fn scaled(mut self, weight: f64, bias: f64) -> Projection {
         if weight != 1.0 {
             self.weight = self.weight.with_factor(weight as f32);
+            self.low_rank.iter_mut().for_each(|part| part.scale *= weight as f32);
         }
         if let Some(values) = self.bias.as_mut().filter(|_| bias != 1.0) {
             values.iter_mut().for_each(|value| *value *= bias as f32);
@@ -89,11 +110,12 @@ impl Projection {
         self.bias.as_deref()
     }
 
-    /// `input` is `[rows, inputs]`, `output` `[rows, outputs]`.
-    pub(crate) fn apply(&self, input: &[f32], output: &mut [f32]) {
+    /// `input` is `[rows, inputs]`, `output` `[rows, outputs]`; the `parts` of segments share out the rows.
+    pub(crate) fn apply(&self, input: &[f32], output: &mut [f32], parts: &[SegmentPart]) {
         self.observe(input);
         self.weight.matmul(input, output);
         self.add_bias(output);
+        self.add_low_rank(input, output, parts);
     }
 
     /// Several projections of one input.
@@ -101,12 +123,33 @@ impl Projection {
         projections: [&Projection; COUNT],
         input: &[f32],
         mut outputs: [&mut [f32]; COUNT],
+        parts: &[SegmentPart],
     ) {
         projections.iter().for_each(|projection| projection.observe(input));
         let weights = projections.map(|projection| &projection.weight);
         PackedMatrix::matmul_all(weights, input, outputs.each_mut().map(|output| &mut **output));
         for (projection, output) in projections.into_iter().zip(outputs) {
             projection.add_bias(output);
+            projection.add_low_rank(input, output, parts);
+        }
+    }
+
+    /// Adds the parts of adapters to the rows of the segments that ask for them.
+    fn add_low_rank(&self, input: &[f32], output: &mut [f32], parts: &[SegmentPart]) {
+        let first = parts.first().map_or(0, |part| part.rows.start);
+        let (inputs, outputs) = (self.weight.in_features(), self.weight.out_features());
+        for low_rank in &self.low_rank {
+            for part in parts {
+                let scale = part.adapters.get(low_rank.adapter);
+                if scale != 0.0 {
+                    let (begin, end) = (part.rows.start - first, part.rows.end - first);
+                    low_rank.add(
+                        scale,
+                        &input[begin * inputs..end * inputs],
+                        &mut output[begin * outputs..end * outputs],
+                    );
+                }
+            }
         }
     }
 
@@ -128,6 +171,7 @@ impl Projection {
 
     /// Bytes in memory.
     pub(crate) fn bytes(&self) -> u64 {
-        self.weight.bytes() as u64 + self.bias.as_ref().map_or(0, |bias| 4 * bias.len() as u64)
+        let low_rank: u64 = self.low_rank.iter().map(LowRank::bytes).sum();
+        self.weight.bytes() as u64 + self.bias.as_ref().map_or(0, |bias| 4 * bias.len() as u64) + low_rank
     }
 }

@@ -32,6 +32,11 @@ enum Scaling {
     Long(Long),
     /// Every frequency has its own divisor.
     Factors(Vec<f64>),
+    /// The first pairs turn, by the frequencies of a whole head; the others stand still.
+    Proportional {
+        factor: f64,
+        turning: usize,
+    },
 }
 
 /// LongRoPE: factors per pair, one set for short contexts and one for long ones.
@@ -74,7 +79,14 @@ impl RotarySettings {
             Some(theta) => theta,
             None => fields.optional_within("rope_theta", THETAS)?.unwrap_or(10_000.0),
         };
-        let dim = turned_dimensions(fields, &inner, head_dim)?;
+        let kind = match inner.text("rope_type")? {
+            Some(kind) => kind,
+            None => inner.text("type")?.unwrap_or("default"),
+        };
+        let dim = match kind {
+            "proportional" => head_dim,
+            _ => turned_dimensions(fields, &inner, head_dim)?,
+        };
         let original_max_position = || -> Result<f64, ModelError> {
             let size = match inner.optional_size("original_max_position_embeddings")? {
                 Some(size) => size,
@@ -84,16 +96,13 @@ impl RotarySettings {
             };
             Ok(size as f64)
         };
-        let kind = match inner.text("rope_type")? {
-            Some(kind) => kind,
-            None => inner.text("type")?.unwrap_or("default"),
-        };
         let scaling = match kind {
             // Sections of a position, which are equal in a text.
             "default" | "mrope" => Scaling::None,
             "linear" => Scaling::Linear {
                 factor: stretch(&inner)?,
             },
+            "proportional" => proportional(&inner, head_dim)?,
             "llama3" => llama3(&inner, original_max_position()?)?,
             // Early Phi-3 files call LongRoPE su or yarn.
             "longrope" | "su" | "yarn" if inner.get("short_factor").is_some() => {
@@ -111,7 +120,7 @@ impl RotarySettings {
             other => {
                 return Err(inner.error(
                     "rope_type",
-                    format!("{other:?} is not supported; supported are default, linear, llama3, yarn, longrope"),
+                    format!("{other:?} is not supported; supported are default, linear, llama3, yarn, longrope, proportional"),
                 ));
             }
         };
@@ -139,6 +148,17 @@ fn turned_dimensions(fields: &Fields, inner: &Fields, head_dim: usize) -> Result
         ));
     }
     Ok(dim)
+}
+
+/// The stretching of a rotation that turns a part of each head.
+fn proportional(inner: &Fields, head_dim: usize) -> Result<Scaling, ModelError> {
+    let part = inner
+        .optional_within("partial_rotary_factor", 0.0..=1.0)?
+        .unwrap_or(1.0);
+    Ok(Scaling::Proportional {
+        factor: inner.optional_within("factor", STRETCHES)?.unwrap_or(1.0),
+        turning: (part * head_dim as f64 / 2.0).floor() as usize,
+    })
 }
 
 fn llama3(inner: &Fields, original_max_position: f64) -> Result<Scaling, ModelError> {
@@ -299,6 +319,15 @@ impl Rotary {
                 })
                 .collect()
             }
+            Scaling::Proportional { factor, turning } => base
+                .map(|(frequency, pair)| {
+                    if pair < *turning {
+                        frequency / *factor as f32
+                    } else {
+                        0.0
+                    }
+                })
+                .collect(),
             Scaling::Factors(factors) => base
                 .zip(factors)
                 .map(|((frequency, _), factor)| (f64::from(frequency) / factor) as f32)
@@ -334,6 +363,19 @@ impl Rotary {
             magnitude: 1.0,
             query_scale: QueryScale::default(),
         }
+    }
+
+    /// The rotation by the opposite angles.
+    pub(crate) fn reversed(&self) -> Rotary {
+        let mut rotary = self.clone();
+        rotary.id = next_id();
+        let beyond = rotary.beyond.iter_mut().flat_map(|(_, frequencies)| frequencies);
+        rotary
+            .frequencies
+            .iter_mut()
+            .chain(beyond)
+            .for_each(|frequency| *frequency = -*frequency);
+        rotary
     }
 
     /// The same rotation with factors, `[head_dim]`, on every query head that it has turned.

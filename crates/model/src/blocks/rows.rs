@@ -44,3 +44,8 @@ pub(crate) fn add(sum: &mut [f32], term: &[f32]) {
         }
     });
 }
+
+/// `values *= factor`.
+pub(crate) fn scale(values: &mut [f32], factor: f32) {
+    for_rows(values, 1, |_, value| value[0] *= factor);
+}

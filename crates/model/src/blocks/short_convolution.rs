@@ -66,7 +66,7 @@ impl ShortConvolution {
         let (gates, scratch) = scratch.split_at_mut(rows * channels);
         let values = &mut scratch[..rows * channels];
         let projections = [&self.input_gate, &self.output_gate, &self.value];
-        Projection::apply_all(projections, input, [&mut *raw, &mut *gates, &mut *values]);
+        Projection::apply_all(projections, input, [&mut *raw, &mut *gates, &mut *values], parts);
         multiply(raw, values);
         let first = parts.first().map_or(0, |part| part.rows.start);
         for part in parts {
@@ -86,7 +86,7 @@ impl ShortConvolution {
             state.tokens += inputs.rows;
         }
         multiply(values, gates);
-        self.output.apply(values, output);
+        self.output.apply(values, output, parts);
     }
 
     /// Takes recorded rows into the state.

@@ -144,6 +144,7 @@ fn build(
             key_value: Some(KeyValue {
                 key: load("self_attn.k_proj", kv, hidden)?,
                 value: Some(load("self_attn.v_proj", kv, hidden)?),
+                value_norm: None,
                 key_norm,
             }),
             sinks: None,

@@ -141,6 +141,7 @@ impl LatentAttention {
             key_value: Some(KeyValue {
                 key,
                 value: None,
+                value_norm: None,
                 key_norm: Some(key_norm),
             }),
             sinks: None,

@@ -169,6 +169,7 @@ fn attention(
         key_value: Some(KeyValue {
             key,
             value: Some(value),
+            value_norm: None,
             key_norm: head_norm("k_norm")?,
         }),
         sinks: None,

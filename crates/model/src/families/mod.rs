@@ -3,9 +3,11 @@
 mod dense;
 mod foreign;
 mod gemma;
+mod gemma4;
 mod latent;
 pub(crate) mod llama;
 mod mistral;
+mod muse_glimmer;
 mod phi;
 mod phi3;
 mod qwen2;
@@ -102,7 +104,7 @@ impl Family {
 }
 
 /// The families with files of their own.
-const OWN: [Family; 9] = [
+const OWN: [Family; 11] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -112,6 +114,8 @@ const OWN: [Family; 9] = [
     phi3::FAMILY,
     gemma::GEMMA2,
     gemma::GEMMA3,
+    gemma4::FAMILY,
+    muse_glimmer::FAMILY,
 ];
 
 const FAMILIES: &[Family] = &{

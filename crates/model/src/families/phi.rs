@@ -59,6 +59,7 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
             key_value: Some(KeyValue {
                 key,
                 value: Some(value),
+                value_norm: None,
                 key_norm,
             }),
             sinks: None,

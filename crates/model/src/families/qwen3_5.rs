@@ -214,6 +214,7 @@ impl<'a> Mixers<'a> {
             key_value: Some(KeyValue {
                 key: load("k_proj", kv, hidden)?,
                 value: Some(load("v_proj", kv, hidden)?),
+                value_norm: None,
                 key_norm,
             }),
             sinks: None,

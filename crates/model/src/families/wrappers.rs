@@ -32,6 +32,8 @@ const WRAPPERS: &[Wrapper] = &[
     wrapper("FastVlmForConditionalGeneration", "qwen2"),
     wrapper("FunAsrNanoForConditionalGeneration", "qwen3"),
     wrapper("Gemma3ForConditionalGeneration", "gemma3_text"),
+    wrapper("Gemma4ForConditionalGeneration", "gemma4_text"),
+    wrapper("Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text"),
     wrapper("GlmAsrForConditionalGeneration", "llama"),
     wrapper("GotOcr2ForConditionalGeneration", "qwen2"),
     wrapper("GraniteSpeechForConditionalGeneration", "granite"),
@@ -51,6 +53,7 @@ const WRAPPERS: &[Wrapper] = &[
     wrapper("MiniCPMV4_7ForConditionalGeneration", "qwen3_5_text"),
     wrapper("Mistral3ForConditionalGeneration", "mistral"),
     wrapper("MossTranscribeDiarizeForConditionalGeneration", "qwen3"),
+    wrapper("MuseGlimmerForConditionalGeneration", "muse_glimmer_text"),
     wrapper("MusicFlamingoForConditionalGeneration", "qwen2"),
     wrapper("OmniASRForConditionalGeneration", "llama"),
     wrapper("Ovis2ForConditionalGeneration", "qwen2"),
@@ -81,6 +84,7 @@ const TYPES: &[(&str, &str)] = &[
     ("qwen2_5_vl_text", "qwen2"),
     ("qwen2_5_omni_text", "qwen2"),
     ("qwen3_vl_text", "qwen3"),
+    ("gemma4_unified_text", "gemma4_text"),
 ];
 
 /// Beginnings of the names of a wrapped text model's tensors, and of the names that families know.
@@ -128,9 +132,17 @@ pub(crate) fn is_wrapper(fields: &Fields) -> bool {
 
 /// True if a tensor of a wrapper belongs to its text model.
 pub(crate) fn is_of_text_model(name: &str) -> bool {
-    ["model.layers.", "model.embed_tokens.", "model.norm.", "lm_head."]
-        .iter()
-        .any(|beginning| name.starts_with(beginning))
+    [
+        "model.layers.",
+        "model.embed_tokens.",
+        "model.norm.",
+        "lm_head.",
+        "model.embed_tokens_per_layer.",
+        "model.per_layer_model_projection.",
+        "model.per_layer_projection_norm.",
+    ]
+    .iter()
+    .any(|beginning| name.starts_with(beginning))
 }
 
 /// The settings with the length that the class of the model has where config.json leaves it out.

@@ -38,8 +38,8 @@ enum For {
 }
 
 use Architecture::{
-    Cohere2, CommandR, Deepseek2, Exaone4, FalconH1, Gemma2, Gemma3, Granite, GraniteHybrid, Lfm2, Mamba2, MiniCpm3,
-    Mistral3, NemotronH, Olmo2, Phi2, Qwen2Vl, Qwen3Vl, Qwen35,
+    Cohere2, CommandR, Deepseek2, Exaone4, FalconH1, Gemma2, Gemma3, Gemma4, Granite, GraniteHybrid, Lfm2, Mamba2,
+    MiniCpm3, Mistral3, MuseGlimmer, NemotronH, Olmo2, Phi2, Qwen2Vl, Qwen3Vl, Qwen35,
 };
 use For::{All, None as NoOne, Only};
 use KeyKind::{Any, Count, Counts, Flag, List, NotNegative, Number, Positive, Size, Text};
@@ -63,24 +63,34 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     ("attention.head_count_kv", Counts, All, &[]),
     ("attention.key_length", Size, All, &[]),
     ("attention.value_length", Size, All, &[]),
+    ("attention.key_length_swa", Size, Only(&[Gemma4]), &[]),
+    ("attention.value_length_swa", Size, Only(&[Gemma4]), &[]),
+    ("attention.shared_kv_layers", Count, Only(&[Gemma4]), &[0.0]),
+    ("embedding_length_per_layer_input", Count, Only(&[Gemma4]), &[0.0]),
     // Norms, activations, logits.
     ("attention.layer_norm_epsilon", Positive, All, &[]),
     ("attention.layer_norm_rms_epsilon", Positive, All, &[]),
     ("hidden_activation", Text, All, &[]),
     ("attention.scale", NotNegative, All, &[]),
     ("attn_logit_softcapping", NotNegative, Only(&[Gemma2, Gemma3]), &[0.0]),
-    ("final_logit_softcapping", NotNegative, Only(&[Gemma2, Gemma3]), &[0.0]),
+    (
+        "final_logit_softcapping",
+        NotNegative,
+        Only(&[Gemma2, Gemma3, Gemma4, MuseGlimmer]),
+        &[0.0],
+    ),
     // Windows. `settings` compares a window with the context where no layer slides.
     ("attention.sliding_window", Count, All, &[]),
     (
         "attention.sliding_window_pattern",
         Any,
-        Only(&[Gemma2, Gemma3, Exaone4, Olmo2]),
+        Only(&[Gemma2, Gemma3, Exaone4, Olmo2, Gemma4, MuseGlimmer]),
         &[],
     ),
     // Rotation.
     ("rope.freq_base", Positive, All, &[]),
-    ("rope.freq_base_swa", Positive, Only(&[Gemma3, Olmo2]), &[]),
+    ("rope.freq_base_swa", Positive, Only(&[Gemma3, Gemma4, Olmo2]), &[]),
+    ("rope.dimension_count_swa", Size, Only(&[Gemma4]), &[]),
     ("rope.dimension_count", Size, All, &[]),
     ("rope.scale_linear", NotNegative, All, &[]),
     ("rope.scaling.type", Text, All, &[]),
@@ -116,7 +126,7 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     (
         "logit_scale",
         Number,
-        Only(&[Granite, GraniteHybrid, CommandR, Cohere2]),
+        Only(&[Granite, GraniteHybrid, CommandR, Cohere2, MuseGlimmer]),
         &[0.0, 1.0],
     ),
     ("residual_scale", Number, Only(&[Granite, GraniteHybrid]), &[0.0, 1.0]),
@@ -175,6 +185,10 @@ pub(super) fn check_general(header: &Header<'_>) -> Result<(), ModelError> {
     }
     match header.text("general.type")? {
         None | Some("model") => Ok(()),
+        Some("adapter") => Err(header.error(
+            "general.type",
+            "is \"adapter\": the file holds an adapter and no model; give a model, and this as one of its `adapters`",
+        )),
         Some(other) => Err(header.error("general.type", format!("is {other:?}; give the file of a whole model"))),
     }
 }

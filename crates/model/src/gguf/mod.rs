@@ -3,8 +3,10 @@
 //! A GGUF file is read as the Hugging Face model it was made from: [`names`] gives its tensors and [`settings`] its
 //! metadata their names there, so that every family is written once.
 
+mod adapter;
 mod ends;
 mod export;
+mod gemma4;
 mod header;
 mod keys;
 mod list;
@@ -24,6 +26,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+pub(crate) use adapter::open_adapter;
 pub use source::{SourceRows, SourceTensor, WeightSource};
 pub use writer::{GgufEntry, GgufTensor, gguf_header};
 

@@ -60,6 +60,18 @@ const GEMMA_PARTS: &[(&str, &str)] = &[
     ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
 
+/// Names that differ in Gemma 4 and in Muse Glimmer.
+const GEMMA4_PARTS: &[(&str, &str)] = &[
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+    ("inp_gate", "per_layer_input_gate"),
+    ("proj", "per_layer_projection"),
+    ("post_norm", "post_per_layer_input_norm"),
+    ("layer_output_scale", "layer_scalar"),
+    ("attn_gate", "self_attn.gate_proj"),
+];
+
 /// Names that differ where norms come after attention and after the feed-forward part.
 const AFTER_PARTS: &[(&str, &str)] = &[
     ("post_attention_norm", "post_attention_layernorm"),
@@ -200,7 +212,7 @@ fn predictor_name(predicting: Option<usize>, name: &str) -> Option<String> {
     }
 }
 
-fn family_name(architecture: Architecture, name: &str) -> Option<String> {
+pub(super) fn family_name(architecture: Architecture, name: &str) -> Option<String> {
     let (stem, kind) = name.rsplit_once('.')?;
     let whole = match (stem, architecture) {
         ("token_embd", _) => "model.embed_tokens".to_owned(),
@@ -208,6 +220,9 @@ fn family_name(architecture: Architecture, name: &str) -> Option<String> {
         ("output_norm", Architecture::Phi2 | Architecture::FalconH1) => "model.final_layernorm".to_owned(),
         ("output_norm", Architecture::Mamba2 | Architecture::NemotronH) => "model.norm_f".to_owned(),
         ("output_norm" | "token_embd_norm", Architecture::Lfm2) => "model.embedding_norm".to_owned(),
+        ("per_layer_token_embd", Architecture::Gemma4) => "model.embed_tokens_per_layer".to_owned(),
+        ("per_layer_model_proj", Architecture::Gemma4) => "model.per_layer_model_projection".to_owned(),
+        ("per_layer_proj_norm", Architecture::Gemma4) => "model.per_layer_projection_norm".to_owned(),
         ("output_norm", _) => "model.norm".to_owned(),
         _ => {
             let below = stem.strip_prefix("blk.")?;
@@ -256,6 +271,7 @@ fn own_parts(architecture: Architecture) -> &'static [(&'static str, &'static st
         Architecture::Phi2 => PHI2_PARTS,
         Architecture::Phi3 => PHI3_PARTS,
         Architecture::Gemma2 | Architecture::Gemma3 => GEMMA_PARTS,
+        Architecture::Gemma4 | Architecture::MuseGlimmer => GEMMA4_PARTS,
         Architecture::SeedOss | Architecture::Olmo2 | Architecture::Exaone4 => AFTER_PARTS,
         Architecture::Glm4 => GLM4_PARTS,
         Architecture::Starcoder2 => STARCODER2_PARTS,

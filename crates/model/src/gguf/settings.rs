@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::gemma4;
 use super::header::{Header, Metadata};
 use super::list::List;
 use super::mixed;
@@ -47,6 +48,8 @@ pub(super) enum Architecture {
     FalconH1,
     Mamba2,
     NemotronH,
+    Gemma4,
+    MuseGlimmer,
 }
 
 /// Name in the file, architecture, name in config.json.
@@ -88,6 +91,8 @@ const ARCHITECTURES: &[(&str, Architecture, &str)] = &[
     ("falcon-h1", Architecture::FalconH1, "FalconH1ForCausalLM"),
     ("mamba2", Architecture::Mamba2, "Mamba2ForCausalLM"),
     ("nemotron_h", Architecture::NemotronH, "NemotronHForCausalLM"),
+    ("gemma4", Architecture::Gemma4, "Gemma4ForCausalLM"),
+    ("muse-glimmer", Architecture::MuseGlimmer, "MuseGlimmerForCausalLM"),
 ];
 
 /// Metadata below the architecture's name, and the setting it is.
@@ -194,6 +199,7 @@ impl Architecture {
                 | Architecture::Granite
                 | Architecture::GraniteHybrid
                 | Architecture::Arcee
+                | Architecture::MuseGlimmer
         )
     }
 
@@ -212,6 +218,8 @@ impl Architecture {
                 | Architecture::Olmo2
                 | Architecture::Exaone4
                 | Architecture::Cohere2
+                | Architecture::Gemma4
+                | Architecture::MuseGlimmer
         )
     }
 
@@ -258,6 +266,11 @@ impl OwnKeys<'_> {
     pub(super) fn json(&self, key: &str) -> Result<Option<Value>, ModelError> {
         let value = self.header.metadata.get(&self.name(key));
         value.map(|value| self.to_json(key, value)).transpose()
+    }
+
+    /// A value as the file holds it.
+    pub(super) fn metadata(&self, key: &str) -> Option<&Metadata<'_>> {
+        self.header.metadata.get(&self.name(key))
     }
 
     pub(super) fn number(&self, key: &str) -> Result<Option<f64>, ModelError> {
@@ -320,6 +333,17 @@ pub(super) fn fields(
     settings.insert("head_dim".into(), head_dim.into());
     windows(architecture, &keys, &known, &mut settings)?;
     let mut score_width = head_dim;
+    if architecture == Architecture::Gemma4 {
+        let known = read(header, &keys, &settings)?;
+        gemma4::layers(&keys, &known, &mut settings, &has)?;
+        if let Some(table) = weights.info("model.embed_tokens_per_layer.weight") {
+            settings.insert("vocab_size_per_layer_input".into(), table.shape[0].into());
+        }
+        score_width = 1;
+    }
+    if architecture == Architecture::MuseGlimmer {
+        muse_glimmer(&keys, &mut settings)?;
+    }
     if matches!(architecture, Architecture::Gemma2 | Architecture::Gemma3) {
         // The files do not tell the scale: it is by head_dim but for the models of 27 billion weights.
         let by_width = matches!(
@@ -359,6 +383,7 @@ pub(super) fn fields(
             let local = keys.json("rope.freq_base_swa")?.unwrap_or(json!(10_000.0));
             json!({"full_attention": rotation, "sliding_attention": {"rope_theta": local}})
         }
+        Architecture::Gemma4 => gemma4::rotations(&keys, rotation)?,
         _ => Value::Object(rotation),
     };
     settings.insert("rope_parameters".into(), rotation);
@@ -370,6 +395,10 @@ fn direct(keys: &OwnKeys<'_>, family: &str, weights: &Checkpoint) -> Result<Map<
     let mut settings = Map::new();
     settings.insert("architectures".into(), json!([family]));
     for (key, setting) in SETTINGS {
+        // The lists of single layers are read with what they mean.
+        if keys.prefix == "gemma4" && matches!(keys.metadata(key), Some(Metadata::List(_))) {
+            continue;
+        }
         if let Some(value) = keys.json(key)? {
             settings.insert((*setting).to_owned(), value);
         }
@@ -481,6 +510,23 @@ fn check_scale(keys: &OwnKeys<'_>, score_width: usize) -> Result<(), ModelError>
         }
         _ => Ok(()),
     }
+}
+
+/// Layers without a window carry no positions; logits have a factor.
+fn muse_glimmer(keys: &OwnKeys<'_>, settings: &mut Map<String, Value>) -> Result<(), ModelError> {
+    if let Some(kinds) = settings.get("layer_types").and_then(Value::as_array) {
+        let bases = kinds.iter().map(|kind| u64::from(kind == "sliding_attention"));
+        let bases: Vec<u64> = bases.collect();
+        settings.insert("layer_rope_theta".into(), bases.into());
+    }
+    if let Some(scale) = keys.json("logit_scale")? {
+        settings.insert("output_multiplier".into(), scale);
+    }
+    // Zero means none.
+    if matches!(keys.number("final_logit_softcapping")?, None | Some(0.0)) {
+        settings.insert("final_logit_softcapping".into(), Value::Null);
+    }
+    Ok(())
 }
 
 /// The factors of Granite: of scores, embeddings, branches and, as a divisor, logits. Zero means none.

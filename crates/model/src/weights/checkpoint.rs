@@ -16,6 +16,7 @@ use super::tensor::first_not_finite;
 use super::{StoredTensor, TensorInfo, TensorType, mapping, to_f32};
 use crate::ModelError;
 use crate::inputs::InputSums;
+use crate::adapters::{Adapter, LowRankWeights};
 
 /// The tensors of a model by name. Data is mapped only when a tensor is taken, and each tensor is taken once: loading refuses a model
 /// of which tensors are left over.
@@ -30,6 +31,8 @@ pub struct Checkpoint {
     /// Names in GGUF of the weights whose inputs are summed, by their names here; `None` where no inputs are.
     observed: Option<BTreeMap<String, String>>,
     sums: Vec<Arc<InputSums>>,
+    /// Adapters whose parts go beside the matrices.
+    adapters: Vec<Adapter>,
 }
 
 struct WeightFile {
@@ -197,6 +200,26 @@ impl Checkpoint {
             self.zeros.insert(name.to_owned());
         }
         Ok(())
+    }
+
+    /// Puts adapters beside the matrices that are taken from here on.
+    pub(crate) fn set_adapters(&mut self, adapters: Vec<Adapter>) {
+        self.adapters = adapters;
+    }
+
+    /// The adapters beside the matrices.
+    pub(crate) fn adapters(&self) -> &[Adapter] {
+        &self.adapters
+    }
+
+    /// Takes the parts that adapters have for the matrix `{name}.weight`.
+    pub(crate) fn low_rank(&mut self, name: &str) -> Result<Vec<LowRankWeights>, ModelError> {
+        let order = self.tensors.get(&format!("{name}.weight")).map(|location| location.row_order);
+        let mut parts = Vec::new();
+        for (adapter, files) in self.adapters.iter_mut().enumerate() {
+            parts.extend(files.take(name, order)?.map(|part| LowRankWeights { adapter, ..part }));
+        }
+        Ok(parts)
     }
 
     /// How the matrices that are taken from here on multiply.

@@ -14,6 +14,7 @@ pub(crate) use mapping::map;
 pub(crate) use quantised::Quantisation;
 pub(crate) use row_order::RowOrder;
 pub(crate) use rows::TensorRows;
+pub(crate) use safetensors::read_header;
 pub(crate) use shards::{open_directory, text_name};
 pub(crate) use tensor::{NoSuchType, StoredTensor, check_name, to_f32};
 pub use tensor::{TensorInfo, TensorType};

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use super::checkpoint::{Checkpoint, RowOrder};
+use super::checkpoint::Checkpoint;
+use super::row_order::RowOrder;
 use super::safetensors::read_header;
 use crate::ModelError;
 use crate::fields::{Fields, read_json};

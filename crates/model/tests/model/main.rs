@@ -1,5 +1,6 @@
 //! Files of models: what is read, refused and computed.
 
+mod adapters;
 mod contents;
 mod errors;
 mod export;

@@ -3,18 +3,19 @@
 use std::sync::Arc;
 
 use riffle_model::{
-    AttentionShape, Batch, Decoder, Forward, HostForward, ModelConfig, Projected, RecurrentState, SegmentTokens,
+    AdapterScales, AttentionShape, Batch, Decoder, Forward, HostForward, ModelConfig, Projected, RecurrentState, SegmentTokens,
 };
 
 /// Plain causal attention over everything a sequence has seen, within each layer's window, summed in f64.
 pub(crate) struct DenseAttention {
+    /// Of each layer.
     shapes: Vec<AttentionShape>,
     scale: f64,
     soft_cap: Option<f64>,
     windows: Vec<Option<usize>>,
-    // per layer [tokens, kv_heads, key_width]
+    // per layer with keys of its own [tokens, kv_heads, key_width]
     keys: Vec<Vec<f32>>,
-    // per layer [tokens, kv_heads, value_width]; empty where values are in keys
+    // [tokens, kv_heads, value_width]
     values: Vec<Vec<f32>>,
 }
 
@@ -32,6 +33,14 @@ impl DenseAttention {
         }
     }
 
+    /// Forgets everything after the first `tokens` tokens.
+    fn truncate(&mut self, tokens: usize) {
+        for (layer, shape) in self.shapes.iter().enumerate() {
+            self.keys[layer].truncate(tokens * shape.keys_width());
+            self.values[layer].truncate(tokens * shape.values_width());
+        }
+    }
+
     /// Attends some rows of a batch, the sequence's tokens from `position` on.
     pub(crate) fn attend(
         &mut self,
@@ -41,12 +50,12 @@ impl DenseAttention {
         projected: &mut Projected<'_>,
     ) {
         let shape = self.shapes[layer];
+        let of_rows = |width: usize| rows.start * width..rows.end * width;
         assert_eq!(
             self.keys[layer].len(),
             position * shape.keys_width(),
             "tokens seen by layer {layer}"
         );
-        let of_rows = |width: usize| rows.start * width..rows.end * width;
         self.keys[layer].extend_from_slice(&projected.keys[of_rows(shape.keys_width())]);
         self.values[layer].extend_from_slice(&projected.values[of_rows(shape.values_width())]);
         let queries = projected.queries[of_rows(shape.query_width())].chunks_exact(shape.key_width);
@@ -64,23 +73,22 @@ impl DenseAttention {
 
     fn attend_head(&self, layer: usize, position: usize, head: usize, query: &[f32], output: &mut [f32]) {
         let shape = self.shapes[layer];
+        let owner = shape.shares.unwrap_or(layer);
         let kv_head = head / shape.group();
-        let key_of = |token: usize| &self.keys[layer][(token * shape.kv_heads + kv_head) * shape.key_width..];
+        let (keys, values) = (&self.keys[owner], &self.values[owner]);
+        let key_of = |token: usize| &keys[(token * shape.kv_heads + kv_head) * shape.key_width..][..shape.key_width];
         let value_of = |token: usize| {
             if shape.is_latent {
-                key_of(token)
+                &key_of(token)[..shape.value_width]
             } else {
-                &self.values[layer][(token * shape.kv_heads + kv_head) * shape.value_width..]
+                &values[(token * shape.kv_heads + kv_head) * shape.value_width..][..shape.value_width]
             }
         };
         let first = self.windows[layer].map_or(0, |window| (position + 1).saturating_sub(window));
         let logits: Vec<f64> = (first..=position)
-            .map(|key| {
-                let dot: f64 = query
-                    .iter()
-                    .zip(key_of(key))
-                    .map(|(q, k)| f64::from(*q) * f64::from(*k))
-                    .sum();
+            .map(|token| {
+                let products = query.iter().zip(key_of(token));
+                let dot: f64 = products.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
                 let logit = dot * self.scale;
                 self.soft_cap.map_or(logit, |cap| cap * (logit / cap).tanh())
             })
@@ -89,8 +97,8 @@ impl DenseAttention {
         let weights: Vec<f64> = logits.iter().map(|logit| (logit - largest).exp()).collect();
         let sum: f64 = weights.iter().sum();
         let mut result = vec![0.0f64; shape.value_width];
-        for (weight, key) in weights.iter().zip(first..) {
-            for (result, value) in result.iter_mut().zip(value_of(key)) {
+        for (weight, token) in weights.iter().zip(first..) {
+            for (result, value) in result.iter_mut().zip(value_of(token)) {
                 *result += weight / sum * f64::from(*value);
             }
         }
@@ -109,6 +117,8 @@ pub(crate) struct Sequence {
     pub(crate) length: usize,
     /// Its next tokens are generated ones, and not those of a prompt.
     pub(crate) generates: bool,
+    /// The adapters that it is computed with.
+    pub(crate) adapters: AdapterScales,
 }
 
 impl Sequence {
@@ -119,6 +129,7 @@ impl Sequence {
             tokens: 0,
             length: 0,
             generates: false,
+            adapters: AdapterScales::default(),
         }
     }
 
@@ -134,12 +145,7 @@ impl Sequence {
     pub(crate) fn go_back(&mut self, tokens: usize, state: &RecurrentState) {
         self.tokens = tokens;
         self.recurrent.copy_from(state).unwrap();
-        let attention = &mut self.attention;
-        let kept = attention.keys.iter_mut().zip(&mut attention.values);
-        for ((keys, values), shape) in kept.zip(&attention.shapes) {
-            keys.truncate(tokens * shape.keys_width());
-            values.truncate(tokens * shape.values_width());
-        }
+        self.attention.truncate(tokens);
     }
 }
 
@@ -180,7 +186,8 @@ pub(crate) fn read_in_blocks(
         } else {
             SegmentTokens::prompt(tokens, sequence.tokens)
         };
-        segment.in_length(sequence.length.max(segment.length))
+        let segment = segment.in_length(sequence.length.max(segment.length));
+        segment.with_adapters(sequence.adapters)
     });
     let batch = Batch::new(segments).unwrap();
     forward.embed(&batch).unwrap();

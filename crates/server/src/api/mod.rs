@@ -1,5 +1,6 @@
 //! The shapes that requests and answers have.
 
+pub(crate) mod adapters;
 pub(crate) mod answers;
 pub(crate) mod anthropic;
 mod events;
@@ -56,8 +57,13 @@ async fn read<T>(
 
 /// The fields of a request's body.
 async fn fields_of(request: Request) -> Result<Fields, Failure> {
+    Fields::of_body(&body_of(request).await?)
+}
+
+/// The bytes of a request's body, which is to be JSON.
+async fn body_of(request: Request) -> Result<Bytes, Failure> {
     check_type(&request)?;
-    let bytes = Bytes::from_request(request, &()).await.map_err(|rejection| {
+    Bytes::from_request(request, &()).await.map_err(|rejection| {
         let status = rejection.status();
         let message = match status {
             StatusCode::PAYLOAD_TOO_LARGE => {
@@ -67,8 +73,7 @@ async fn fields_of(request: Request) -> Result<Fields, Failure> {
             _ => format!("the body could not be read: {}", rejection.body_text()),
         };
         Failure::new(status, message)
-    })?;
-    Fields::of_body(&bytes)
+    })
 }
 
 /// A page of a stranger can send anything but JSON without asking.

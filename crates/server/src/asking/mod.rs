@@ -1,5 +1,6 @@
 //! From the fields of a request, whatever its API, to what the scheduler is asked.
 
+pub(crate) mod adapters;
 pub(crate) mod effort;
 pub(crate) mod options;
 mod passing;
@@ -40,17 +41,19 @@ pub(crate) struct Wishes {
 }
 
 impl Wishes {
-    /// Policies of this request, where it names any.
+    /// Policies and adapters of this request, where they are not those of the server.
     fn sequence(&self, app: &App) -> Option<SequenceOptions> {
         let extras = &self.extras;
-        if extras.prefill.is_none() && extras.decode.is_none() && !extras.audits {
+        let own = app.engine.options().sequence.clone();
+        let adapters = extras.adapters.unwrap_or_else(|| app.adapter_scales());
+        if extras.prefill.is_none() && extras.decode.is_none() && !extras.audits && adapters == own.adapters {
             return None;
         }
-        let own = app.engine.options().sequence.clone();
         Some(SequenceOptions {
             prefill: extras.prefill.clone().unwrap_or(own.prefill),
             decode: extras.decode.clone().unwrap_or(own.decode),
             audit: own.audit || extras.audits,
+            adapters,
             ..own
         })
     }
@@ -139,7 +142,7 @@ impl Wishes {
 /// Has an answer end its thought before it takes its form. The thought gets half of the answer's length at most.
 fn put_behind_thought(app: &App, generate: &mut GenerateOptions) -> Result<(), Failure> {
     if let Some(form) = generate.form.take() {
-        let form = BehindThought::new(&app.engine, form, generate.max_tokens / 2);
+        let form = BehindThought::new(&app.engine, form, app.markup.thoughts().end, generate.max_tokens / 2);
         generate.form = Some(Arc::new(form.map_err(Failure::bad)?));
     }
     Ok(())

@@ -3,10 +3,12 @@
 use std::str::FromStr;
 
 use riffle_engine::{DraftSpec, EngineError, GenerateOptions, SamplingOptions};
+use riffle_model::AdapterScales;
 use riffle_policy::{PolicyError, PolicyRules};
 use serde_json::{Value, json};
 
 use super::Wishes;
+use super::adapters::take_adapters;
 use crate::app::App;
 use crate::failure::Failure;
 use crate::fields::{Fields, integer_of};
@@ -31,6 +33,8 @@ pub(crate) struct Extras {
     pub(crate) priority: i32,
     /// True if a stream tells how far the prompt has been read.
     pub(crate) shows_progress: bool,
+    /// Factors on the adapters, in place of the server's.
+    pub(crate) adapters: Option<AdapterScales>,
 }
 
 /// Takes what decides how tokens are drawn and when an answer ends; `lengths` are the names of the field that says how long it may be.
@@ -47,7 +51,11 @@ pub(crate) fn take_wishes(app: &App, fields: &mut Fields, lengths: &[&str]) -> R
         draft: app.options.draft.clone().where_possible(),
         ..GenerateOptions::default()
     };
-    let extras = take_extras(fields)?;
+    let adapters = take_adapters(app, fields)?;
+    let extras = Extras {
+        adapters,
+        ..take_extras(fields)?
+    };
     if let Some(draft) = &extras.draft {
         generate.draft = draft.clone();
     }
@@ -212,6 +220,7 @@ fn take_extras(fields: &mut Fields) -> Result<Extras, Failure> {
         session: own.text("session")?,
         priority: own.integer("priority", -1000..=1000)?.unwrap_or(0) as i32,
         shows_progress: own.flag("progress")?.unwrap_or(shows_progress),
+        adapters: None,
     };
     own.finish()?;
     Ok(extras)

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{Form, OPTIONS, line_break};
 use crate::app::App;
 use crate::failure::Failure;
-use crate::speech::CallStyle;
+use crate::speech::{CallStyle, ThoughtMarks};
 
 /// Levels that the lines of a call are indented for.
 const CALL_LEVELS: usize = 2;
@@ -40,7 +40,7 @@ pub(crate) fn form_of(app: &App, tools: &[Value], is_required: bool) -> Result<F
         CallStyle::Mistral => ("[TOOL_CALLS]", r#""[" call "]""#, None),
         CallStyle::Phi => ("<|tool_call|>", r#""[" call "]""#, Some("<|/tool_call|>")),
         CallStyle::Bare if is_required => return Ok(Form::Grammar(format!("start: call\n{call}"))),
-        CallStyle::Bare | CallStyle::Gemma | CallStyle::Pythonic => {
+        CallStyle::Bare | CallStyle::Gemma | CallStyle::Gemma4 | CallStyle::Pythonic => {
             return Err(if is_required {
                 Failure::field("tool_choice", "this model's calls cannot be required: use auto")
             } else {
@@ -56,7 +56,7 @@ pub(crate) fn form_of(app: &App, tools: &[Value], is_required: bool) -> Result<F
     Ok(Form::Grammar(if is_required {
         format!("start: {} {rest}", mark_of(tokenizer, begin))
     } else {
-        format!("{}\nrest: {rest}", free_start(tokenizer, begin))
+        format!("{}\nrest: {rest}", free_start(tokenizer, begin, app.markup.thoughts()))
     }))
 }
 
@@ -93,7 +93,7 @@ fn without_options(mut schema: Value) -> Value {
 }
 
 /// The beginning of a grammar of text in which the mark `begin` is followed by a `rest`.
-fn free_start(tokenizer: &Tokenizer, begin: &str) -> String {
+fn free_start(tokenizer: &Tokenizer, begin: &str, thoughts: ThoughtMarks) -> String {
     let is_special = |mark: &str| tokenizer.token_id(mark).is_some_and(|id| tokenizer.is_special(id));
     let mark = mark_of(tokenizer, begin);
     if !is_special(begin) {
@@ -103,7 +103,7 @@ fn free_start(tokenizer: &Tokenizer, begin: &str) -> String {
     }
     // Text matches no special token.
     let mut pieces = vec!["TEXT".to_owned(), format!("{mark} rest")];
-    let thoughts = ["<think>", "</think>"]
+    let thoughts = [thoughts.begin, thoughts.end]
         .into_iter()
         .filter(|thought| is_special(thought));
     pieces.extend(thoughts.map(|thought| mark_of(tokenizer, thought)));
@@ -196,7 +196,7 @@ mod tests {
         let engine = crate::forms::tests::engine();
         let grammar = format!(
             "{}\nrest: \"\\n\" call \"\\n</tool_call>\"\ncall: %json {}",
-            free_start(engine.tokenizer().unwrap(), "<tool_call>"),
+            free_start(engine.tokenizer().unwrap(), "<tool_call>", ThoughtMarks::THINK),
             json!({"type": "object", "properties": {"days": {"enum": [1, 2]}}, "required": ["days"], "additionalProperties": false}),
         );
         let fits = |text: &str| crate::forms::tests::fits(&engine, Form::Grammar(grammar.clone()), text);

@@ -8,9 +8,6 @@ use std::sync::Arc;
 
 use riffle_engine::{AnswerForm, Engine, TokenConstraint};
 
-/// The mark that ends a thought.
-const END: &str = "</think>";
-
 /// White space behind the end mark, as models write it.
 const BEHIND: &str = "\n\n";
 
@@ -21,6 +18,8 @@ pub(crate) struct BehindThought(Arc<Parts>);
 struct Parts {
     form: Arc<dyn AnswerForm>,
     engine: Arc<Engine>,
+    /// The mark that ends a thought.
+    mark: &'static str,
     /// Tokens of the end mark.
     end: Vec<u32>,
     /// Bits of all tokens but those that end a text.
@@ -48,11 +47,16 @@ enum Stage {
 }
 
 impl BehindThought {
-    /// A `form` behind a thought of at most `most_tokens` tokens, its end mark not counted.
+    /// A `form` behind a thought of at most `most_tokens` tokens, its end `mark` not counted.
     ///
     /// # Errors
     /// Why the model can't write the end mark, as a sentence.
-    pub(crate) fn new(engine: &Arc<Engine>, form: Arc<dyn AnswerForm>, most_tokens: usize) -> Result<Self, String> {
+    pub(crate) fn new(
+        engine: &Arc<Engine>,
+        form: Arc<dyn AnswerForm>,
+        mark: &'static str,
+        most_tokens: usize,
+    ) -> Result<Self, String> {
         let tokenizer = engine.tokenizer().map_err(|error| error.to_string())?;
         let encode = |text: &str| tokenizer.encode(text, false).map_err(|error| error.to_string());
         let vocab_size = engine.model().config().vocab_size;
@@ -62,15 +66,16 @@ impl BehindThought {
                 *word &= !(1 << (end % 32));
             }
         }
-        let mut end = encode(END)?;
+        let mut end = encode(mark)?;
         // Tokenizers that put a space before a text would write it behind the mark as well.
-        let behind = encode(&format!("{END}{BEHIND}"))?;
+        let behind = encode(&format!("{mark}{BEHIND}"))?;
         if behind.starts_with(&end) {
             end = behind;
         }
         Ok(Self(Arc::new(Parts {
             form,
             engine: Arc::clone(engine),
+            mark,
             end,
             free,
             most_tokens,
@@ -130,11 +135,12 @@ impl TokenConstraint for Answer {
             Stage::Thought { tokens, tail } => {
                 *tokens += 1;
                 tail.extend_from_slice(&self.form.bytes_of(token));
-                if tail.windows(END.len()).any(|window| window == END.as_bytes()) {
+                let mark = self.form.mark;
+                if tail.windows(mark.len()).any(|window| window == mark.as_bytes()) {
                     self.stage = Stage::Form(self.form.form.begin()?);
                     return Ok(false);
                 }
-                let kept = tail.len().min(END.len() - 1);
+                let kept = tail.len().min(mark.len() - 1);
                 tail.drain(..tail.len() - kept);
                 if *tokens == self.form.most_tokens {
                     self.stage = Stage::End(0);
@@ -175,11 +181,13 @@ mod tests {
     use super::super::{Form, Forms};
     use super::*;
 
+    const END: &str = "</think>";
+
     fn form(most_tokens: usize) -> (Arc<Engine>, BehindThought) {
         let engine = engine();
         let forms = Forms::new(&engine, crate::Limits::default()).unwrap();
         let form = forms.prepare_now(Form::Pattern("[0-9]{3}".to_owned()), "form").unwrap();
-        let form = BehindThought::new(&engine, form, most_tokens).unwrap();
+        let form = BehindThought::new(&engine, form, END, most_tokens).unwrap();
         (engine, form)
     }
 

@@ -10,6 +10,12 @@ use super::tools::{KnownTools, WrittenCall};
 /// Beginnings of an answer that is a call without the marks of its family, with white space taken out.
 const UNMARKED: [&str; 6] = ["", "[", "{", "```", "```json", "```tool_call"];
 
+/// The mark around texts in calls of Gemma 4.
+pub(super) const QUOTE: &str = "<|\"|>";
+
+/// Most levels of lists and objects in an argument of such a call.
+const MOST_LEVELS: usize = 64;
+
 /// Tags that models put around calls in place of those of their family.
 const OTHER_TAGS: [&str; 3] = ["tools", "function_call", "tool_calls"];
 
@@ -22,6 +28,7 @@ pub(super) fn parse(style: CallStyle, text: &str, tools: &KnownTools) -> Option<
         CallStyle::Mistral => parse_json(text).or_else(|| parse_named(text)),
         CallStyle::Gemma => parse_gemma(text).map(|call| vec![call]),
         CallStyle::Pythonic => parse_pythonic(text).or_else(|| parse_json(text)),
+        CallStyle::Gemma4 => parse_gemma4(text).map(|call| vec![call]),
         CallStyle::Bare => parse_json(without_fence(text)),
     }
 }
@@ -87,6 +94,7 @@ pub(super) fn end_of(style: CallStyle, text: &str, mark: &str, from: usize) -> O
             CallStyle::Tagged if is_xml => call.trim_end().ends_with("</function>"),
             CallStyle::Gemma => call.matches("<escape>").count().is_multiple_of(2),
             CallStyle::Pythonic => !pythonic::is_in_text(call),
+            CallStyle::Gemma4 => call.matches(QUOTE).count().is_multiple_of(2),
             _ => !is_in_string(call),
         }
     })
@@ -349,6 +357,74 @@ fn parse_gemma(text: &str) -> Option<WrittenCall> {
         arguments,
         exact: None,
     })
+}
+
+/// `call:name{key:<|"|>text<|"|>,other:[1,{deep:true}]}`.
+fn parse_gemma4(text: &str) -> Option<WrittenCall> {
+    let (name, rest) = text.strip_prefix("call:")?.split_once('{')?;
+    let (arguments, behind) = gemma4_object(rest, MOST_LEVELS)?;
+    behind.trim().is_empty().then(|| WrittenCall {
+        name: name.trim().to_owned(),
+        arguments,
+        exact: None,
+    })
+}
+
+/// The members of an object behind its brace, and the text behind the object.
+fn gemma4_object(text: &str, levels: usize) -> Option<(Map<String, Value>, &str)> {
+    let mut members = Map::new();
+    let mut rest = text.trim_start();
+    loop {
+        if let Some(behind) = rest.strip_prefix('}') {
+            return Some((members, behind));
+        }
+        let (key, after) = match rest.strip_prefix(QUOTE) {
+            Some(rest) => {
+                let (key, after) = rest.split_once(QUOTE)?;
+                (key, after.trim_start().strip_prefix(':')?)
+            }
+            None => rest.split_once(':')?,
+        };
+        let (value, after) = gemma4_value(after, levels)?;
+        members.insert(key.trim().to_owned(), value);
+        rest = next_of(after, '}')?;
+    }
+}
+
+/// A value, and the text behind it.
+fn gemma4_value(text: &str, levels: usize) -> Option<(Value, &str)> {
+    let (text, levels) = (text.trim_start(), levels.checked_sub(1)?);
+    if let Some(rest) = text.strip_prefix(QUOTE) {
+        let (value, behind) = rest.split_once(QUOTE)?;
+        return Some((value.into(), behind));
+    }
+    if let Some(rest) = text.strip_prefix('{') {
+        let (members, behind) = gemma4_object(rest, levels)?;
+        return Some((members.into(), behind));
+    }
+    let Some(rest) = text.strip_prefix('[') else {
+        let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+        let value = values.next()?.ok()?;
+        return Some((value, &text[values.byte_offset()..]));
+    };
+    let (mut items, mut rest) = (Vec::new(), rest.trim_start());
+    loop {
+        if let Some(behind) = rest.strip_prefix(']') {
+            return Some((items.into(), behind));
+        }
+        let (item, after) = gemma4_value(rest, levels)?;
+        items.push(item);
+        rest = next_of(after, ']')?;
+    }
+}
+
+/// The text from the next member on, or from the `end` of the members on.
+fn next_of(text: &str, end: char) -> Option<&str> {
+    let text = text.trim_start();
+    match text.strip_prefix(',') {
+        Some(rest) => Some(rest.trim_start()),
+        None => text.starts_with(end).then_some(text),
+    }
 }
 
 #[cfg(test)]

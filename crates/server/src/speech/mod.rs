@@ -13,8 +13,32 @@ pub(crate) use tools::{Call, KnownTools, Tool, ToolKind, shown_name};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Markup {
     calls: CallStyle,
-    /// True if it puts thoughts between `<think>` and `</think>`.
-    thinks: bool,
+    /// The marks around thoughts, where it writes some.
+    thoughts: Option<ThoughtMarks>,
+}
+
+/// The marks around a thought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ThoughtMarks {
+    pub(crate) begin: &'static str,
+    /// A word behind the mark, which is no part of the thought.
+    title: &'static str,
+    pub(crate) end: &'static str,
+}
+
+impl ThoughtMarks {
+    /// Those of most families.
+    pub(crate) const THINK: Self = Self {
+        begin: "<think>",
+        title: "",
+        end: "</think>",
+    };
+    /// `<|channel>thought …<channel|>` (Gemma 4).
+    const CHANNEL: Self = Self {
+        begin: "<|channel>",
+        title: "thought",
+        end: "<channel|>",
+    };
 }
 
 /// How a family of models writes tool calls.
@@ -30,6 +54,8 @@ pub(crate) enum CallStyle {
     Gemma,
     /// `<|tool_call_start|>[name(key="value")]<|tool_call_end|>` (LFM2).
     Pythonic,
+    /// `<|tool_call>call:name{key:<|"|>value<|"|>}<tool_call|>` (Gemma 4).
+    Gemma4,
     /// The whole answer is `{"name": …, "parameters": {…}}`, with or without `<|python_tag|>` or a fence (Llama, Gemma 3).
     Bare,
 }
@@ -88,22 +114,34 @@ impl Markup {
             // Templates of LFM2 show the marks of lists of tools, and not always those of calls.
             ("<|tool_call_start|>", CallStyle::Pythonic),
             ("<|tool_list_start|>", CallStyle::Pythonic),
+            ("<|tool_call>", CallStyle::Gemma4),
         ];
         let calls = styles.into_iter().find(|(mark, _)| mentions(mark));
         Self {
             calls: calls.map_or(CallStyle::Bare, |(_, style)| style),
-            thinks: mentions("<think>") || mentions("</think>"),
+            thoughts: [ThoughtMarks::THINK, ThoughtMarks::CHANNEL]
+                .into_iter()
+                .find(|marks| mentions(marks.begin) || mentions(marks.end)),
         }
     }
 
     /// True if a prompt ends inside a thought.
     pub(crate) fn ends_thinking(self, prompt: &str) -> bool {
-        self.thinks && prompt.trim_end().ends_with("<think>")
+        self.thoughts.is_some_and(|marks| {
+            let before = prompt.trim_end().strip_suffix(marks.title);
+            before.is_some_and(|before| before.ends_with(marks.begin))
+        })
     }
 
     /// True if a begun answer ends inside a thought.
     pub(crate) fn is_open_thought(self, answer: &str) -> bool {
-        self.thinks && answer.rfind("<think>") > answer.rfind("</think>")
+        self.thoughts
+            .is_some_and(|marks| answer.rfind(marks.begin) > answer.rfind(marks.end))
+    }
+
+    /// The marks around thoughts.
+    pub(crate) fn thoughts(self) -> ThoughtMarks {
+        self.thoughts.unwrap_or(ThoughtMarks::THINK)
     }
 
     pub(crate) fn calls(self) -> CallStyle {
@@ -120,6 +158,7 @@ impl CallStyle {
             Self::Phi => (&["<|tool_call|>"], Some("<|/tool_call|>")),
             Self::Gemma => (&["<start_function_call>"], Some("<end_function_call>")),
             Self::Pythonic => (&["<|tool_call_start|>"], Some("<|tool_call_end|>")),
+            Self::Gemma4 => (&["<|tool_call>"], Some("<tool_call|>")),
             Self::Bare => (&["<|python_tag|>"], None),
         }
     }
@@ -156,7 +195,7 @@ impl Speech {
 
     /// The same, of an answer whose thoughts are its text.
     pub(crate) fn without_thoughts(mut self) -> Self {
-        self.markup.thinks = false;
+        self.markup.thoughts = None;
         self
     }
 
@@ -165,7 +204,8 @@ impl Speech {
         let (begins, ends) = self.markup.calls.marks();
         let marks = begins.iter().chain(&ends);
         (self.takes_calls() && (marks.into_iter().any(|mark| *mark == special) || special == "[ARGS]"))
-            || (self.markup.thinks && ["<think>", "</think>"].contains(&special))
+            || (self.takes_calls() && self.markup.calls == CallStyle::Gemma4 && special == calls::QUOTE)
+            || (self.markup.thoughts).is_some_and(|marks| [marks.begin, marks.end].contains(&special))
     }
 
     fn takes_calls(&self) -> bool {
@@ -221,23 +261,23 @@ impl Speech {
         let (begins, end) = self.markup.calls.marks();
         match self.state {
             State::Text => self.advance_text(begins, pieces),
-            State::Thought => match self.held.find("</think>") {
-                Some(at) => {
-                    let rest = self.held.split_off(at);
-                    push_thought(
-                        std::mem::replace(&mut self.held, rest["</think>".len()..].to_owned()),
-                        pieces,
-                    );
-                    self.state = State::Text;
-                    true
+            State::Thought => {
+                let end = self.markup.thoughts().end;
+                match self.held.find(end) {
+                    Some(at) => {
+                        let rest = self.held.split_off(at);
+                        push_thought(std::mem::replace(&mut self.held, rest[end.len()..].to_owned()), pieces);
+                        self.state = State::Text;
+                        true
+                    }
+                    None => {
+                        let certain = self.held.len() - open_end(&self.held, &[end]);
+                        let rest = self.held.split_off(certain);
+                        push_thought(std::mem::replace(&mut self.held, rest), pieces);
+                        false
+                    }
                 }
-                None => {
-                    let certain = self.held.len() - open_end(&self.held, &["</think>"]);
-                    let rest = self.held.split_off(certain);
-                    push_thought(std::mem::replace(&mut self.held, rest), pieces);
-                    false
-                }
-            },
+            }
             State::Call => {
                 let Some(end) = end else {
                     return false;
@@ -285,13 +325,14 @@ impl Speech {
     /// Begins a thought at the beginning of an answer; marks of thoughts behind text are text. True where there is more to take,
     /// false where more text has to come, `None` where no thought begins.
     fn advance_to_thought(&mut self) -> Option<bool> {
-        if !self.markup.thinks || self.has_begun {
-            return None;
-        }
+        let marks = self.markup.thoughts.filter(|_| !self.has_begun)?;
         let text = self.held.trim_start();
-        for (mark, state) in [("<think>", State::Thought), ("</think>", State::Text)] {
+        for (mark, title, state) in [(marks.begin, marks.title, State::Thought), (marks.end, "", State::Text)] {
             if let Some(rest) = text.strip_prefix(mark) {
-                self.held = rest.to_owned();
+                if rest.len() < title.len() && title.starts_with(rest) {
+                    return Some(false);
+                }
+                self.held = rest.strip_prefix(title).unwrap_or(rest).to_owned();
                 self.state = state;
                 return Some(true);
             }
@@ -321,7 +362,7 @@ impl Speech {
             text = text.trim_start().to_owned();
         }
         let is_blank = text.trim().is_empty();
-        if is_blank && !self.has_begun && (self.markup.thinks || self.takes_calls()) {
+        if is_blank && !self.has_begun && (self.markup.thoughts.is_some() || self.takes_calls()) {
             return;
         }
         if !text.is_empty() {

@@ -2,12 +2,13 @@ use serde_json::json;
 
 use super::*;
 
-const MARKED: [CallStyle; 6] = [
+const MARKED: [CallStyle; 7] = [
     CallStyle::Tagged,
     CallStyle::Mistral,
     CallStyle::Phi,
     CallStyle::Gemma,
     CallStyle::Pythonic,
+    CallStyle::Gemma4,
     CallStyle::Bare,
 ];
 
@@ -19,7 +20,14 @@ fn tools() -> KnownTools {
 
 fn speech(calls: CallStyle, takes_calls: bool) -> Speech {
     let tools = if takes_calls { tools() } else { KnownTools::default() };
-    Speech::new(Markup { calls, thinks: true }, tools, false)
+    Speech::new(
+        Markup {
+            calls,
+            thoughts: Some(ThoughtMarks::THINK),
+        },
+        tools,
+        false,
+    )
 }
 
 /// Splits a text that arrives in pieces of `size` characters into text, thoughts and calls.
@@ -64,6 +72,10 @@ fn calls_of_every_family_are_found_however_the_text_is_cut() {
         (
             CallStyle::Pythonic,
             "<|tool_call_start|>[weather(city=\"Bern\", days=2)]<|tool_call_end|>".to_owned(),
+        ),
+        (
+            CallStyle::Gemma4,
+            r#"<|tool_call>call:weather{city:<|"|>Bern<|"|>,days:2}<tool_call|>"#.to_owned(),
         ),
         (CallStyle::Bare, json.replace("arguments", "parameters")),
         (CallStyle::Bare, format!("<|python_tag|>{json}")),
@@ -176,7 +188,7 @@ fn a_call_has_the_names_of_the_client() {
     let speech = Speech::new(
         Markup {
             calls: CallStyle::Tagged,
-            thinks: false,
+            thoughts: None,
         },
         tools,
         false,
@@ -229,7 +241,7 @@ fn thoughts_are_told_apart_also_where_the_prompt_began_them() {
         let begun = Speech::new(
             Markup {
                 calls: CallStyle::Tagged,
-                thinks: true,
+                thoughts: Some(ThoughtMarks::THINK),
             },
             KnownTools::default(),
             true,
@@ -237,4 +249,25 @@ fn thoughts_are_told_apart_also_where_the_prompt_began_them() {
         let (said, thought, _) = told(begun, "hm</think>Yes.", size);
         assert_eq!((said.as_str(), thought.as_str()), ("Yes.", "hm"));
     }
+}
+
+#[test]
+fn thoughts_of_gemma_4_end_at_their_own_mark_and_have_no_title() {
+    let markup = Markup {
+        calls: CallStyle::Gemma4,
+        thoughts: Some(ThoughtMarks::CHANNEL),
+    };
+    let text = "<|channel>thought\nHm, thought.\n<channel|>Bern.<|tool_call>call:a{<|\"|>k<|\"|>:{},list:[{x:<|\"|>}<tool_call|>{<|\"|>},-1.5e2,true,null]}<tool_call|>";
+    for size in 1..text.len() {
+        let (said, thought, calls) = told(Speech::new(markup, tools(), false), text, size);
+        assert_eq!(
+            (said.as_str(), thought.as_str()),
+            ("Bern.", "\nHm, thought.\n"),
+            "{size}"
+        );
+        let arguments = r#"{"k":{},"list":[{"x":"}<tool_call|>{"},-150.0,true,null]}"#;
+        assert_eq!(calls, [("a".to_owned(), arguments.to_owned())], "{size}");
+    }
+    assert!(markup.ends_thinking("<|turn>model\n<|channel>thought\n"));
+    assert!(!markup.ends_thinking("<|turn>model\n<|channel>thought\n<channel|>"));
 }

@@ -1,6 +1,7 @@
 //! Guarantees of the server to programs that use it.
 
 mod access;
+mod adapters;
 mod answers;
 mod captured;
 mod clients;

@@ -92,6 +92,7 @@ pub(super) fn build(
             key_value: Some(KeyValue {
                 key: load("key", ATTENTION.keys_width(), HIDDEN)?,
                 value: Some(load("value", ATTENTION.values_width(), HIDDEN)?),
+                value_norm: None,
                 key_norm: None,
             }),
             sinks: None,

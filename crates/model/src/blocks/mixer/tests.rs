@@ -6,7 +6,7 @@ use std::path::Path;
 use super::*;
 use crate::blocks::{Mamba2Norm, Mamba2Settings};
 use crate::weights::open_directory;
-use crate::{Mamba2Shape, ShortConvolutionShape};
+use crate::{AdapterScales, Mamba2Shape, ShortConvolutionShape};
 
 const ROWS: usize = 100;
 const HIDDEN: usize = 16;
@@ -117,6 +117,7 @@ impl Case {
             rows: rows.clone(),
             position: state.tokens,
             one_by_one,
+            adapters: AdapterScales::default(),
         };
         self.apply(&[part], &mut [Some(state)], rows)
     }
@@ -189,6 +190,7 @@ fn segments_side_by_side_have_the_bits_of_each_alone() {
             rows,
             position: 0,
             one_by_one: false,
+            adapters: AdapterScales::default(),
         };
         let [mut first, mut second] = [0; 2].map(|_| case.state());
         let parts = [part(0, 0..cut), part(1, cut..ROWS)];

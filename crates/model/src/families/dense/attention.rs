@@ -44,6 +44,9 @@ impl Parts {
         let width = plan.rotated_width(config);
         let settings = |fields| RotarySettings::from_fields(fields, width, config.max_position);
         let mut rotary = Rotary::new(&settings(&plan.fields)?);
+        if plan.turns_back {
+            rotary = rotary.reversed();
+        }
         if let Some((growth, period)) = plan.query_growth {
             rotary = rotary.with_query_growth(growth as f32, period as f32);
         }
@@ -98,6 +101,7 @@ impl Parts {
             key_value: Some(KeyValue {
                 key: key.scaled(factors.key, factors.key_bias),
                 value: Some(value.scaled(factors.value, 1.0)),
+                value_norm: None,
                 key_norm,
             }),
             sinks: None,
@@ -167,6 +171,13 @@ impl Plan {
         };
         Ok(match self.head_norms {
             HeadNorms::None => (None, None, None),
+            HeadNorms::Bare => {
+                let bare = || Norm::Rms {
+                    weight: vec![1.0; width],
+                    epsilon,
+                };
+                (Some(bare()), Some(bare()), None)
+            }
             HeadNorms::Each([query, key]) => (Some(rms(query, width)?), Some(rms(key, width)?), None),
             HeadNorms::All([query, key]) => {
                 let norms = (rms(query, config.query_width())?, rms(key, config.kv_width())?);

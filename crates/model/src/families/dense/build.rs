@@ -58,6 +58,9 @@ pub(in crate::families) fn build(
     let embedding_scale = plan.embedding_scale / plan.residual_scale;
     decoder.embedding_scale = (embedding_scale != 1.0).then_some(embedding_scale as f32);
     decoder.logit_cap = plan.logit_cap.map(|cap| cap as f32);
+    if plan.has_embedding_norm {
+        decoder.embedding_norm = Some(plan.norm(config, weights, "model.embedding_norm")?);
+    }
     if plan.head_bias {
         decoder.head_bias = Some(weights.vector("lm_head.bias", config.vocab_size)?);
     }
@@ -134,6 +137,10 @@ impl Plan {
             NormKind::Unbiased => Norm::Layer {
                 weight: vector("weight")?,
                 bias: vec![0.0; width],
+                epsilon,
+            },
+            NormKind::BareRms => Norm::Rms {
+                weight: vec![1.0; width],
                 epsilon,
             },
             NormKind::Bare => Norm::Layer {

@@ -9,7 +9,7 @@ use super::layer_norm_families::{
 use super::mixer_families::{bamba, falcon_h1, granite_hybrid, mamba2, nemotron_h};
 use super::rms_families::{
     apertus, arcee, cwm, ernie4_5, exaone4, gemma, glm, glm4, granite, helium, hunyuan, hyperclovax, ministral,
-    ministral3, olmo2, olmo3, seed_oss, smollm3, vaultgemma,
+    ministral3, nanochat, olmo2, olmo3, seed_oss, smollm3, vaultgemma,
 };
 use super::{build, configure};
 
@@ -62,6 +62,7 @@ pub(in crate::families) const FAMILIES: &[Family] = &[
     family!("CwmForCausalLM", "cwm", cwm),
     family!("MinistralForCausalLM", "ministral", ministral),
     family!("Ministral3ForCausalLM", "ministral3", ministral3),
+    family!("NanoChatForCausalLM", "nanochat", nanochat).with_settings(&["final_logit_softcapping"]),
     family!("GPTNeoXForCausalLM", "gpt_neox", gpt_neox)
         .with_partial_rotation()
         .with_renames(&[

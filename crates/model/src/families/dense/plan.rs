@@ -44,6 +44,10 @@ pub(in crate::families) struct Plan {
     pub(super) logit_scale: f64,
     pub(super) logit_cap: Option<f64>,
     pub(super) head_bias: bool,
+    /// Embeddings pass the norm of the family.
+    pub(super) has_embedding_norm: bool,
+    /// Pairs turn by the opposite of their angle.
+    pub(super) turns_back: bool,
     /// Queries grow with the logarithm of their position: factor and period.
     pub(super) query_growth: Option<(f64, f64)>,
     /// The attention of all layers, where it is latent.
@@ -73,6 +77,8 @@ pub(super) enum NormKind {
     Unbiased,
     /// Mean and variance, without weights.
     Bare,
+    /// Root mean square, without weights.
+    BareRms,
 }
 
 /// The norms of a layer, by name.
@@ -94,6 +100,8 @@ pub(super) enum Block {
 #[derive(Clone, Copy)]
 pub(super) enum HeadNorms {
     None,
+    /// Root mean squares without weights.
+    Bare,
     /// The same weights for every head.
     Each([&'static str; 2]),
     /// The same weights for every head, mean and variance, with a bias.
@@ -216,6 +224,8 @@ impl Plan {
             logit_scale: 1.0,
             logit_cap: None,
             head_bias: false,
+            has_embedding_norm: false,
+            turns_back: false,
             query_growth: None,
             latent: None,
             layers: Vec::new(),
@@ -269,14 +279,15 @@ impl Plan {
             HeadNorms::All(_) => Some("norm over all heads"),
             HeadNorms::Own(_) | HeadNorms::OwnTensors(_) => Some("norms of single heads"),
             HeadNorms::Rotated(_) => Some("norm after the rotation"),
-            HeadNorms::None | HeadNorms::Each(_) | HeadNorms::EachLayer(_) => None,
+            HeadNorms::None | HeadNorms::Bare | HeadNorms::Each(_) | HeadNorms::EachLayer(_) => None,
         };
         let after = matches!(self.block, Block::After(_)).then_some("layers without a norm before them");
         let growth = self.query_growth.map(|_| "queries that grow with their position");
         let latent = self.latent.map(|_| "latent attention");
         let factors = (self.factors != Factors::NONE).then_some("factors on projections");
         let gate = self.gate.map(|_| "gate of heads");
-        let parts = [by_head, after, growth, latent, factors, gate];
+        let embedding = self.has_embedding_norm.then_some("norm of embeddings");
+        let parts = [by_head, after, growth, latent, factors, gate, embedding];
         config.host_only.or(parts.into_iter().flatten().next())
     }
 }

@@ -294,3 +294,18 @@ pub(super) fn ministral3(fields: &Fields) -> Planned {
     }
     Ok(plan)
 }
+
+/// Norms of heads have no weights, so they are the same before and behind the rotation.
+pub(super) fn nanochat(fields: &Fields) -> Planned {
+    let defaults = json!({"rms_norm_eps": 1e-6, "final_logit_softcapping": 15.0});
+    let mut plan = Plan::new(fields, defaults)
+        .attention_bias("attention_bias", false)?
+        .ungated("mlp.fc1", "mlp.fc2");
+    plan.norm = NormKind::BareRms;
+    plan.head_norms = HeadNorms::Bare;
+    plan.has_embedding_norm = true;
+    plan.turns_back = true;
+    plan.activation.1 = "relu2";
+    plan.logit_cap = plan.fields.optional_positive("final_logit_softcapping")?;
+    Ok(plan)
+}

@@ -1,0 +1,43 @@
+//! The adapters (LoRA) that a request is computed with: `"lora": [{"id": 0, "scale": 0.5}]`.
+
+use riffle_model::AdapterScales;
+use serde_json::Value;
+
+use crate::app::App;
+use crate::failure::Failure;
+use crate::fields::{Fields, Warnings, unexpected};
+
+/// Largest scale.
+const MOST_SCALE: f64 = 100.0;
+
+/// Takes the field `lora`; `None` where the request gives none.
+pub(super) fn take_adapters(app: &App, fields: &mut Fields) -> Result<Option<AdapterScales>, Failure> {
+    let (place, warnings) = (fields.name("lora"), fields.warnings().clone());
+    let value = fields.value("lora");
+    value.map(|value| scales_of(app, &value, &place, &warnings)).transpose()
+}
+
+/// The scales that a list of adapters says. Those that are left out get 0.
+pub(crate) fn scales_of(app: &App, value: &Value, place: &str, warnings: &Warnings) -> Result<AdapterScales, Failure> {
+    let Value::Array(items) = value else {
+        return Err(unexpected(place, "a list of {\"id\": 0, \"scale\": 1}", value));
+    };
+    let loaded = app.engine.adapters().len();
+    let mut scales = vec![0.0; loaded];
+    for item in items {
+        let mut item = Fields::from_value(item.clone(), place, warnings)?;
+        let name = item.name("id");
+        let id = item.count("id", 0..=i64::from(i32::MAX))?;
+        let id = id.ok_or_else(|| Failure::field(&name, "this field is required"))?;
+        let Some(scale) = scales.get_mut(id) else {
+            let has = match loaded {
+                0 => "the server was started without adapters (--lora)".to_owned(),
+                _ => format!("the server has {loaded}, from 0"),
+            };
+            return Err(Failure::field(name, format!("there is no adapter {id}: {has}")));
+        };
+        *scale = item.number("scale", -MOST_SCALE..=MOST_SCALE)?.unwrap_or(1.0);
+        item.finish()?;
+    }
+    Ok(AdapterScales::new(&scales))
+}

@@ -1,0 +1,74 @@
+//! Adapters (LoRA) by request, and the scales of requests that give none.
+
+use riffle_engine::{Engine, EngineOptions};
+use riffle_model::AdapterSpec;
+use riffle_testing::write_shipped_adapter;
+use serde_json::{Value, json};
+
+use crate::testing::{Running, options, start, start_on};
+
+const PROMPT: &str = "In the beginning God created the heaven and the earth.";
+
+fn text(server: &Running, lora: Value) -> String {
+    let answer = server.complete(PROMPT, json!({"max_tokens": 16, "ignore_eos": true, "lora": lora}));
+    answer["choices"][0]["text"].as_str().expect("a text").to_owned()
+}
+
+#[test]
+fn a_request_chooses_its_adapters_and_their_scales() {
+    let folder = tempfile::tempdir().unwrap();
+    let adapters: Vec<AdapterSpec> = (0..2u8)
+        .map(|number| {
+            let path = folder.path().join(number.to_string());
+            write_shipped_adapter(&path, u64::from(number) + 7);
+            AdapterSpec { path, scale: f32::from(number) }
+        })
+        .collect();
+    let engine_options = EngineOptions::default()
+        .with_context_tokens(Some(1024))
+        .with_sequences(16)
+        .with_pool_tokens(Some(8192))
+        .with_adapters(adapters);
+    let engine = Engine::load(riffle_testing::fixture("model"), engine_options).unwrap();
+    let server = start_on(&engine, options());
+    let listed = server.get("/lora-adapters").json();
+    assert_eq!((&listed[0]["id"], &listed[0]["scale"]), (&json!(0), &json!(0.0)));
+    assert_eq!((&listed[1]["id"], &listed[1]["scale"]), (&json!(1), &json!(1.0)));
+    assert!(listed[1]["path"].as_str().unwrap().ends_with('1'));
+
+    let none = text(&server, json!([]));
+    let first = text(&server, json!([{"id": 0, "scale": 1.0}]));
+    let second = text(&server, json!([{"id": 1}]));
+    let by_default = text(&server, Value::Null);
+    assert_ne!(none, first);
+    assert_ne!(first, second);
+    assert_eq!(by_default, second, "the scales that the server was started with");
+    assert_eq!(text(&server, json!([{"id": 0, "scale": 1.0}])), first, "again");
+
+    let set = server.post("/lora-adapters", &json!([{"id": 0, "scale": 1.0}]));
+    assert_eq!(set.status, 200, "{}", set.body);
+    assert_eq!(set.json()[1]["scale"], json!(0.0), "those that are left out are off");
+    assert_eq!(text(&server, Value::Null), first);
+
+    for (lora, part) in [
+        (json!([{"id": 2}]), "there is no adapter 2"),
+        (json!([{"scale": 1}]), "required"),
+        (json!([{"id": 0, "scale": 1e9}]), "scale"),
+        (json!({"id": 0}), "it must be a list"),
+        (json!([{"id": 0, "strength": 1}]), "strength"),
+    ] {
+        let refused = server.post("/v1/completions", &json!({"prompt": PROMPT, "max_tokens": 1, "lora": lora}));
+        assert_eq!(refused.status, 400, "{}", refused.body);
+        assert!(refused.body.contains(part), "{part}: {}", refused.body);
+        assert_eq!(server.post("/lora-adapters", &lora).status, 400);
+    }
+}
+
+#[test]
+fn a_server_without_adapters_says_so() {
+    let server = start(options());
+    assert_eq!(server.get("/lora-adapters").json(), json!([]));
+    let refused = server.post("/v1/completions", &json!({"prompt": PROMPT, "max_tokens": 1, "lora": [{"id": 0}]}));
+    assert!(refused.status == 400 && refused.body.contains("--lora"), "{}", refused.body);
+    assert_eq!(text(&server, json!([])), text(&server, Value::Null));
+}
