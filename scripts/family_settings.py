@@ -97,11 +97,13 @@ DENSE = {
         dict(B16, **GEMMA4, num_kv_shared_layers=2, attention_k_eq_v=True, num_global_key_value_heads=1, use_double_wide_mlp=True, final_logit_softcapping=6.0),
         GEMMA4 | dict(hidden_size_per_layer_input=0, attention_k_eq_v=False, num_global_key_value_heads=1),
         GEMMA4 | dict(num_hidden_layers=7, layer_types=None, num_kv_shared_layers=0, global_head_dim=8, attention_bias=True),
-        GEMMA4 | dict(num_kv_shared_layers=4, layer_types=["sliding_attention", "full_attention"] * 3, rope_parameters=dict(full_attention=dict(rope_type="proportional", partial_rotary_factor=0.5, rope_theta=50000.0, factor=2.0), sliding_attention=dict(rope_type="default", rope_theta=900.0))),
+        GEMMA4 | dict(num_kv_shared_layers=4, layer_types=["sliding_attention", "full_attention"] * 3, rope_parameters=dict(full_attention=dict(rope_type="proportional", partial_rotary_factor=0.5, rope_theta=50000.0), sliding_attention=dict(rope_type="default", rope_theta=900.0))),
+        # The converter drops the factor.
+        GEMMA4 | dict(gguf=False, rope_parameters=dict(full_attention=dict(rope_type="proportional", partial_rotary_factor=0.5, rope_theta=50000.0, factor=2.0), sliding_attention=dict(rope_type="default", rope_theta=900.0))),
         GEMMA4 | dict(use_bidirectional_attention="vision", attention_k_eq_v=True, num_kv_shared_layers=1, use_double_wide_mlp=True),
         GEMMA4 | dict(enable_moe_block=True, num_experts=4, top_k_experts=2, moe_intermediate_size=16),
     ],
-    "gemma4_unified_text": [dict(GEMMA4_UNIFIED), dict(**GEMMA4_UNIFIED, attention_k_eq_v=True, num_global_key_value_heads=1, num_kv_shared_layers=2, use_double_wide_mlp=True)],
+    "gemma4_unified_text": [dict(B16, **GEMMA4_UNIFIED), dict(**GEMMA4_UNIFIED, attention_k_eq_v=True, num_global_key_value_heads=1, num_kv_shared_layers=2, use_double_wide_mlp=True)],
     "nanochat": [dict(B16), dict(head_dim=16, attention_bias=True, final_logit_softcapping=4.0, num_key_value_heads=1, **rope(theta=500.0)), dict(hidden_act="silu", tie_word_embeddings=True)],
     "gptj": [dict(B16, rotary_dim=4), dict(hidden_size=48, num_attention_heads=2, rotary_dim=16, n_inner=40)],
     "minicpm3": [
@@ -189,6 +191,8 @@ SMALL_MUSE = dict(
 SMALL_SIGLIP = dict(vision_config=dict(model_type="siglip_vision_model", hidden_size=16, num_attention_heads=2, intermediate_size=16, num_hidden_layers=1, image_size=28, patch_size=14))
 # Classes whose first setting is a vector of the tests, and its folder.
 STORED_WRAPPERS = {"MuseGlimmerForConditionalGeneration": "muse_glimmer"}
+# Names whose first setting is a GGUF file of the tests too.
+STORED_GGUF = ("gemma4_text", "MuseGlimmerForConditionalGeneration")
 
 QWEN35 = dict(head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16)
 SECTIONS = rope("default", mrope_section=[2, 1, 1])
@@ -198,7 +202,8 @@ WRAPPERS = {
     "Gemma4UnifiedForConditionalGeneration": around("gemma4_unified_text", **GEMMA4_UNIFIED, pad_token_id=0),
     "MuseGlimmerForConditionalGeneration": [
         dict(B16, text_type="muse_glimmer_text", num_hidden_layers=5, head_dim=16, config=SMALL_MUSE, **WINDOW),
-        dict(text_type="muse_glimmer_text", head_dim=8, config=SMALL_MUSE, layer_rope_theta=[0, 10000.0, 10000.0, 0], qk_scale_factor=1.5, output_multiplier=0.5, final_logit_softcapping=5.0, post_norm_eps=1e-3, layer_types=["sliding_attention", "full_attention"] * 2, tie_word_embeddings=True, attention_bias=True, **WINDOW),
+        dict(text_type="muse_glimmer_text", head_dim=8, config=SMALL_MUSE, layer_rope_theta=[0, 10000.0, 10000.0, 0], qk_scale_factor=1.5, output_multiplier=0.5, final_logit_softcapping=5.0, post_norm_eps=1e-3, layer_types=["sliding_attention", "full_attention"] * 2, **WINDOW),
+        dict(text_type="muse_glimmer_text", head_dim=8, config=SMALL_MUSE, tie_word_embeddings=True, attention_bias=True, **WINDOW),
     ],
     "Mistral3ForConditionalGeneration": around("mistral", head_dim=16, sliding_window=None) + around("ministral3", head_dim=16, rope_parameters=DENSE["ministral3"][0]["rope_parameters"]),
     "LlavaForConditionalGeneration": around("llama") + around("mistral", **WINDOW) + around("qwen2"),
@@ -226,7 +231,6 @@ WRAPPERS = {
     "AudioFlamingo3ForConditionalGeneration": around("qwen2"),
     "AyaVisionForConditionalGeneration": around("cohere2", config=SMALL_SIGLIP, **WINDOW),
     "Cohere2VisionForConditionalGeneration": around("cohere2", **WINDOW),
-    "Cosmos3OmniForConditionalGeneration": around("qwen3_vl_text", head_dim=8, **SECTIONS),
     "DeepseekVLForConditionalGeneration": around("llama"),
     "DeepseekVLHybridForConditionalGeneration": around("llama"),
     "Exaone4_5_ForConditionalGeneration": around("exaone4", **WINDOW),
@@ -245,7 +249,7 @@ WRAPPERS = {
     "Ovis2ForConditionalGeneration": around("qwen2"),
     "PerceptionLMForConditionalGeneration": around("llama", config=dict(vision_config=dict(model_type="timm_wrapper", architecture="vit_pe_core_tiny_patch16_384", model_args=dict(embed_dim=192, depth=1)))),
     "QianfanOCRForConditionalGeneration": around("qwen3", head_dim=16),
-    "VibeVoiceForConditionalGeneration": around("qwen2"),
+    "VibeVoiceForConditionalGeneration": around("qwen2", config=dict(eos_token_id=1)),
     "VibeVoiceAsrForConditionalGeneration": around("qwen2"),
     "VideoLlama3ForConditionalGeneration": around("qwen2"),
 }

@@ -296,7 +296,7 @@ pub(crate) struct CalibrateArguments {
     /// UTF-8 text to measure on
     #[arg(short = 'f', long, value_name = "FILE", required_unless_present = "imatrix")]
     pub(crate) file: Option<PathBuf>,
-    /// Collect an importance matrix from documents, and write it to this file
+    /// Write an importance matrix of the documents
     ///
     /// It says which inputs of each layer are large, so that riffle quantize --imatrix takes more care of their weights. llama.cpp reads and
     /// writes the same files.
@@ -308,7 +308,9 @@ pub(crate) struct CalibrateArguments {
     /// With --imatrix: tokens that are read at a time, each from an empty cache
     #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value = "512", requires = "imatrix", hide_short_help = true)]
     pub(crate) chunk_size: usize,
-    /// Tokens of the text to read [default: what the context holds; with --imatrix all]
+    /// Tokens of the text to read
+    ///
+    /// [default: what the context holds; with --imatrix all]
     #[arg(long, value_name = "N", value_parser = numbers::tokens)]
     pub(crate) length: Option<usize>,
     /// Share of the true attention that each head must keep
@@ -317,7 +319,7 @@ pub(crate) struct CalibrateArguments {
     #[arg(long, value_name = "P", value_parser = numbers::share, default_value = "0.9")]
     pub(crate) target: f64,
     /// Share that all heads must keep on average, in place of --target
-    #[arg(long, value_name = "P", value_parser = numbers::share, conflicts_with = "target")]
+    #[arg(long, value_name = "P", value_parser = numbers::share, conflicts_with = "target", hide_short_help = true)]
     pub(crate) mean: Option<f64>,
     /// Policy to choose from; may be given several times
     ///
@@ -330,7 +332,7 @@ pub(crate) struct CalibrateArguments {
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
     /// Print JSON
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(crate) json: bool,
 }
 

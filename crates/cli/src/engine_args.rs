@@ -183,7 +183,9 @@ impl EngineArguments {
 
 /// Reads `PATH` or `PATH=SCALE`. What stands behind the last `=` is a scale where it reads as a number.
 fn adapter(text: &str) -> Result<AdapterSpec, String> {
-    let scaled = text.rsplit_once('=').and_then(|(path, scale)| Some((path, scale.parse::<f32>().ok()?)));
+    let scaled = text
+        .rsplit_once('=')
+        .and_then(|(path, scale)| Some((path, scale.parse::<f32>().ok()?)));
     let (path, scale) = scaled.unwrap_or((text, 1.0));
     if path.is_empty() {
         return Err("it must be a path, or PATH=SCALE".to_owned());

@@ -233,6 +233,27 @@ impl EngineError {
     }
 }
 
+/// Refuses the value of an option that does not meet a requirement.
+pub(crate) fn require(
+    is_met: bool,
+    name: &'static str,
+    value: impl ToString,
+    requirement: impl Into<String>,
+) -> Result<(), EngineError> {
+    if is_met {
+        Ok(())
+    } else {
+        Err(EngineError::option(name, value, requirement))
+    }
+}
+
+impl From<EngineError> for Failure {
+    fn from(error: EngineError) -> Self {
+        let again = Vec::new();
+        Self { error, again }
+    }
+}
+
 impl From<ModelError> for EngineError {
     /// A failure of the device stays one, whoever ran into it.
     fn from(error: ModelError) -> Self {

@@ -36,13 +36,6 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    /// The origin of what a sequence under these options holds.
-    pub(crate) fn of_sequence(engine: &Engine, sequence: &SequenceOptions) -> Result<Self, EngineError> {
-        let mut origin = Self::of_pages(engine, sequence)?;
-        origin.add("--decode", rules_text(&sequence.decode));
-        Ok(origin)
-    }
-
     /// The origin of the pages that prompts under these options make.
     pub(crate) fn of_pages(engine: &Engine, sequence: &SequenceOptions) -> Result<Self, EngineError> {
         let options = engine.options();
@@ -74,7 +67,7 @@ impl Origin {
         if let Some(selection) = options.model.token_selection {
             origin.add("--select-tokens", selection.to_string());
         }
-        let rotation = engine.resolved().rotation;
+        let rotation = engine.resolved.rotation;
         origin.add(
             "--kv-rotate",
             format!("keys {}, values {}", on(rotation.keys), on(rotation.values)),
@@ -116,7 +109,7 @@ fn on(on: bool) -> &'static str {
 }
 
 /// All rules in full: their display counts them only.
-fn rules_text(rules: &PolicyRules) -> String {
+pub(crate) fn rules_text(rules: &PolicyRules) -> String {
     if rules.rules.is_empty() {
         rules.to_string()
     } else {

@@ -4,7 +4,6 @@
 //! Rows only serve guesses. A sequence that goes on from pages or a file without them begins them where it goes on, and one that goes back
 //! to a position whose state is gone leaves that row out.
 
-use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -118,15 +117,6 @@ fn blocks(options: &EngineOptions, context: usize) -> usize {
 impl Drop for Block {
     fn drop(&mut self) {
         self.room.left.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-impl fmt::Debug for PredictorRows {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PredictorRows")
-            .field("rows", &self.positions.len())
-            .field("states", &self.waiting())
-            .finish_non_exhaustive()
     }
 }
 

@@ -12,7 +12,7 @@ const LEAST_PART_BYTES: usize = 128 << 20;
 /// A large last cache makes all threads together read no more than this.
 const MOST_BYTES: usize = 1 << 30;
 /// Bytes that all threads read where a short measurement will do.
-const SHORT_BYTES: usize = 512 << 20;
+const SHORT_BYTES: usize = 256 << 20;
 /// Values a thread reads between two looks at the clock, some 30 µs.
 const PIECE: usize = 1 << 18;
 /// How long all threads read side by side, and how often; the fastest counts, for other programs only slow it down.
@@ -33,7 +33,7 @@ enum Memory {
 }
 
 /// Rate at which all cores together read memory, in bytes a second: measured once in a process, in about a quarter of a second and
-/// 512 MiB. With many cores and large caches it is an upper bound.
+/// 256 MiB. With many cores and large caches it is an upper bound.
 pub fn memory_read_rate() -> f64 {
     static RATE: OnceLock<f64> = OnceLock::new();
     *RATE.get_or_init(|| {

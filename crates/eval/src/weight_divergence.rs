@@ -54,7 +54,7 @@ impl Default for WeightDivergenceOptions {
 /// The original's lie in a temporary file meanwhile.
 ///
 /// # Errors
-/// Whatever loading a model says; [`EvalError::Option`] for models with other vocabularies, or too little text.
+/// [`EvalError::Engine`] for a model that cannot be loaded; [`EvalError::Option`] for models with other vocabularies, or too little text.
 pub fn weight_divergence(
     [original, other]: [&Path; 2],
     engine: &EngineOptions,

@@ -125,7 +125,9 @@ pub(crate) fn choose(name: &ModelName, paths: &[&str]) -> Result<Chosen, HubErro
 /// The models of a quantisation: those whose names have it exactly, or else those of mixes.
 fn of_quantisation<'a>(models: &'a [Gguf], wanted: &str) -> Vec<&'a Gguf> {
     let of = |is_it: &dyn Fn(&str) -> bool| -> Vec<&'a Gguf> {
-        let found = models.iter().filter(|model| model.quantisation.as_deref().is_some_and(is_it));
+        let found = models
+            .iter()
+            .filter(|model| model.quantisation.as_deref().is_some_and(is_it));
         found.collect()
     };
     let exact = of(&|found| found == wanted);
@@ -252,7 +254,10 @@ mod tests {
         assert_eq!(first("a/b", &mixes), "m-Q4_K_M.gguf");
         assert_eq!(first("a/b:ud-q4_k_m", &mixes), "m-UD-Q4_K_M.gguf");
         assert_eq!(first("a/b:Q4_K_XL", &mixes), "m-UD-Q4_K_XL.gguf");
-        assert_eq!(first("a/b", &["m-UD-Q4_K_XL.gguf", "m-UD-Q2_K_XL.gguf"]), "m-UD-Q4_K_XL.gguf");
+        assert_eq!(
+            first("a/b", &["m-UD-Q4_K_XL.gguf", "m-UD-Q2_K_XL.gguf"]),
+            "m-UD-Q4_K_XL.gguf"
+        );
     }
 
     #[test]

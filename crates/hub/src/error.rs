@@ -11,13 +11,17 @@ use riffle_files::FileError;
 #[non_exhaustive]
 pub enum HubError {
     /// A name that is none.
-    #[error("{name:?} is not a model's name; give owner/name, owner/name:Q4_K_M or owner/name/file.gguf, or a short name of riffle pull --list")]
+    #[error(
+        "{name:?} is not a model's name; give owner/name, owner/name:Q4_K_M or owner/name/file.gguf, or a short name of riffle pull --list"
+    )]
     Name {
         /// The given name.
         name: String,
     },
     /// A short name that no model has.
-    #[error("there is no model named {name:?}; near are {near}; riffle pull --list shows all short names, and owner/name takes any model of the hub")]
+    #[error(
+        "there is no model named {name:?}; near are {near}; riffle pull --list shows all short names, and owner/name takes any model of the hub"
+    )]
     Unknown {
         /// The given name.
         name: String,

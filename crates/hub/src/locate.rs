@@ -26,7 +26,9 @@ pub fn locate(settings: &Settings, others: &OtherPrograms, text: &str) -> Result
             mark_used(&path);
             return Ok(Some(path));
         }
-        Some(Err(error)) if !matches!(error, HubError::NotStored { .. } | HubError::Incomplete { .. }) => return Err(error),
+        Some(Err(error)) if !matches!(error, HubError::NotStored { .. } | HubError::Incomplete { .. }) => {
+            return Err(error);
+        }
         _ => {}
     }
     if let Some(OtherModel {
@@ -62,7 +64,10 @@ fn find_short(settings: &Settings, model: &TriedModel) -> Result<PathBuf, HubErr
 /// True for texts that people write for files and folders.
 fn reads_like_a_path(text: &str) -> bool {
     let is_file = text.ends_with(".gguf") || text.ends_with(".safetensors");
-    text.is_empty() || text.starts_with(['/', '.', '~']) || text.contains('\\') || (is_file && text.matches('/').count() <= 1)
+    text.is_empty()
+        || text.starts_with(['/', '.', '~'])
+        || text.contains('\\')
+        || (is_file && text.matches('/').count() <= 1)
 }
 
 #[cfg(test)]
@@ -71,7 +76,16 @@ mod tests {
 
     #[test]
     fn paths_are_not_taken_for_names() {
-        for text in ["models/a.gguf", "/a/b", "./a/b", "../a/b", "~/a", "a.gguf", "C:\\a/b", ""] {
+        for text in [
+            "models/a.gguf",
+            "/a/b",
+            "./a/b",
+            "../a/b",
+            "~/a",
+            "a.gguf",
+            "C:\\a/b",
+            "",
+        ] {
             assert!(reads_like_a_path(text), "{text}");
         }
         for text in ["a/b", "a/b:q8_0", "a/b/c.gguf", "llama3.2:1b", "hf.co/a/b:Q4_K_M"] {

@@ -93,7 +93,11 @@ impl Machine {
         fitting.sort_by_key(|&at| (std::cmp::Reverse(offers[at].bytes), at));
         let comfortable = |&&at: &&usize| self.tokens_per_s(offers[at].bytes) >= COMFORTABLE;
         let compromise = |&&at: &&usize| {
-            let names = |found: &str| COMPROMISE.iter().any(|wanted| crate::quantisation::names(wanted, found));
+            let names = |found: &str| {
+                COMPROMISE
+                    .iter()
+                    .any(|wanted| crate::quantisation::names(wanted, found))
+            };
             offers[at].is(names)
         };
         let largest = fitting.iter().find(comfortable);
@@ -160,7 +164,11 @@ mod tests {
     fn the_largest_that_fits_and_is_fast_enough_is_chosen() {
         assert_eq!(best(&FOUR, 64, 200.0), "Q8_0", "unquantised weights are not");
         assert_eq!(best(&FOUR, 4, 200.0), "Q6_K");
-        assert_eq!(best(&FOUR, 64, 30.0), "UD-Q4_K_XL", "Q6_K would answer at 9 tokens a second");
+        assert_eq!(
+            best(&FOUR, 64, 30.0),
+            "UD-Q4_K_XL",
+            "Q6_K would answer at 9 tokens a second"
+        );
         assert_eq!(best(&FOUR, 3, 200.0), "UD-Q4_K_XL");
     }
 

@@ -8,10 +8,52 @@ use crate::paths::file_name;
 /// by memory. The common compromise comes first. Larger quantisations near it follow, then smaller ones. Types of about two bits a
 /// weight or fewer come last.
 pub const PREFERENCE: &[&str] = &[
-    "Q4_K_M", "Q4_K_XL", "Q4_K_S", "Q4_K_L", "Q4_K", "Q4_0", "Q4_1", "IQ4_NL", "IQ4_XS", "MXFP4", "MXFP4_MOE", "NVFP4",
-    "Q5_K_M", "Q5_K_XL", "Q5_K_S", "Q5_K_L", "Q5_0", "Q5_1", "Q6_K", "Q6_K_XL", "Q6_K_L", "Q8_0", "Q8_K_XL", "Q3_K_L",
-    "Q3_K_XL", "Q3_K_M", "IQ3_M", "IQ3_S", "Q3_K_S", "IQ3_XXS", "Q2_K", "Q2_K_XL", "Q2_K_L", "IQ2_M", "IQ2_S",
-    "IQ2_XS", "BF16", "F16", "F32", "IQ2_XXS", "TQ2_0", "TQ1_0", "Q2_0", "IQ1_M", "IQ1_S", "Q1_0",
+    "Q4_K_M",
+    "Q4_K_XL",
+    "Q4_K_S",
+    "Q4_K_L",
+    "Q4_K",
+    "Q4_0",
+    "Q4_1",
+    "IQ4_NL",
+    "IQ4_XS",
+    "MXFP4",
+    "MXFP4_MOE",
+    "NVFP4",
+    "Q5_K_M",
+    "Q5_K_XL",
+    "Q5_K_S",
+    "Q5_K_L",
+    "Q5_0",
+    "Q5_1",
+    "Q6_K",
+    "Q6_K_XL",
+    "Q6_K_L",
+    "Q8_0",
+    "Q8_K_XL",
+    "Q3_K_L",
+    "Q3_K_XL",
+    "Q3_K_M",
+    "IQ3_M",
+    "IQ3_S",
+    "Q3_K_S",
+    "IQ3_XXS",
+    "Q2_K",
+    "Q2_K_XL",
+    "Q2_K_L",
+    "IQ2_M",
+    "IQ2_S",
+    "IQ2_XS",
+    "BF16",
+    "F16",
+    "F32",
+    "IQ2_XXS",
+    "TQ2_0",
+    "TQ1_0",
+    "Q2_0",
+    "IQ1_M",
+    "IQ1_S",
+    "Q1_0",
 ];
 
 /// The mark of mixes that choose a type for each tensor (`UD-Q4_K_XL`).
@@ -47,7 +89,9 @@ pub(crate) fn of_file(path: &str) -> Option<String> {
         let word = &stem[at..end];
         if is_quantisation(word) && found.is_none_or(|(last, _)| at >= last) {
             // A word inside a longer match is skipped: for Q4_K_M neither K_M nor M counts.
-            let is_mix = stem[..at].strip_suffix(MIX).is_some_and(|name| name.is_empty() || name.ends_with(['-', '.', '_']));
+            let is_mix = stem[..at]
+                .strip_suffix(MIX)
+                .is_some_and(|name| name.is_empty() || name.ends_with(['-', '.', '_']));
             found = Some((end, &stem[at - if is_mix { MIX.len() } else { 0 }..end]));
         }
     }

@@ -24,7 +24,7 @@ pub struct TriedModel {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Evidence {
-    /// Its weights were run and measured; `docs/results` has the figures.
+    /// Weights of the model were run and measured, in this or another quantisation; `docs/results` has the figures.
     Run,
     /// Its architecture was compared with transformers on small random weights; the file itself was not run.
     Architecture,
@@ -56,32 +56,214 @@ const SCRATCH_SHARE: u64 = 16;
 
 /// Every model of the list, small ones first.
 pub const TRIED: &[TriedModel] = &[
-    model("smollm2:135m", "bartowski/SmolLM2-135M-Instruct-GGUF", ("Q4_K_M", 105), 8192, full(30, 768), Evidence::Run),
-    model("gemma3:270m", "unsloth/gemma-3-270m-it-GGUF", ("Q4_K_M", 253), 32_768, windows(3, 15, 512, 1024), Evidence::Run),
-    model("qwen2.5:0.5b", "Qwen/Qwen2.5-0.5B-Instruct-GGUF", ("Q4_K_M", 490), 32_768, full(24, 512), SHAPE),
-    model("qwen3:0.6b", "Qwen/Qwen3-0.6B-GGUF", ("Q8_0", 640), 40_960, full(28, 4096), SHAPE),
-    model("llama3.2:1b", "bartowski/Llama-3.2-1B-Instruct-GGUF", ("Q4_K_M", 810), 131_072, full(16, 2048), SHAPE),
-    model("gemma3:1b", "ggml-org/gemma-3-1b-it-GGUF", ("Q4_K_M", 810), 32_768, windows(4, 22, 512, 1024), SHAPE),
-    model("qwen2.5:1.5b", "Qwen/Qwen2.5-1.5B-Instruct-GGUF", ("Q4_K_M", 1120), 32_768, full(28, 1024), SHAPE),
-    model("qwen2.5-coder:1.5b", "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF", ("Q4_K_M", 1120), 32_768, full(28, 1024), Evidence::Run),
-    model("qwen3:1.7b", "Qwen/Qwen3-1.7B-GGUF", ("Q8_0", 1830), 40_960, full(28, 4096), SHAPE),
-    model("smollm3:3b", "ggml-org/SmolLM3-3B-GGUF", ("Q4_K_M", 1920), 65_536, full(36, 2048), SHAPE),
-    model("llama3.2:3b", "bartowski/Llama-3.2-3B-Instruct-GGUF", ("Q4_K_M", 2020), 131_072, full(28, 4096), SHAPE),
-    model("qwen2.5:3b", "Qwen/Qwen2.5-3B-Instruct-GGUF", ("Q4_K_M", 2100), 32_768, full(36, 1024), SHAPE),
-    model("gemma3:4b", "ggml-org/gemma-3-4b-it-GGUF", ("Q4_K_M", 2490), 131_072, windows(5, 29, 1024, 4096), SHAPE),
-    model("phi4-mini:3.8b", "unsloth/Phi-4-mini-instruct-GGUF", ("Q4_K_M", 2490), 131_072, full(32, 4096), SHAPE),
-    model("qwen3:4b", "Qwen/Qwen3-4B-GGUF", ("Q4_K_M", 2500), 40_960, full(36, 4096), SHAPE),
-    model("qwen3.5:4b", "unsloth/Qwen3.5-4B-GGUF", ("Q4_K_M", 2740), 262_144, states(8, 4096, 210), SHAPE),
-    model("mistral:7b", "bartowski/Mistral-7B-Instruct-v0.3-GGUF", ("Q4_K_M", 4370), 32_768, full(32, 4096), SHAPE),
-    model("qwen2.5:7b", "bartowski/Qwen2.5-7B-Instruct-GGUF", ("Q4_K_M", 4680), 32_768, full(28, 2048), SHAPE),
-    model("llama3.1:8b", "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF", ("Q4_K_M", 4920), 131_072, full(32, 4096), SHAPE),
-    model("qwen3:8b", "Qwen/Qwen3-8B-GGUF", ("Q4_K_M", 5030), 40_960, full(36, 4096), SHAPE),
-    model("gemma3:12b", "ggml-org/gemma-3-12b-it-GGUF", ("Q4_K_M", 7300), 131_072, windows(8, 40, 1024, 8192), SHAPE),
-    model("qwen3:14b", "Qwen/Qwen3-14B-GGUF", ("Q4_K_M", 9000), 40_960, full(40, 4096), SHAPE),
-    model("mistral-small3.2:24b", "unsloth/Mistral-Small-3.2-24B-Instruct-2506-GGUF", ("Q4_K_M", 14_300), 131_072, full(40, 4096), SHAPE),
-    model("qwen3.8:27b", "unsloth/Qwen3.8-27B-GGUF", ("UD-Q4_K_M", 16_460), 262_144, states(16, 4096, 600), SHAPE),
-    model("gemma3:27b", "ggml-org/gemma-3-27b-it-GGUF", ("Q4_K_M", 16_500), 131_072, windows(10, 52, 1024, 8192), SHAPE),
-    model("qwen3:32b", "Qwen/Qwen3-32B-GGUF", ("Q4_K_M", 19_800), 40_960, full(64, 4096), SHAPE),
+    model(
+        "smollm2:135m",
+        "bartowski/SmolLM2-135M-Instruct-GGUF",
+        ("Q4_K_M", 105),
+        8192,
+        full(30, 768),
+        Evidence::Run,
+    ),
+    model(
+        "gemma3:270m",
+        "unsloth/gemma-3-270m-it-GGUF",
+        ("Q4_K_M", 253),
+        32_768,
+        windows(3, 15, 512, 1024),
+        Evidence::Run,
+    ),
+    model(
+        "qwen2.5:0.5b",
+        "Qwen/Qwen2.5-0.5B-Instruct-GGUF",
+        ("Q4_K_M", 490),
+        32_768,
+        full(24, 512),
+        SHAPE,
+    ),
+    model(
+        "qwen3:0.6b",
+        "Qwen/Qwen3-0.6B-GGUF",
+        ("Q8_0", 640),
+        40_960,
+        full(28, 4096),
+        SHAPE,
+    ),
+    model(
+        "llama3.2:1b",
+        "bartowski/Llama-3.2-1B-Instruct-GGUF",
+        ("Q4_K_M", 810),
+        131_072,
+        full(16, 2048),
+        SHAPE,
+    ),
+    model(
+        "gemma3:1b",
+        "ggml-org/gemma-3-1b-it-GGUF",
+        ("Q4_K_M", 810),
+        32_768,
+        windows(4, 22, 512, 1024),
+        SHAPE,
+    ),
+    model(
+        "qwen2.5:1.5b",
+        "Qwen/Qwen2.5-1.5B-Instruct-GGUF",
+        ("Q4_K_M", 1120),
+        32_768,
+        full(28, 1024),
+        SHAPE,
+    ),
+    model(
+        "qwen2.5-coder:1.5b",
+        "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
+        ("Q4_K_M", 1120),
+        32_768,
+        full(28, 1024),
+        Evidence::Run,
+    ),
+    model(
+        "qwen3:1.7b",
+        "Qwen/Qwen3-1.7B-GGUF",
+        ("Q8_0", 1830),
+        40_960,
+        full(28, 4096),
+        SHAPE,
+    ),
+    model(
+        "smollm3:3b",
+        "ggml-org/SmolLM3-3B-GGUF",
+        ("Q4_K_M", 1920),
+        65_536,
+        full(36, 2048),
+        SHAPE,
+    ),
+    model(
+        "llama3.2:3b",
+        "bartowski/Llama-3.2-3B-Instruct-GGUF",
+        ("Q4_K_M", 2020),
+        131_072,
+        full(28, 4096),
+        SHAPE,
+    ),
+    model(
+        "qwen2.5:3b",
+        "Qwen/Qwen2.5-3B-Instruct-GGUF",
+        ("Q4_K_M", 2100),
+        32_768,
+        full(36, 1024),
+        SHAPE,
+    ),
+    model(
+        "gemma3:4b",
+        "ggml-org/gemma-3-4b-it-GGUF",
+        ("Q4_K_M", 2490),
+        131_072,
+        windows(5, 29, 1024, 4096),
+        SHAPE,
+    ),
+    model(
+        "phi4-mini:3.8b",
+        "unsloth/Phi-4-mini-instruct-GGUF",
+        ("Q4_K_M", 2490),
+        131_072,
+        full(32, 4096),
+        SHAPE,
+    ),
+    model(
+        "qwen3:4b",
+        "Qwen/Qwen3-4B-GGUF",
+        ("Q4_K_M", 2500),
+        40_960,
+        full(36, 4096),
+        SHAPE,
+    ),
+    model(
+        "qwen3.5:4b",
+        "unsloth/Qwen3.5-4B-GGUF",
+        ("Q4_K_M", 2740),
+        262_144,
+        states(8, 4096, 210),
+        SHAPE,
+    ),
+    model(
+        "mistral:7b",
+        "bartowski/Mistral-7B-Instruct-v0.3-GGUF",
+        ("Q4_K_M", 4370),
+        32_768,
+        full(32, 4096),
+        SHAPE,
+    ),
+    model(
+        "qwen2.5:7b",
+        "bartowski/Qwen2.5-7B-Instruct-GGUF",
+        ("Q4_K_M", 4680),
+        32_768,
+        full(28, 2048),
+        SHAPE,
+    ),
+    model(
+        "llama3.1:8b",
+        "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF",
+        ("Q4_K_M", 4920),
+        131_072,
+        full(32, 4096),
+        SHAPE,
+    ),
+    model(
+        "qwen3:8b",
+        "Qwen/Qwen3-8B-GGUF",
+        ("Q4_K_M", 5030),
+        40_960,
+        full(36, 4096),
+        SHAPE,
+    ),
+    model(
+        "gemma3:12b",
+        "ggml-org/gemma-3-12b-it-GGUF",
+        ("Q4_K_M", 7300),
+        131_072,
+        windows(8, 40, 1024, 8192),
+        SHAPE,
+    ),
+    model(
+        "qwen3:14b",
+        "Qwen/Qwen3-14B-GGUF",
+        ("Q4_K_M", 9000),
+        40_960,
+        full(40, 4096),
+        SHAPE,
+    ),
+    model(
+        "mistral-small3.2:24b",
+        "unsloth/Mistral-Small-3.2-24B-Instruct-2506-GGUF",
+        ("Q4_K_M", 14_300),
+        131_072,
+        full(40, 4096),
+        SHAPE,
+    ),
+    model(
+        "qwen3.8:27b",
+        "unsloth/Qwen3.8-27B-GGUF",
+        ("UD-Q4_K_M", 16_460),
+        262_144,
+        states(16, 4096, 600),
+        SHAPE,
+    ),
+    model(
+        "gemma3:27b",
+        "ggml-org/gemma-3-27b-it-GGUF",
+        ("Q4_K_M", 16_500),
+        131_072,
+        windows(10, 52, 1024, 8192),
+        SHAPE,
+    ),
+    model(
+        "qwen3:32b",
+        "Qwen/Qwen3-32B-GGUF",
+        ("Q4_K_M", 19_800),
+        40_960,
+        full(64, 4096),
+        SHAPE,
+    ),
 ];
 
 const SHAPE: Evidence = Evidence::Architecture;
@@ -179,7 +361,9 @@ pub fn gigabytes(bytes: u64) -> String {
 /// The model that a short name means: `qwen3-4b`, `Llama 3.2 1B`, `gemma3:4b`.
 pub fn tried(name: &str) -> Option<&'static TriedModel> {
     let wanted = key(name);
-    TRIED.iter().find(|model| key(model.name) == wanted || key(own_name(model)) == wanted)
+    TRIED
+        .iter()
+        .find(|model| key(model.name) == wanted || key(own_name(model)) == wanted)
 }
 
 /// Short names of the list that are nearest to a name which it does not hold, at most five. Empty where none is near.
@@ -192,7 +376,11 @@ pub fn nearest(name: &str) -> Vec<&'static str> {
         .iter()
         .filter_map(|model| {
             let found = key(model.name);
-            let distance = if found.starts_with(&wanted) { 0 } else { distance(&wanted, &found) };
+            let distance = if found.starts_with(&wanted) {
+                0
+            } else {
+                distance(&wanted, &found)
+            };
             (distance <= 1 + wanted.len() / 4).then_some((distance, model.name))
         })
         .collect();

@@ -53,7 +53,7 @@ pub enum ModelError {
         files: Vec<String>,
     },
     /// A folder holds an adapter (LoRA) alone.
-    #[error("{}: holds an adapter for {base} and no model; give a model, and this as one of its `adapters`", directory.display())]
+    #[error("{}: holds an adapter for {base} and no model; give a model, and add this with `adapters`", directory.display())]
     Adapter {
         /// The folder.
         directory: PathBuf,

@@ -112,6 +112,18 @@ impl Fields {
         self
     }
 
+    /// The settings of these names alone.
+    pub(crate) fn with_only(mut self, names: &[&str]) -> Fields {
+        self.values.retain(|name, _| names.contains(&name.as_str()));
+        self
+    }
+
+    /// The same settings without the one under `name`.
+    pub(crate) fn without(mut self, name: &str) -> Fields {
+        self.values.remove(name);
+        self
+    }
+
     /// The same settings with the names that the file has for them, which errors tell.
     pub(crate) fn with_source_names<'a>(mut self, names: impl Iterator<Item = (&'a str, String)>) -> Fields {
         self.source_names = Arc::new(names.map(|(setting, name)| (setting.to_owned(), name)).collect());

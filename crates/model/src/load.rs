@@ -14,8 +14,8 @@ use crate::place::ModelPlace;
 use crate::tokenizer::{TokenizerSettings, tokenizer_file};
 use crate::weights::Checkpoint;
 use crate::{
-    AdapterInfo, AdapterSpec, MOST_ADAPTERS, ChatTemplate, GenerationDefaults, ModelConfig, ModelError, ModelInfo, RopeScaling, TensorInfo, TensorType,
-    Tokenizer, TokenizerInfo, directory, gguf,
+    AdapterInfo, AdapterSpec, ChatTemplate, GenerationDefaults, MOST_ADAPTERS, ModelConfig, ModelError, ModelInfo,
+    RopeScaling, TensorInfo, TensorType, Tokenizer, TokenizerInfo, directory, gguf,
 };
 
 /// A model ready to run.
@@ -229,6 +229,9 @@ pub(crate) fn milliseconds_since(start: Instant) -> f64 {
 /// Beginnings of the names of tensors that belong to a layer which predicts further tokens.
 const PREDICTOR: &str = "mtp.";
 
+/// The beginning of the names of layers in models of the GPT-2 kind, which families here rename where they know them.
+const FOREIGN_LAYERS: &str = "transformer.h.";
+
 /// Tensors that no family computes and that take no memory: pictures, sound.
 const NOT_COMPUTED: [&str; 9] = [
     "model.visual.",
@@ -274,6 +277,7 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
     };
     parts.check_vocabulary()?;
     parts.check_layers()?;
+    parts.check_names()?;
     parts.find_predictor(options);
     if let Some(tokenizer) = &mut parts.tokenizer {
         tokenizer.add_control_tokens(&parts.generation.eos);
@@ -379,6 +383,20 @@ impl Parts {
                     self.config.layers
                 );
                 Err(self.fields.error("num_hidden_layers", problem))
+            }
+        }
+    }
+
+    /// Layers under names of another architecture: some programs save models under the class of a relative.
+    fn check_names(&self) -> Result<(), ModelError> {
+        match self.weights.names().find(|name| name.starts_with(FOREIGN_LAYERS)) {
+            None => Ok(()),
+            Some(name) => {
+                let problem = format!(
+                    "is {}, but the weights have the names of another architecture ({name}); take the model from its author, or a GGUF file of it",
+                    self.config.architecture
+                );
+                Err(self.fields.error("architectures", problem))
             }
         }
     }

@@ -116,6 +116,7 @@ pub use cost::{ChunkSize, ChunkWork, CostModel, PolicyShape};
 pub use error::PolicyError;
 pub use estimate::{Estimate, Estimated};
 pub use parameter::{ParameterInfo, ParameterKind, Parameters};
+pub use policies::DRAFT_POLICIES;
 pub use policy::{Learned, Policy, build};
 pub use scratch::LentScan;
 pub use set::{PolicySet, dense_below};

@@ -61,7 +61,7 @@ pub enum QuantizeError {
     Rule {
         /// The rule.
         rule: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
     /// A format that can be read and not written.
@@ -85,7 +85,7 @@ pub enum QuantizeError {
     Importance {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
     /// An importance matrix of another model.
@@ -105,7 +105,7 @@ pub enum QuantizeError {
     Tensor {
         /// The tensor.
         tensor: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
     /// The caller stopped the run.

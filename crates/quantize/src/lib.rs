@@ -18,6 +18,8 @@
 //! # Ok::<(), riffle_quantize::QuantizeError>(())
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod encode;
 mod error;
 mod importance;

@@ -1,4 +1,4 @@
-//! What a run will do: the type of every tensor, the file's header, its size.
+//! A run before it is done: the type of every tensor, the file's header, its size.
 
 use std::path::{Path, PathBuf};
 
@@ -90,7 +90,7 @@ pub struct QuantizePlan {
     pub(crate) options: QuantizeOptions,
     pub(crate) tensors: Vec<PlannedTensor>,
     pub(crate) header: Vec<u8>,
-    /// Where tensors begin in the file.
+    /// Offsets of the tensors in the file.
     pub(crate) offsets: Vec<u64>,
     file_bytes: u64,
 }
@@ -99,7 +99,7 @@ impl QuantizePlan {
     /// Reads the headers of the model at `path`, a folder or a GGUF file, and decides the type of each tensor.
     ///
     /// # Errors
-    /// Whatever is wrong with the model; [`QuantizeError::ImportanceOfAnother`]; [`QuantizeError::Tensor`].
+    /// [`QuantizeError::Model`] for a model that is damaged or not known; [`QuantizeError::ImportanceOfAnother`]; [`QuantizeError::Tensor`].
     pub fn new(path: &Path, options: QuantizeOptions) -> Result<QuantizePlan, QuantizeError> {
         let source = WeightSource::open(path)?;
         let shape = shape_of(&source, &options);

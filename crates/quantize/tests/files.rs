@@ -185,9 +185,12 @@ fn an_interrupted_run_goes_on_where_it_stopped_and_leaves_no_half_file() {
     write(&shipped(), &whole, options("Q8_0")).unwrap();
     let plan = QuantizePlan::new(&shipped(), options("Q8_0")).unwrap();
     let stop_at = |tensor: usize| {
-        plan.write(&output, &mut |progress| match progress.done_tensors < tensor {
-            true => ControlFlow::Continue(()),
-            false => ControlFlow::Break(()),
+        plan.write(&output, &mut |progress| {
+            if progress.done_tensors < tensor {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
+            }
         })
     };
     assert!(matches!(stop_at(9), Err(QuantizeError::Interrupted)));

@@ -8,7 +8,8 @@ use std::path::Path;
 pub fn write_adapter(folder: &Path, modules: &[(String, usize, usize)], seed: u64) {
     const RANK: usize = 4;
     fs::create_dir_all(folder).expect("a folder");
-    let settings = r#"{"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", "base_model_name_or_path": "made up"}"#;
+    let settings =
+        r#"{"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", "base_model_name_or_path": "made up"}"#;
     fs::write(folder.join("adapter_config.json"), settings).expect("a file");
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {

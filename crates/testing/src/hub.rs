@@ -396,11 +396,27 @@ pub fn other_home(content: &[u8]) -> tempfile::TempDir {
     manifest("registry.ollama.ai/somebody/tuned/latest", std::slice::from_ref(&model));
     let adapter = layer("adapter", &format!("sha256:{}", digits(b"an adapter")), 10);
     library("adapted/latest", &[model.clone(), adapter]);
-    library("missing/latest", &[layer("model", &format!("sha256:{}", "0".repeat(64)), 10)]);
-    library("cut/latest", &[layer("model", &format!("sha256:{}", digits(content)), content.len() + 1)]);
-    library("elsewhere/latest", &[layer("tensor", &format!("sha256:{}", "0".repeat(64)), 10)]);
+    library(
+        "missing/latest",
+        &[layer("model", &format!("sha256:{}", "0".repeat(64)), 10)],
+    );
+    library(
+        "cut/latest",
+        &[layer(
+            "model",
+            &format!("sha256:{}", digits(content)),
+            content.len() + 1,
+        )],
+    );
+    library(
+        "elsewhere/latest",
+        &[layer("tensor", &format!("sha256:{}", "0".repeat(64)), 10)],
+    );
     library("hostile/latest", &[layer("model", "sha256:../../../../etc/passwd", 10)]);
-    write(".ollama/models/manifests/registry.ollama.ai/library/damaged/latest", b"{\"layers\": [");
+    write(
+        ".ollama/models/manifests/registry.ollama.ai/library/damaged/latest",
+        b"{\"layers\": [",
+    );
     write(".lmstudio/models/publisher/model-GGUF/model-Q4_K_M.gguf", content);
     write(".lmstudio/models/publisher/model-GGUF/mmproj-model-F16.gguf", b"");
     write(".lmstudio/models/publisher/split/m-Q8_0-00001-of-00002.gguf", content);

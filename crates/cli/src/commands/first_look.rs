@@ -24,7 +24,12 @@ pub(crate) fn look(beginning: &Beginning<'_>) -> Result<(), String> {
         Beginning::Head(path, bytes) => {
             if let Some(info) = inspect_head(path, *bytes)? {
                 let read = bytes_of_a_token(&info);
-                console::note(format!("{}; {}; {}", described(&info.config), fitting(&info), rate(read)));
+                console::note(format!(
+                    "{}; {}; {}",
+                    described(&info.config),
+                    fitting(&info),
+                    rate(read)
+                ));
             }
         }
         _ => {}

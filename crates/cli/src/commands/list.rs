@@ -31,9 +31,16 @@ pub(crate) fn list(arguments: &ListArguments) -> Result<(), Failure> {
     }
     let now = SystemTime::now();
     let rows = models.iter().map(|model| row(model, now));
-    let rows: Vec<[String; 6]> = rows.chain(others.iter().map(|model| row_of_other(model, now))).collect();
+    let rows: Vec<[String; 6]> = rows
+        .chain(others.iter().map(|model| row_of_other(model, now)))
+        .collect();
     let header = ["NAME", "QUANTISATION", "SIZE", "STATE", "LAST USED", "FROM"].map(str::to_owned);
     print(&(super::aligned(&header, &rows, 2..3).join("\n") + "\n"))?;
+    for model in &others {
+        if let Err(problem) = &model.path {
+            console::note(format!("{} of {}: {problem}", model.name, model.program));
+        }
+    }
     if !models.is_empty() {
         let bytes = models.iter().map(|model| model.bytes).sum();
         console::note(format!("{} in {}", human_bytes(bytes), settings.cache.display()));
@@ -65,7 +72,7 @@ fn row_of_other(model: &OtherModel, now: SystemTime) -> [String; 6] {
         human_bytes(model.bytes),
         match &model.path {
             Ok(_) => "complete".to_owned(),
-            Err(problem) => format!("unusable: {problem}"),
+            Err(_) => "unusable".to_owned(),
         },
         used(model.used, now),
         model.program.to_string(),

@@ -27,7 +27,16 @@ pub(super) fn machine() -> Machine {
 fn list() -> Result<(), Failure> {
     let machine = machine();
     let fits = |memory: u64| memory <= machine.memory_bytes;
-    let header = ["NAME", "REPOSITORY", "FILE", "SIZE", "MEMORY", "CONTEXT", "TOKENS/S", "KNOWN BY"];
+    let header = [
+        "NAME",
+        "REPOSITORY",
+        "FILE",
+        "SIZE",
+        "MEMORY",
+        "CONTEXT",
+        "TOKENS/S",
+        "KNOWN BY",
+    ];
     let (mut fitting, mut others) = (Vec::new(), Vec::new());
     for model in TRIED {
         let row = [
@@ -103,7 +112,11 @@ fn download(text: &str, quantisation: Option<&str>) -> Result<(), Failure> {
         ),
     };
     console::note(format!("{taken}: {}, {came}", human_bytes(pulled.bytes)));
-    let shown = if name.to_string() == text { &taken.to_string() } else { text };
+    let shown = if name.to_string() == text {
+        &taken.to_string()
+    } else {
+        text
+    };
     console::note(format!("next: riffle run --model {shown} --prompt \"…\""));
     console::print(&format!("{}\n", pulled.path.display()))
 }
@@ -127,7 +140,9 @@ fn named(text: &str, quantisation: Option<&str>) -> Result<riffle_hub::ModelName
             }
         },
     };
-    let Some(quantisation) = quantisation else { return Ok(name) };
+    let Some(quantisation) = quantisation else {
+        return Ok(name);
+    };
     if name.part != ModelPart::Preferred {
         return Err(Failure::new(format!(
             "{text} names a quantisation or a file already: leave out --quant"
@@ -148,7 +163,9 @@ fn choose(offers: &[riffle_hub::Offer], machine: &Machine) -> Option<usize> {
     let mut order: Vec<usize> = (0..offers.len()).collect();
     order.sort_by_key(|&at| (std::cmp::Reverse(offers[at].bytes), at));
     let place = order.iter().position(|&at| at == best).unwrap_or(0);
-    let first = place.saturating_sub(MOST_SHOWN / 2).min(order.len().saturating_sub(MOST_SHOWN));
+    let first = place
+        .saturating_sub(MOST_SHOWN / 2)
+        .min(order.len().saturating_sub(MOST_SHOWN));
     let shown = &order[first..order.len().min(first + MOST_SHOWN)];
     let header = ["", "QUANTISATION", "SIZE", "MEMORY", "TOKENS/S", ""].map(str::to_owned);
     let rows: Vec<[String; 6]> = shown
@@ -174,7 +191,11 @@ fn choose(offers: &[riffle_hub::Offer], machine: &Machine) -> Option<usize> {
         .collect();
     console::note(super::aligned(&header, &rows, 2..5).join("\n"));
     let more = order.len() - shown.len();
-    let more = if more > 0 { format!("{more} more; ") } else { String::new() };
+    let more = if more > 0 {
+        format!("{more} more; ")
+    } else {
+        String::new()
+    };
     console::note(format!(
         "{more}estimates for {} of free memory, read at {:.0} GB/s; --quant NAME takes another",
         human_bytes(machine.memory_bytes),

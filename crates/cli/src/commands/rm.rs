@@ -15,9 +15,11 @@ pub(crate) fn rm(arguments: &RmArguments) -> Result<(), Failure> {
         (Err(error), _) => return Err(of_another(&arguments.name).unwrap_or_else(|| error.into())),
     };
     let removed = riffle_hub::remove(&settings.cache, &name).map_err(|error| match error {
-        HubError::NotStored { name } => of_another(&name).unwrap_or_else(|| Failure::new(format!(
-            "{name} is not in the cache of models: there is nothing to remove; riffle list shows what is there"
-        ))),
+        HubError::NotStored { name } => of_another(&name).unwrap_or_else(|| {
+            Failure::new(format!(
+                "{name} is not in the cache of models: there is nothing to remove; riffle list shows what is there"
+            ))
+        }),
         error => error.into(),
     })?;
     let files = if removed.files == 1 { "file" } else { "files" };

@@ -29,14 +29,21 @@ fn an_adapter_changes_answers_and_is_planned() {
     let adapted = stdout(&run("run", std::slice::from_ref(&path)));
     assert_ne!(adapted, plain);
     assert_eq!(stdout(&run("run", &[format!("{path}=0")])), plain);
-    assert_eq!(stdout(&run("run", &[format!("{path}=0.25"), format!("{path}=0.75")])), adapted);
+    assert_eq!(
+        stdout(&run("run", &[format!("{path}=0.25"), format!("{path}=0.75")])),
+        adapted
+    );
     let weights = |adapters: &[String]| {
         let plan: Value = serde_json::from_str(&stdout(&run("plan", adapters))).expect("JSON");
         plan["weights_bytes"].as_u64().expect("bytes")
     };
     assert!(weights(std::slice::from_ref(&path)) > weights(&[]));
     let alone = riffle().arg("inspect").arg(folder.path()).output();
-    assert_refused(&alone.expect("the binary runs"), 1, &["holds an adapter for made up", "--lora"]);
+    assert_refused(
+        &alone.expect("the binary runs"),
+        1,
+        &["holds an adapter for made up", "--lora"],
+    );
 }
 
 #[test]

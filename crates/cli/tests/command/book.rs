@@ -87,7 +87,7 @@ fn commands(line: &str) -> Vec<Vec<String>> {
 /// The words with a path in place of the name of a model, which is looked up among the models of this machine.
 fn with_a_path_for_the_model(mut words: Vec<String>) -> Vec<String> {
     for at in 1..words.len() {
-        if words[at - 1] == "--model" && words[at].contains('/') && !words[at].ends_with(".gguf") {
+        if words[at - 1] == "--model" && words[at].contains(['/', ':']) && !words[at].ends_with(".gguf") {
             words[at] = "model.gguf".to_owned();
         }
     }
@@ -141,7 +141,10 @@ fn the_book_lists_the_models_that_have_short_names() {
     let (_, behind) = text.split_once("<!-- short names -->\n").expect("the list begins");
     let (listed, _) = behind.split_once("<!-- end of short names -->").expect("the list ends");
     let table = riffle_hub::TriedModel::table();
-    assert_eq!(listed, table, "put the table of the program into docs/models.md:\n{table}");
+    assert_eq!(
+        listed, table,
+        "put the table of the program into docs/models.md:\n{table}"
+    );
 }
 
 #[test]

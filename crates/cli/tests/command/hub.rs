@@ -138,7 +138,14 @@ fn a_quantisation_is_chosen_by_the_machine_and_the_others_are_shown() {
     let go = |arguments: &[&str]| run_with(&hub.url(), cache.path(), arguments);
     let pulled = go(&["pull", "owner/model"]);
     let notes = stderr(&pulled);
-    for row in ["QUANTISATION", "* Q8_0", "BF16", "Q4_K_M", "UD-IQ2_XXS", "--quant NAME"] {
+    for row in [
+        "QUANTISATION",
+        "*  Q8_0",
+        "BF16",
+        "Q4_K_M",
+        "UD-IQ2_XXS",
+        "--quant NAME",
+    ] {
         assert!(notes.contains(row), "{row}: {notes}");
     }
     assert!(stdout(&pulled).trim().ends_with("m-Q8_0.gguf"));
@@ -150,8 +157,16 @@ fn a_quantisation_is_chosen_by_the_machine_and_the_others_are_shown() {
         1,
         &["no Q5_K_M", "BF16, Q4_K_M, Q8_0, UD-IQ2_XXS"],
     );
-    assert_refused(&go(&["pull", "owner/model:Q8_0", "--quant", "Q4_K_M"]), 1, &["leave out --quant"]);
-    assert_refused(&go(&["pull", "owner/model", "--quant", "a b"]), 1, &["--quant is \"a b\""]);
+    assert_refused(
+        &go(&["pull", "owner/model:Q8_0", "--quant", "Q4_K_M"]),
+        1,
+        &["leave out --quant"],
+    );
+    assert_refused(
+        &go(&["pull", "owner/model", "--quant", "a b"]),
+        1,
+        &["--quant is \"a b\""],
+    );
 }
 
 #[test]
@@ -165,6 +180,48 @@ fn a_pull_says_what_the_model_is_and_how_fast_it_will_be() {
     let cache = tempfile::tempdir().expect("a folder");
     let notes = stderr(&run_with(&hub.url(), cache.path(), &["pull", "owner/model"]));
     assert!(notes.contains("5 layers") && notes.contains("tokens/s here"), "{notes}");
+}
+
+#[test]
+fn folders_of_quantised_safetensors_are_pulled_inspected_and_planned() {
+    let folders = shipped_model().join("../../crates/model/tests/vectors/folders");
+    let mut cases = 0;
+    for case in fs::read_dir(folders).expect("the vectors") {
+        let case = case.expect("an entry").path();
+        let read = |file: &str| fs::read(case.join(file)).expect("a file");
+        if !case.join("model.safetensors").is_file() {
+            continue;
+        }
+        let files = ["config.json", "model.safetensors"].map(|file| (file, read(file)));
+        let hub = Hub::start(&files);
+        let cache = tempfile::tempdir().expect("a folder");
+        let go = |arguments: &[&str]| run_with(&hub.url(), cache.path(), arguments);
+        let pulled = go(&["pull", "owner/model"]);
+        let notes = stderr(&pulled);
+        assert!(pulled.status.success(), "{}: {notes}", case.display());
+        assert!(
+            notes.contains("quantised by") && notes.contains("tokens/s"),
+            "{}: {notes}",
+            case.display()
+        );
+        let inspected = stdout(&go(&["inspect", "owner/model"]));
+        assert!(
+            inspected.contains("quantised     by"),
+            "{}: {inspected}",
+            case.display()
+        );
+        let inspected: Value = serde_json::from_str(&stdout(&go(&["inspect", "owner/model", "--json"]))).expect("JSON");
+        let planned = go(&["plan", "--model", "owner/model", "--json"]);
+        // Heads of some of these small models are no multiple of 16 wide, which no cache holds.
+        if inspected["head_dim"].as_u64().is_none_or(|width| width % 16 != 0) {
+            assert_refused(&planned, 1, &["multiple of 16"]);
+            continue;
+        }
+        let plan: Value = serde_json::from_str(&stdout(&planned)).expect("JSON");
+        assert_eq!(plan["weights_bytes"], inspected["weight_bytes"], "{}", case.display());
+        cases += 1;
+    }
+    assert!(cases >= 5, "{cases} folders");
 }
 
 #[test]
@@ -183,7 +240,11 @@ fn short_names_are_listed_found_and_suggested() {
     assert_refused(&go(&["run", "--model", "qwen3"]), 1, &["qwen3:4b"]);
     assert_refused(&go(&["run", "--model", "Qwen3 4B"]), 1, &["riffle pull qwen3:4b"]);
     let pulled = go(&["pull", "qwen3-4b"]);
-    assert!(stderr(&pulled).contains("qwen3-4b is Qwen/Qwen3-4B-GGUF"), "{}", stderr(&pulled));
+    assert!(
+        stderr(&pulled).contains("qwen3-4b is Qwen/Qwen3-4B-GGUF"),
+        "{}",
+        stderr(&pulled)
+    );
     assert!(stderr(&pulled).contains("next: riffle run --model qwen3-4b"));
     // The file is no model, and it was found.
     assert_refused(&go(&["inspect", "qwen3:4b"]), 1, &["m-Q4_K_M.gguf"]);
@@ -192,10 +253,12 @@ fn short_names_are_listed_found_and_suggested() {
 
 #[test]
 fn models_of_other_programs_are_listed_run_and_never_removed() {
-    let shipped = fs::read(shipped_model().join("../../crates/model/tests/vectors/gguf/llama-0.gguf")).expect("a GGUF model");
+    let shipped =
+        fs::read(shipped_model().join("../../crates/model/tests/vectors/gguf/llama-0.gguf")).expect("a GGUF model");
     let home = other_home(&shipped);
     let go = |arguments: &[&str]| run_with("http://127.0.0.1:1", home.path(), arguments);
-    let listed = stdout(&go(&["list"]));
+    let output = go(&["list"]);
+    let listed = stdout(&output);
     for (name, program) in [
         ("llama3.2:1b", "Ollama"),
         ("publisher/model-GGUF:Q4_K_M", "LM Studio"),
@@ -206,12 +269,26 @@ fn models_of_other_programs_are_listed_run_and_never_removed() {
         assert!(stdout(&go(&["inspect", name])).contains("layers"), "{name}");
         assert_refused(&go(&["rm", name]), 1, &[name, program, "remove it there"]);
     }
-    assert!(listed.contains("unusable: its manifest"), "{listed}");
+    assert!(
+        stderr(&output).contains("damaged:latest of Ollama: its manifest"),
+        "{}",
+        stderr(&output)
+    );
     let json: Value = serde_json::from_str(&stdout(&go(&["list", "--json"]))).expect("JSON");
     let models = json.as_array().expect("models");
-    let tiny = models.iter().find(|model| model["name"] == "llama3.2:1b").expect("a model");
-    assert_eq!((&tiny["from"], &tiny["complete"]), (&Value::from("Ollama"), &Value::from(true)));
-    for (name, part) in [("adapted", "--lora"), ("damaged", "is damaged"), ("publisher/split", "are missing")] {
+    let tiny = models
+        .iter()
+        .find(|model| model["name"] == "llama3.2:1b")
+        .expect("a model");
+    assert_eq!(
+        (&tiny["from"], &tiny["complete"]),
+        (&Value::from("Ollama"), &Value::from(true))
+    );
+    for (name, part) in [
+        ("adapted", "--lora"),
+        ("damaged", "is damaged"),
+        ("publisher/split", "are missing"),
+    ] {
         assert_refused(&go(&["inspect", name]), 1, &[part]);
     }
     assert!(home.path().join(".ollama/models/blobs").is_dir());

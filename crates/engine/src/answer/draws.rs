@@ -3,15 +3,14 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::sampler::SamplerState;
 use crate::{DrawContext, Engine, EngineError, GenerateOptions, Sampler, Sequence, TokenConstraint};
 
 /// Draws the tokens of one answer.
 pub(super) struct Draws {
-    engine: Arc<Engine>,
-    sampler: Sampler,
+    pub(super) engine: Arc<Engine>,
+    pub(super) sampler: Sampler,
     constraint: Option<Box<dyn TokenConstraint>>,
-    options: Arc<GenerateOptions>,
+    pub(super) options: Arc<GenerateOptions>,
 }
 
 /// Draws the tokens of a draft with the random numbers that the answer will use.
@@ -24,7 +23,7 @@ pub(crate) struct Guess {
 
 impl Draws {
     /// The draws of the sequence's next answer: they begin where the latest of the same seed stood.
-    pub(super) fn new(sequence: &Sequence, options: &Arc<GenerateOptions>) -> Result<Self, EngineError> {
+    pub(super) fn new(sequence: &Sequence, options: GenerateOptions) -> Result<Self, EngineError> {
         let sampling = options.sampling.clone();
         Ok(Self {
             sampler: match &sequence.answer().drawn.sampler {
@@ -35,14 +34,9 @@ impl Draws {
                 Some(form) => Some(form.begin().map_err(EngineError::Form)?),
                 None => None,
             },
-            options: Arc::clone(options),
+            options: Arc::new(options),
             engine: Arc::clone(sequence.engine()),
         })
-    }
-
-    /// The state of the draws.
-    pub(super) fn state(&self) -> SamplerState {
-        self.sampler.state()
     }
 
     /// The same draws from here on, for a draft. A form that cannot be forked does not hold the draft: what it forbids is not drawn later.

@@ -6,13 +6,11 @@ pub(crate) mod generate;
 pub(crate) mod probabilities;
 pub(crate) mod stop;
 
-use std::sync::Arc;
-
 use riffle_model::StreamDecoder;
 
 use crate::sequence::{LatestDraw, check_logits};
 use crate::{
-    DraftCount, Engine, EngineError, GenerateOptions, Generation, Sequence, StopMatcher, StopReason, TokenProbabilities,
+    DraftCount, EngineError, GenerateOptions, Generation, Sequence, StopMatcher, StopReason, TokenProbabilities,
 };
 use draws::Draws;
 pub(crate) use draws::Guess;
@@ -22,8 +20,6 @@ const CONTEXT_TOKENS: usize = 8;
 
 /// An answer under way: draws tokens from the logits of its sequence, decodes them, and looks for what ends it.
 pub(crate) struct Answer {
-    engine: Arc<Engine>,
-    options: Arc<GenerateOptions>,
     draws: Draws,
     decoder: StreamDecoder,
     matcher: StopMatcher,
@@ -44,26 +40,20 @@ pub(crate) struct Drawn {
 
 impl Answer {
     /// The answer that a sequence goes on with: its draws begin where the latest of the same seed stood.
-    ///
-    /// # Errors
-    /// [`EngineError::NoTokenizer`]; [`EngineError::Option`] for a sampling option out of range; [`EngineError::Form`] for a form that cannot be begun.
     pub(crate) fn new(sequence: &Sequence, options: GenerateOptions) -> Result<Self, EngineError> {
         sequence.engine().tokenizer()?;
-        let options = Arc::new(options);
         Ok(Self {
-            draws: Draws::new(sequence, &options)?,
-            decoder: StreamDecoder::default(),
             matcher: StopMatcher::new(options.stops.iter().cloned()),
+            draws: Draws::new(sequence, options)?,
+            decoder: StreamDecoder::default(),
             text: String::new(),
             tokens: Vec::new(),
-            engine: Arc::clone(sequence.engine()),
-            options,
         })
     }
 
     /// Primes the decoder with the last tokens of the text, so that the first new token decodes in context.
     pub(crate) fn prime_decoder(&mut self, sequence: &Sequence) -> Result<(), EngineError> {
-        let (tokenizer, tokens) = (self.engine.tokenizer()?, sequence.tokens());
+        let (tokenizer, tokens) = (self.draws.engine.tokenizer()?, sequence.tokens());
         for token in &tokens[tokens.len().saturating_sub(CONTEXT_TOKENS)..] {
             self.decoder.push(tokenizer, *token)?;
         }
@@ -72,12 +62,12 @@ impl Answer {
 
     /// True if it has as many tokens as it may.
     pub(crate) fn is_full(&self) -> bool {
-        self.tokens.len() >= self.options.max_tokens
+        self.tokens.len() >= self.draws.options.max_tokens
     }
 
     /// Tokens that it may still have.
     pub(crate) fn tokens_left(&self) -> usize {
-        self.options.max_tokens.saturating_sub(self.tokens.len())
+        self.draws.options.max_tokens.saturating_sub(self.tokens.len())
     }
 
     /// Draws as the answer would from here on, and leaves the answer as it is.
@@ -101,15 +91,14 @@ impl Answer {
         logits: &[f32],
     ) -> Result<Drawn, EngineError> {
         check_logits(logits, tokens)?;
-        let token = self
-            .draws
-            .draw(&sequence.tokens()[..tokens], self.tokens.len(), logits)?;
+        let before = &sequence.tokens()[..tokens];
+        let token = self.draws.draw(before, self.tokens.len(), logits)?;
         let probabilities = |most| TokenProbabilities::from_logits(logits, token, most);
-        let probabilities = self.options.probabilities.map(probabilities);
+        let probabilities = self.draws.options.probabilities.map(probabilities);
         self.tokens.push(token);
         sequence.answer_mut().drawn = LatestDraw {
             pending: Some(token),
-            sampler: Some(self.draws.state()),
+            sampler: Some(self.draws.sampler.state()),
         };
         if self.draws.ends_text(token) {
             return Ok(Drawn {
@@ -120,8 +109,8 @@ impl Answer {
             });
         }
         let is_complete = self.draws.accept(token)?;
-        let piece = self.decoder.push(self.engine.tokenizer()?, token)?;
-        let text = if self.tokens.len() <= self.options.min_tokens {
+        let piece = self.decoder.push(self.draws.engine.tokenizer()?, token)?;
+        let text = if self.tokens.len() <= self.draws.options.min_tokens {
             piece
         } else {
             self.matcher.push(&piece)
@@ -160,7 +149,7 @@ impl Answer {
         if self.matcher.matched().is_some() {
             return Ok(String::new());
         }
-        let tail = self.decoder.finish(self.engine.tokenizer()?)?;
+        let tail = self.decoder.finish(self.draws.engine.tokenizer()?)?;
         let tail = self.matcher.push(&tail) + &self.matcher.finish();
         self.text.push_str(&tail);
         Ok(tail)

@@ -40,31 +40,3 @@ impl TokenProbabilities {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn probabilities_are_those_of_the_softmax_with_the_likeliest_first() {
-        let logits = [0.5f32, 2.0, -1.0, 2.0, 0.0];
-        let sum: f64 = logits.iter().map(|x| f64::from(*x).exp()).sum();
-        let expected = |token: usize| (f64::from(logits[token]) - sum.ln()) as f32;
-        let found = TokenProbabilities::from_logits(&logits, 2, 3);
-        assert!((found.log_probability - expected(2)).abs() < 1e-6);
-        let tokens: Vec<u32> = found.likeliest.iter().map(|(token, _)| *token).collect();
-        assert_eq!(tokens, [1, 3, 0]);
-        for (token, log_probability) in found.likeliest {
-            assert!((log_probability - expected(token as usize)).abs() < 1e-6);
-        }
-        assert_eq!(TokenProbabilities::from_logits(&logits, 0, 0).likeliest, []);
-        assert_eq!(TokenProbabilities::from_logits(&logits, 0, 99).likeliest.len(), 5);
-    }
-
-    #[test]
-    fn the_probability_of_large_logits_is_finite() {
-        let found = TokenProbabilities::from_logits(&[1000.0, 0.0, -1000.0], 2, 1);
-        assert_eq!(found.likeliest, [(0, 0.0)]);
-        assert_eq!(found.log_probability, -2000.0);
-    }
-}

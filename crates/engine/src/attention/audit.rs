@@ -1,14 +1,11 @@
 //! How much of the true attention a policy keeps, measured while it runs: exact attention for sampled queries.
 
-use riffle_attention::{AttendOptions, Partial, QueryTile, Selection, Span};
+use riffle_attention::{Partial, QueryTile, Selection, Span};
 use riffle_kv::KvCache;
 use serde::{Deserialize, Serialize};
 
-use crate::EngineError;
-use crate::attention::chunk::{Chosen, Chunk, LayerStep};
-use crate::attention::counters::PairCount;
-use crate::attention::reading;
-use crate::attention::tiles::{Heads, Tile};
+use crate::attention::{Chosen, Chunk, Heads, Tile, reading};
+use crate::{EngineError, PairCount};
 
 /// Queries of a chunk that are compared with exact attention.
 const SAMPLED_ROWS: usize = 64;
@@ -104,17 +101,12 @@ pub(crate) struct Audit {
     /// Share of its mass that a sample should keep.
     target: f64,
     /// `[layers, query heads]`; empty until a layer is audited.
-    sums: Vec<Option<HeadSums>>,
-    observer: Option<AuditObserver>,
+    pub(crate) sums: Vec<Option<HeadSums>>,
+    pub(super) observer: Option<AuditObserver>,
 }
 
-/// Log-sum-exp of what the sampled queries of a chunk read.
-pub(crate) struct SampledReads {
-    runs: Vec<Run>,
-}
-
-/// Sampled rows of one KV head: the tile they lie in, the first row in it, and `[rows, group]` log-sum-exp.
-struct Run {
+/// Sampled rows of one KV head: the tile they lie in, the first row in it, and `[rows, group]` log-sum-exp of what they read.
+pub(crate) struct SampledRun {
     tile: usize,
     first_row: usize,
     rows: usize,
@@ -123,23 +115,9 @@ struct Run {
 
 /// The sampled queries of a run, and what they read exactly.
 struct Compared<'a> {
-    run: &'a Run,
+    run: &'a SampledRun,
     queries: QueryTile<'a>,
     exact: &'a Partial,
-}
-
-impl Run {
-    /// Its KV head and its queries.
-    fn queries<'a>(&self, tiles: &[Tile<'a>]) -> (usize, QueryTile<'a>) {
-        let tile = &tiles[self.tile];
-        let queries = QueryTile {
-            data: &tile.queries.data[self.first_row * tile.queries.row_stride..],
-            rows: self.rows,
-            start: tile.queries.start + self.first_row,
-            ..tile.queries
-        };
-        (tile.kv_head, queries)
-    }
 }
 
 impl Compared<'_> {
@@ -159,15 +137,6 @@ impl Audit {
         }
     }
 
-    pub(crate) fn observe(&mut self, observer: AuditObserver) {
-        self.observer = Some(observer);
-    }
-
-    /// The sums so far, `[layers, query heads]`.
-    pub(crate) fn sums(&self) -> &[Option<HeadSums>] {
-        &self.sums
-    }
-
     /// Goes on from sums that were taken so far; false for those of other heads.
     pub(crate) fn resume(&mut self, sums: Vec<Option<HeadSums>>) -> bool {
         let sound = sums.iter().flatten().all(|sums| sums.histogram.len() == STEPS + 1);
@@ -179,7 +148,7 @@ impl Audit {
     }
 
     /// Samples what `partials` have read so far: keys alone, before any summary is added.
-    pub(crate) fn sample(&self, tiles: &[Tile<'_>], partials: &[Partial]) -> SampledReads {
+    pub(crate) fn sample(&self, tiles: &[Tile<'_>], partials: &[Partial]) -> Vec<SampledRun> {
         let mut runs = Vec::new();
         for (number, (tile, partial)) in tiles.iter().zip(partials).enumerate() {
             let chunk_rows: usize = tiles
@@ -195,7 +164,7 @@ impl Audit {
                     continue;
                 }
                 let first_row = from - tile.first_row;
-                runs.push(Run {
+                runs.push(SampledRun {
                     tile: number,
                     first_row,
                     rows: to - from,
@@ -205,7 +174,7 @@ impl Audit {
                 });
             }
         }
-        SampledReads { runs }
+        runs
     }
 
     /// Attends exactly for the sampled queries of a chunk, whose pages are read wherever they lie, and takes the comparison
@@ -214,38 +183,28 @@ impl Audit {
     pub(crate) fn compare(
         &mut self,
         cache: &mut KvCache,
-        step: &LayerStep,
         chosen: &Chosen<'_>,
-        sampled_reads: &SampledReads,
+        runs: &[SampledRun],
         output: &[f32],
     ) -> Result<Vec<(u64, u64)>, EngineError> {
-        let Heads {
-            kv_heads,
-            group,
-            value_width,
-            ..
-        } = chosen.chunk.heads;
+        let Heads { kv_heads, group, .. } = chosen.chunk.heads;
         let mut samples = vec![(0, 0); kv_heads];
-        let sampled = sampled_reads.runs.iter().map(|run| run.queries(&chosen.chunk.tiles));
+        let sampled = runs.iter().map(|run| {
+            let tile = &chosen.chunk.tiles[run.tile];
+            (tile.kv_head, tile.rows(run.first_row, run.rows))
+        });
         let sampled: Vec<(usize, QueryTile<'_>)> = sampled.collect();
-        let exact = sampled_reads
-            .runs
-            .iter()
-            .map(|run| Partial::new(run.rows, group, value_width));
-        let mut exact: Vec<Partial> = exact.collect();
-        reading::attend_everything(cache, &chosen.chunk, &sampled, &step.options, &mut exact)?;
-        for ((run, exact), (kv_head, queries)) in sampled_reads.runs.iter().zip(&exact).zip(sampled) {
+        let exact = reading::attend_everything(cache, &chosen.chunk, &sampled)?;
+        for ((run, exact), (kv_head, queries)) in runs.iter().zip(&exact).zip(sampled) {
             let compared = Compared { run, queries, exact };
-            self.show(cache, chosen, &compared, &step.options)?;
-            let (seen, missed) = self.take_in(step, &chosen.chunk, &compared, output)?;
+            self.show(cache, chosen, &compared)?;
+            let (seen, missed) = self.take_in(&chosen.chunk, &compared, output)?;
             samples[kv_head].0 += seen;
             samples[kv_head].1 += missed;
         }
         for (kv_head, count) in chosen.counts.iter().enumerate() {
-            for head in 0..group {
-                let pairs = &mut self.sums_of(chosen.chunk.layer, kv_head * group + head).pairs;
-                pairs.read += count.read;
-                pairs.causal += count.causal;
+            for head in kv_head * group..(kv_head + 1) * group {
+                self.sums_of(chosen.chunk.layer, head).pairs.add(*count);
             }
         }
         Ok(samples)
@@ -254,7 +213,6 @@ impl Audit {
     /// Takes the comparison of a run in; returns how many samples there were and how many missed the target.
     fn take_in(
         &mut self,
-        step: &LayerStep,
         chunk: &Chunk<'_>,
         compared: &Compared<'_>,
         output: &[f32],
@@ -264,7 +222,7 @@ impl Audit {
         let (tile, width) = (&chunk.tiles[run.tile], chunk.heads.result_width());
         // [rows, group, value_width]
         let mut expected = vec![0.0; run.rows * group * value_width];
-        exact.finish_into(&mut expected, group * value_width, step.sinks_of(tile.kv_head))?;
+        exact.finish_into(&mut expected, group * value_width, chunk.sinks_of(tile.kv_head))?;
         let mut missed = 0;
         for (at, expected) in expected.chunks_exact(value_width).enumerate() {
             let (row, head) = (at / group, tile.kv_head * group + at % group);
@@ -278,19 +236,13 @@ impl Audit {
     }
 
     /// Shows the queries of a run to the observer, where there is one.
-    fn show(
-        &mut self,
-        cache: &mut KvCache,
-        chosen: &Chosen<'_>,
-        compared: &Compared<'_>,
-        options: &AttendOptions<'_>,
-    ) -> Result<(), EngineError> {
+    fn show(&mut self, cache: &mut KvCache, chosen: &Chosen<'_>, compared: &Compared<'_>) -> Result<(), EngineError> {
         let Some(observer) = &mut self.observer else {
             return Ok(());
         };
         let Compared { run, queries, exact } = compared;
         let (group, kv_head) = (chosen.chunk.heads.group, chosen.chunk.tiles[run.tile].kv_head);
-        let masses = reading::mass_of_everything(cache, &chosen.chunk, kv_head, queries, exact, options)?;
+        let masses = reading::mass_of_everything(cache, &chosen.chunk, kv_head, queries, exact)?;
         for (at, mass) in masses.iter().enumerate() {
             let (row, head) = (at / group, at % group);
             let position = queries.start + row;
@@ -313,42 +265,28 @@ impl Audit {
     pub(crate) fn report(&self) -> AuditReport {
         let places = self.layers.iter().enumerate();
         let places = places.flat_map(|(layer, heads)| (0..heads.queries()).map(move |head| (layer, heads.group, head)));
-        let audited = places
-            .zip(&self.sums)
-            .filter_map(|(place, sums)| Some((place, sums.as_ref()?)));
-        let heads: Vec<HeadAudit> = audited
-            .map(|((layer, group, head), sums)| HeadAudit {
-                layer,
-                kv_head: head / group,
-                head,
-                samples: sums.samples,
-                mean_mass: sums.mass / sums.samples.max(1) as f64,
-                first_percentile_mass: first_percentile(&sums.histogram),
-                mean_output_error: sums.error / sums.samples.max(1) as f64,
-                density: sums.pairs.read as f64 / sums.pairs.causal.max(1) as f64,
-            })
-            .collect();
+        let audited = places.zip(&self.sums);
+        let heads = audited.filter_map(|((layer, group, head), sums)| Some(sums.as_ref()?.report(layer, group, head)));
+        let heads: Vec<HeadAudit> = heads.collect();
         let mut all = HeadSums::new();
         for sums in self.sums.iter().flatten() {
             all.samples += sums.samples;
             all.mass += sums.mass;
             all.error += sums.error;
             all.largest_error = all.largest_error.max(sums.largest_error);
-            all.pairs.read += sums.pairs.read;
-            all.pairs.causal += sums.pairs.causal;
-            all.histogram
-                .iter_mut()
-                .zip(&sums.histogram)
-                .for_each(|(sum, count)| *sum += count);
+            all.pairs.add(sums.pairs);
+            let histogram = all.histogram.iter_mut().zip(&sums.histogram);
+            histogram.for_each(|(sum, count)| *sum += count);
         }
+        let of_all = all.report(0, 1, 0);
         AuditReport {
-            samples: all.samples,
-            mean_mass: all.mass / all.samples.max(1) as f64,
-            first_percentile_mass: first_percentile(&all.histogram),
+            samples: of_all.samples,
+            mean_mass: of_all.mean_mass,
+            first_percentile_mass: of_all.first_percentile_mass,
             worst_head: heads.iter().copied().min_by(|a, b| a.mean_mass.total_cmp(&b.mean_mass)),
-            mean_output_error: all.error / all.samples.max(1) as f64,
+            mean_output_error: of_all.mean_output_error,
             largest_output_error: all.largest_error,
-            density: all.pairs.read as f64 / all.pairs.causal.max(1) as f64,
+            density: of_all.density,
             heads,
         }
     }
@@ -368,6 +306,21 @@ impl HeadSums {
             largest_error: 0.0,
             pairs: PairCount::default(),
             histogram: vec![0; STEPS + 1],
+        }
+    }
+
+    /// The means of a query head of a layer.
+    fn report(&self, layer: usize, group: usize, head: usize) -> HeadAudit {
+        let samples = self.samples.max(1) as f64;
+        HeadAudit {
+            layer,
+            kv_head: head / group,
+            head,
+            samples: self.samples,
+            mean_mass: self.mass / samples,
+            first_percentile_mass: first_percentile(&self.histogram),
+            mean_output_error: self.error / samples,
+            density: self.pairs.read as f64 / self.pairs.causal.max(1) as f64,
         }
     }
 

@@ -42,15 +42,12 @@ impl Auto {
     /// of `tokens` costs in the first layer.
     pub(crate) fn new(shapes: &[PolicyShape], cost: &CostModel, tokens: usize) -> Self {
         let automatic = catalogue().iter().filter(|info| info.traits.automatic);
-        let mut rungs: Vec<(f64, PolicySpec)> = automatic
-            .map(|info| info.name.parse().expect("the catalogue has it, and its defaults hold"))
-            .map(|spec| {
-                (
-                    cost.relative_cost(&spec, Phase::Prefill, &shapes[0], tokens, None),
-                    spec,
-                )
-            })
-            .collect();
+        let priced = automatic.map(|info| {
+            let spec = info.name.parse().expect("the catalogue has it, and its defaults hold");
+            let price = cost.relative_cost(&spec, Phase::Prefill, &shapes[0], tokens, None);
+            (price, spec)
+        });
+        let mut rungs: Vec<(f64, PolicySpec)> = priced.collect();
         let is_dense = |spec: &PolicySpec| spec.info().traits.dense;
         rungs.sort_by(|a, b| a.0.total_cmp(&b.0).then(is_dense(&a.1).cmp(&is_dense(&b.1))));
         // A policy that costs more than full attention has no place below it.

@@ -1,12 +1,17 @@
-//! Means of blocks of keys and values, kept as blocks fill, for policies that read summaries.
+//! Means of blocks of keys and values, which the CPU keeps as blocks fill and reads, for policies whose selections name summaries.
 
 use std::collections::BTreeMap;
 
+use rayon::prelude::*;
 use riffle_attention::{
-    AttendError, LANES, PageView, Plane, PlaneMut, Span, SummaryView, read_keys, write_keys, write_values,
+    AttendError, LANES, PageView, Partial, Plane, PlaneMut, Span, SummaryView, attend_summaries, read_keys, write_keys,
+    write_values,
 };
+use riffle_kv::KvCache;
+use riffle_policy::Policy;
 
-use crate::attention::tiles::Heads;
+use crate::EngineError;
+use crate::attention::{Chosen, Chunk, Heads, reading};
 
 /// The means of a sequence, by (layer, KV head, tokens in a block).
 #[derive(Default)]
@@ -147,4 +152,38 @@ fn add(sums: &mut [f32], rows: &[f32]) {
     for row in rows.chunks_exact(sums.len()) {
         sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
     }
+}
+
+/// Takes in the blocks that have filled, of heads whose policies read block means.
+pub(crate) fn extend_means(
+    cache: &mut KvCache,
+    means: &mut BlockMeans,
+    policies: &[Policy],
+    chunk: &Chunk<'_>,
+) -> Result<(), EngineError> {
+    for (context, policy) in chunk.contexts.iter().zip(policies) {
+        let Some(block) = policy.summary_tokens() else { continue };
+        let head = means.head_mut(chunk.layer, context.kv_head, block, &chunk.heads);
+        let wanted = Span::new(head.tokens(), context.tokens);
+        reading::show(cache, context, wanted, |pages| Ok(head.extend(pages, context.tokens)?))?;
+    }
+    Ok(())
+}
+
+/// Reads the block means that selections name.
+pub(crate) fn attend_means(
+    means: &BlockMeans,
+    policies: &[Policy],
+    chosen: &Chosen<'_>,
+    partials: &mut [Partial],
+) -> Result<(), AttendError> {
+    let chunk = &chosen.chunk;
+    let tiles = chunk.tiles.par_iter().zip(&chosen.selections).zip(partials);
+    tiles.try_for_each(|((tile, selection), partial)| {
+        let block = policies[tile.kv_head].summary_tokens();
+        match block.and_then(|block| means.get(chunk.layer, tile.kv_head, block)) {
+            Some(means) => attend_summaries(&tile.queries, &means.view(), selection, &chunk.options, partial),
+            None => Ok(()),
+        }
+    })
 }

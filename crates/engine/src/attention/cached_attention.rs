@@ -2,21 +2,15 @@
 //! own step selects and attends.
 
 use riffle_attention::{AttendOptions, Partial};
-use riffle_kv::{KvCache, KvUsage, LayerShape};
-use riffle_policy::{CostModel, Phase, PolicyRules, PolicySet, PolicyShape};
+use riffle_kv::{KvCache, KvError, KvUsage, LayerShape};
+use riffle_policy::{CostModel, Phase, PolicyRules, PolicyShape};
 
-use crate::attention::audit::{Audit, AuditedQuery};
-use crate::attention::chunk::LayerStep;
-use crate::attention::evicted::Evicted;
-use crate::attention::host::HostReader;
-use crate::attention::layer_rows::{LayerRows, NewKeys};
-use crate::attention::rotation::{Rotation, rotate, rotated_widths};
-use crate::attention::round::{RoundRows, attend_round};
-use crate::attention::sliding::SlidingLayer;
-use crate::attention::slots::Slot;
-use crate::attention::state::AttentionState;
-use crate::attention::tiles::Heads;
-use crate::{AttentionPrecision, AuditReport, EngineError, PairCount};
+use crate::attention::{
+    AttentionState, Audit, Evicted, Heads, HostReader, LayerRows, LayerStep, NewKeys, Policies, Rotation, RoundRows,
+    SlidingLayer, Slot, attend_round, rotate, rotated_widths,
+};
+use crate::error::require;
+use crate::{AttentionPrecision, AuditReport, AuditedQuery, EngineError, PairCount};
 
 /// How a [`CachedAttention`] attends.
 #[derive(Debug, Clone)]
@@ -92,22 +86,14 @@ impl CachedAttention {
             let requirement = format!("it must be a multiple of the {} KV heads", layer.kv_heads);
             return Err(EngineError::option("heads", options.heads, requirement));
         }
-        if options.chunk_tokens == 0 {
-            return Err(EngineError::option("chunk_tokens", 0, "it must be at least 1 token"));
-        }
+        let chunk = options.chunk_tokens;
+        require(chunk > 0, "chunk_tokens", 0, "it must be at least 1 token")?;
         let layers = shape.layers.iter().map(|layer| Heads::over_cache(options.heads, layer));
         let layers: Vec<Heads> = layers.collect();
         let of_layers = layers.iter().map(|heads| heads.for_policies(options.chunk_tokens));
         let of_layers: Vec<PolicyShape> = of_layers.collect();
-        let policies = |rules: &PolicyRules, phase| {
-            rules.check_places(&of_layers)?;
-            PolicySet::new(rules, phase, &of_layers, &options.cost)
-        };
-        let (prefill, decode) = (
-            policies(&options.prefill, Phase::Prefill)?,
-            policies(&options.decode, Phase::Decode)?,
-        );
-        let mut state = AttentionState::new(cache, Box::new(HostReader), prefill, decode);
+        let policies = Policies::new([&options.prefill, &options.decode], &of_layers, &options.cost)?;
+        let mut state = AttentionState::new(cache, Box::new(HostReader), policies);
         state.audit = options.audit.then(|| Audit::new(layers.clone(), 0.0));
         Ok(Self {
             state,
@@ -176,7 +162,6 @@ impl CachedAttention {
         rows: &ProjectedRows<'_>,
         output: &mut [f32],
     ) -> Result<(), EngineError> {
-        self.check(call, rows, Some(output))?;
         self.take(call, rows, Some(output))
     }
 
@@ -202,7 +187,6 @@ impl CachedAttention {
             keys,
             values,
         };
-        self.check(&call, &rows, None)?;
         self.take(&call, &rows, None)
     }
 
@@ -213,6 +197,7 @@ impl CachedAttention {
         rows: &ProjectedRows<'_>,
         output: Option<&mut [f32]>,
     ) -> Result<(), EngineError> {
+        self.check(call, rows, output.as_deref())?;
         match call.window {
             Some(window) => self.slide(call.layer, window)?,
             None => self.state.evict(call.layer, self.tokens[call.layer])?,
@@ -225,16 +210,12 @@ impl CachedAttention {
             values: rotated(rows.values, &mut values, self.rotation.values, value_width),
             ..*rows
         };
-        match self.attend_rows(call, &rows, output) {
-            Ok(()) => {
-                self.tokens[call.layer] += rows.tokens;
-                Ok(())
-            }
-            Err(error) => {
-                self.cut(call.layer, self.tokens[call.layer]);
-                Err(error)
-            }
+        let attended = self.attend_rows(call, &rows, output);
+        match attended {
+            Ok(()) => self.tokens[call.layer] += rows.tokens,
+            Err(_) => self.cut(call.layer, self.tokens[call.layer]),
         }
+        attended
     }
 
     /// Forgets what follows the first `tokens` tokens, in every layer. False, with nothing changed, where tokens before have left for
@@ -260,14 +241,11 @@ impl CachedAttention {
 
     fn check(&self, call: &LayerCall, rows: &ProjectedRows<'_>, output: Option<&[f32]>) -> Result<(), EngineError> {
         let layers = self.tokens.len();
-        if call.layer >= layers {
-            return Err(riffle_kv::KvError::Layer {
-                layer: call.layer,
-                layers,
-            }
-            .into());
+        let layer = call.layer;
+        if layer >= layers {
+            return Err(KvError::Layer { layer, layers }.into());
         }
-        let heads = self.layers[call.layer];
+        let heads = self.layers[layer];
         let of_rows = |width: usize| rows.tokens.saturating_mul(width);
         let widths = [heads.key_width, heads.cached().held_value_width()];
         let [keys, values] = widths.map(|width| of_rows(heads.kv_heads * width));
@@ -276,16 +254,12 @@ impl CachedAttention {
             && [rows.keys.len(), rows.values.len()] == [keys, values]
             && output.is_none_or(|output| [rows.queries.len(), output.len()] == [queries, results]);
         if are_right {
-            Ok(())
-        } else {
-            Err(EngineError::option(
-                "tokens",
-                rows.tokens,
-                format!(
-                    "queries need {queries} elements, output {results}, keys {keys} and values {values}, of at least 1 token"
-                ),
-            ))
+            return Ok(());
         }
+        let requirement = format!(
+            "queries need {queries} elements, output {results}, keys {keys} and values {values}, of at least 1 token"
+        );
+        Err(EngineError::option("tokens", rows.tokens, requirement))
     }
 
     fn attend_rows(
@@ -295,11 +269,10 @@ impl CachedAttention {
         output: Option<&mut [f32]>,
     ) -> Result<(), EngineError> {
         let held = self.tokens[call.layer];
-        let mut failure = None;
-        let follow_from_keys = self.state.layer_traits(call.layer, call.phase).follow_from_keys;
+        let traits = self.state.layer_traits(call.layer, call.phase);
         let chunk_tokens = match call.phase {
             Phase::Prefill => self.options.chunk_tokens,
-            Phase::Decode if !follow_from_keys => 1,
+            Phase::Decode if !traits.follow_from_keys => 1,
             Phase::Decode => rows.tokens,
         };
         let shape = *self.state.cache.shape();
@@ -319,31 +292,39 @@ impl CachedAttention {
                 .with_soft_cap(call.soft_cap)
                 .with_arithmetic(self.options.attention.arithmetic(call.phase)),
         };
-        self.own.clear();
-        let mut parts = [RoundRows {
-            attention: &mut self.state,
+        let input = LayerRows {
             step,
-            input: LayerRows {
-                cache_layer: call.layer,
-                slot: Slot(held),
-                first_row: 0,
-                tokens: rows.tokens,
-                queries: rows.queries,
-                new_keys: NewKeys::Host {
-                    keys: rows.keys,
-                    values: rows.values,
-                },
+            cache_layer: call.layer,
+            slot: Slot(held),
+            first_row: 0,
+            tokens: rows.tokens,
+            queries: rows.queries,
+            new_keys: NewKeys::Host {
+                keys: rows.keys,
+                values: rows.values,
             },
-            chunk_tokens,
-            rows: 0..0,
-            own: &mut self.own,
-            failure: &mut failure,
-        }];
-        let [part] = &mut parts;
-        let Some(output) = output else {
-            return part.attention.append(&part.step, &part.input, 0..rows.tokens);
         };
-        attend_part(&mut parts, &mut self.partials, call, output)
+        let Some(output) = output else {
+            return self.state.append(&input, 0..rows.tokens);
+        };
+        self.own.clear();
+        if call.phase == Phase::Prefill && call.window.is_none() && traits.two_phases {
+            self.state.attend_own(&input, chunk_tokens, &mut self.own)?;
+        }
+        for first in (0..rows.tokens).step_by(chunk_tokens) {
+            let mut failure = None;
+            let part = RoundRows {
+                attention: &mut self.state,
+                input: input.clone(),
+                chunk_tokens,
+                rows: first..(first + chunk_tokens).min(rows.tokens),
+                own: &mut self.own,
+                failure: &mut failure,
+            };
+            attend_round(&mut [part], &mut self.partials, output);
+            failure.map_or(Ok(()), Err)?;
+        }
+        Ok(())
     }
 
     /// Frees the pages that a layer's window has left behind.
@@ -364,28 +345,4 @@ fn rotated<'a>(rows: &'a [f32], room: &'a mut Vec<f32>, is_rotated: bool, head_d
     room.extend_from_slice(rows);
     rotate(room, head_dim);
     room
-}
-
-/// Attends to the rows of the only part, chunk by chunk, into `output`.
-fn attend_part(
-    parts: &mut [RoundRows<'_>; 1],
-    partials: &mut Vec<Partial>,
-    call: &LayerCall,
-    output: &mut [f32],
-) -> Result<(), EngineError> {
-    let [part] = &mut *parts;
-    let (tokens, chunk_tokens) = (part.input.tokens, part.chunk_tokens);
-    let traits = part.attention.layer_traits(call.layer, call.phase);
-    if call.phase == Phase::Prefill && call.window.is_none() && traits.two_phases {
-        part.attention
-            .attend_own(&part.step, &part.input, chunk_tokens, part.own)?;
-    }
-    for first in (0..tokens).step_by(chunk_tokens) {
-        parts[0].rows = first..(first + chunk_tokens).min(tokens);
-        attend_round(parts, partials, output);
-        if let Some(failure) = parts[0].failure.take() {
-            return Err(failure);
-        }
-    }
-    Ok(())
 }

@@ -5,32 +5,26 @@ use riffle_attention::Selection;
 use riffle_policy::{Estimate, Policy, SelectContext};
 
 use crate::EngineError;
-use crate::attention::chunk::{Chunk, LayerStep, pages};
-use crate::attention::device::ShownKeys;
-use crate::attention::layer_rows::LayerRows;
-use crate::attention::reading;
-use crate::attention::state::AttentionState;
-use crate::attention::tiles::Tile;
+use crate::attention::{AttentionState, Chunk, LayerRows, ShownKeys, Tile, pages, reading};
 
 impl AttentionState {
     /// Returns the selection of each tile of a chunk. With `two_phases` it also returns the selections of the first phase, else an
     /// empty list.
     pub(super) fn choose(
         &mut self,
-        step: &LayerStep,
         input: &LayerRows<'_>,
         chunk: &Chunk<'_>,
         two_phases: bool,
     ) -> Result<(Vec<Selection>, Vec<Selection>), EngineError> {
-        let selections = match self.select_by_bounds(step, input, chunk)? {
+        let selections = match self.select_by_bounds(input, chunk)? {
             Some(selections) => selections,
-            None if self.cache.is_near(chunk.layer) => self.select_near(step, input, chunk)?,
-            None => self.select_far(step, input, chunk)?,
+            None if self.cache.is_near(chunk.layer) => self.select_near(input, chunk)?,
+            None => self.select_far(input, chunk)?,
         };
         if !two_phases {
             return Ok((selections, Vec::new()));
         }
-        let policies = self.policies.in_phase(step.phase).layer(chunk.layer);
+        let policies = self.policies.in_phase(input.step.phase).layer(chunk.layer);
         let own = |tile: &Tile<'_>| policies[tile.kv_head].select_own(&chunk.contexts[tile.kv_head]);
         Ok((selections, chunk.tiles.par_iter().map(own).collect()))
     }
@@ -38,20 +32,19 @@ impl AttentionState {
     /// Selects where all policies of the layer rank blocks by bounds that a device keeps: no key is looked at here.
     fn select_by_bounds(
         &mut self,
-        step: &LayerStep,
         input: &LayerRows<'_>,
         chunk: &Chunk<'_>,
     ) -> Result<Option<Vec<Selection>>, EngineError> {
         let Some(estimates) = self.reader.estimates() else {
             return Ok(None);
         };
-        let policies = self.policies.of_mut(step.phase).layer_mut(chunk.layer);
+        let policies = self.policies.of_mut(input.step.phase).layer_mut(chunk.layer);
         // Scores are of all queries of a tile together.
-        let is_one_tile = step.heads.tiles_of(chunk.tokens.len()) == 1;
-        let Some(block) = bounds_block(policies, step, input, chunk).filter(|_| is_one_tile) else {
+        let is_one_tile = chunk.heads.tiles_of(chunk.tokens.len()) == 1;
+        let Some(block) = bounds_block(policies, input, chunk).filter(|_| is_one_tile) else {
             return Ok(None);
         };
-        let Some(scores) = estimates.bound_scores(&mut self.cache, input, chunk, block)? else {
+        let Some(scores) = estimates.bound_scores(&mut self.cache, chunk, block)? else {
             return Ok(None);
         };
         let selections = chunk.tiles.iter().zip(scores).map(|(tile, scores)| {
@@ -63,19 +56,14 @@ impl AttentionState {
     }
 
     /// Selects where every page can be shown as it lies.
-    fn select_near(
-        &mut self,
-        step: &LayerStep,
-        input: &LayerRows<'_>,
-        chunk: &Chunk<'_>,
-    ) -> Result<Vec<Selection>, EngineError> {
-        let policies = self.policies.of_mut(step.phase).layer_mut(chunk.layer);
+    fn select_near(&mut self, input: &LayerRows<'_>, chunk: &Chunk<'_>) -> Result<Vec<Selection>, EngineError> {
+        let policies = self.policies.of_mut(input.step.phase).layer_mut(chunk.layer);
         let both = policies.iter_mut().zip(&chunk.contexts);
         let from: Vec<usize> = both.map(|(policy, context)| policy.keys_from(context)).collect();
         let reader = self.cache.read();
         let pages = pages(&reader, chunk, |kv_head| from[kv_head]);
         let contexts = chunk.showing(&pages);
-        let queries = |context: &SelectContext<'_>| step.tile(input, chunk.tokens.clone(), context.kv_head);
+        let queries = |context: &SelectContext<'_>| input.tile(chunk.tokens.clone(), context.kv_head);
         let estimated = match self.reader.estimates() {
             Some(estimates) => {
                 let asked = policies.iter().zip(&contexts);
@@ -86,7 +74,7 @@ impl AttentionState {
                     pages: &pages,
                     versions: &reader.page_versions(chunk.layer),
                 };
-                estimates.estimate(&keys, input, chunk, &asked)?
+                estimates.estimate(&keys, chunk, &asked)?
             }
             None => policies.iter().map(|_| None).collect(),
         };
@@ -107,16 +95,11 @@ impl AttentionState {
     }
 
     /// Selects KV head by KV head, with the keys that its policy looks at brought near.
-    fn select_far(
-        &mut self,
-        step: &LayerStep,
-        input: &LayerRows<'_>,
-        chunk: &Chunk<'_>,
-    ) -> Result<Vec<Selection>, EngineError> {
+    fn select_far(&mut self, input: &LayerRows<'_>, chunk: &Chunk<'_>) -> Result<Vec<Selection>, EngineError> {
         let mut selections = Vec::with_capacity(chunk.tiles.len());
-        let policies = self.policies.of_mut(step.phase).layer_mut(chunk.layer);
+        let policies = self.policies.of_mut(input.step.phase).layer_mut(chunk.layer);
         for (policy, context) in policies.iter_mut().zip(&chunk.contexts) {
-            let queries = step.tile(input, chunk.tokens.clone(), context.kv_head);
+            let queries = input.tile(chunk.tokens.clone(), context.kv_head);
             let tiles = chunk.tiles.iter().filter(|tile| tile.kv_head == context.kv_head);
             let tiles: Vec<&Tile<'_>> = tiles.collect();
             let choose = |policy: &mut Policy, context: &SelectContext<'_>| {
@@ -125,7 +108,7 @@ impl AttentionState {
                 let selections = tiles.par_iter().map(|tile| policy.select(&tile.queries, context));
                 selections.collect::<Vec<_>>()
             };
-            let head_dim = step.heads.key_width;
+            let head_dim = chunk.heads.key_width;
             selections.extend(reading::with_keys(&mut self.cache, policy, context, head_dim, choose)?);
         }
         Ok(selections)
@@ -133,14 +116,9 @@ impl AttentionState {
 }
 
 /// Tokens in the blocks that every one of a layer's policies ranks by bounds of their keys; `None` where one does not.
-pub(super) fn bounds_block(
-    policies: &[Policy],
-    step: &LayerStep,
-    input: &LayerRows<'_>,
-    chunk: &Chunk<'_>,
-) -> Option<usize> {
+pub(super) fn bounds_block(policies: &[Policy], input: &LayerRows<'_>, chunk: &Chunk<'_>) -> Option<usize> {
     let mut blocks = policies.iter().zip(&chunk.contexts).map(|(policy, context)| {
-        let queries = step.tile(input, chunk.tokens.clone(), context.kv_head);
+        let queries = input.tile(chunk.tokens.clone(), context.kv_head);
         match policy.estimate(&queries, context) {
             Some(Estimate::Bounds { block }) => Some(block),
             _ => None,

@@ -3,18 +3,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use riffle_attention::{AttendOptions, KvView, PageView, QueryTile, Selection};
+use riffle_attention::{AttendOptions, KvView, PageView, Selection};
 use riffle_kv::PageReader;
 use riffle_policy::{LentScan, Phase, SelectContext};
 
-use crate::attention::counters::PairCount;
-use crate::attention::delta::DenseRow;
-use crate::attention::evicted::head_slot;
-use crate::attention::layer_rows::LayerRows;
-use crate::attention::reading;
-use crate::attention::rotation::Rotation;
-use crate::attention::slots::HeadSlot;
-use crate::attention::tiles::{Heads, Tile};
+use crate::PairCount;
+use crate::attention::{DenseRow, Heads, LayerRows, NewKeys, Rotation, Tile, cut_head};
 
 /// Settings of one layer in one pass, the same for all chunks of a sequence.
 #[derive(Debug, Clone)]
@@ -40,31 +34,6 @@ pub(crate) struct LayerStep {
     pub(crate) options: AttendOptions<'static>,
 }
 
-impl LayerStep {
-    /// Tokens `tokens` of a batch as one tile of one KV head.
-    pub(crate) fn tile<'q>(&self, input: &LayerRows<'q>, tokens: Range<usize>, kv_head: usize) -> QueryTile<'q> {
-        let tile = self.heads.tile(input, tokens, kv_head);
-        QueryTile {
-            start: tile.start - self.evicted_tokens[kv_head],
-            ..tile
-        }
-    }
-
-    /// The sinks of a KV head's group.
-    pub(crate) fn sinks_of(&self, kv_head: usize) -> Option<&[f32]> {
-        let group = self.heads.group;
-        self.sinks
-            .as_ref()
-            .map(|sinks| &sinks[kv_head * group..(kv_head + 1) * group])
-    }
-
-    /// The place of a token of the rows in a KV head.
-    pub(crate) fn head_slot(&self, input: &LayerRows<'_>, token: usize, kv_head: usize) -> usize {
-        let HeadSlot(slot) = head_slot(input.slot.after(token), self.evicted_tokens[kv_head]);
-        slot
-    }
-}
-
 /// One chunk of a layer, ready to be attended to.
 pub(crate) struct Chunk<'a> {
     pub(crate) layer: usize,
@@ -77,6 +46,11 @@ pub(crate) struct Chunk<'a> {
     pub(crate) contexts: Vec<SelectContext<'a>>,
     /// KV head by KV head.
     pub(crate) tiles: Vec<Tile<'a>>,
+    /// Keys and values of all rows of the sequence.
+    pub(crate) new_keys: NewKeys<'a>,
+    /// As in [`LayerStep::sinks`].
+    sinks: Option<Arc<[f32]>>,
+    pub(crate) options: AttendOptions<'static>,
 }
 
 /// A chunk and what its tiles read.
@@ -105,41 +79,42 @@ impl Chosen<'_> {
     pub(crate) fn phases(&self) -> [&[Selection]; 2] {
         [&self.own, &self.selections]
     }
-
-    /// The keys that its tiles read, where scans of policies do not give them.
-    pub(crate) fn reads(&self) -> reading::Reads<'_> {
-        reading::Reads::new(&self.chunk, &self.selections, &self.scans)
-    }
 }
 
 impl<'a> Chunk<'a> {
     /// Tokens `tokens` of the rows. Contexts show no pages: [`showing`](Self::showing) adds them.
-    pub(crate) fn new(step: &LayerStep, input: &LayerRows<'a>, tokens: Range<usize>) -> Self {
+    pub(crate) fn new(input: &LayerRows<'a>, tokens: Range<usize>) -> Self {
+        let step = &input.step;
         let contexts = (0..step.heads.kv_heads).map(|kv_head| SelectContext {
             phase: step.phase,
             layer: input.cache_layer,
             layers: step.layers,
             kv_head,
-            chunk_start: step.head_slot(input, tokens.start, kv_head),
-            tokens: step.head_slot(input, tokens.end, kv_head),
+            chunk_start: input.head_slot(tokens.start, kv_head),
+            tokens: input.head_slot(tokens.end, kv_head),
             total_tokens: step.total_tokens - step.evicted_tokens[kv_head],
             page_tokens: step.page_tokens,
             scale: step.options.scale,
             soft_cap: step.options.soft_cap,
             pages: &[],
         });
-        let mut tiles = step.heads.tiles(input, tokens.clone());
-        for tile in &mut tiles {
-            tile.queries.start -= step.evicted_tokens[tile.kv_head];
-        }
         Self {
             layer: input.cache_layer,
             heads: step.heads,
             contexts: contexts.collect(),
-            tiles,
+            tiles: input.tiles(&tokens),
             batch_rows: input.batch_rows(&tokens),
             tokens,
+            new_keys: input.new_keys,
+            sinks: step.sinks.clone(),
+            options: step.options,
         }
+    }
+
+    /// The sinks of a KV head's group.
+    pub(crate) fn sinks_of(&self, kv_head: usize) -> Option<&[f32]> {
+        let of_group = kv_head * self.heads.group..(kv_head + 1) * self.heads.group;
+        self.sinks.as_ref().map(|sinks| &sinks[of_group])
     }
 
     /// Its contexts with the pages of each KV head.
@@ -157,11 +132,11 @@ impl<'a> Chunk<'a> {
         self.contexts.iter().map(|context| context.tokens).max().unwrap_or(0)
     }
 
-    /// The keys and values of a tile among the pages of each KV head.
-    pub(crate) fn kv<'p>(&self, tile: &Tile<'_>, pages: &'p [Vec<PageView<'p>>]) -> KvView<'p> {
+    /// The keys and values of a KV head among the pages of each.
+    pub(crate) fn kv<'p>(&self, kv_head: usize, pages: &'p [Vec<PageView<'p>>]) -> KvView<'p> {
         KvView {
             head_dim: self.heads.key_width,
-            pages: &pages[tile.kv_head],
+            pages: &pages[kv_head],
         }
     }
 }
@@ -173,15 +148,8 @@ pub(crate) fn pages<'c>(
     from: impl Fn(usize) -> usize,
 ) -> Vec<Vec<PageView<'c>>> {
     let of_head = |context: &SelectContext<'_>| {
-        let end = context.tokens;
-        let pages = reader
-            .pages_from(context.layer, context.kv_head, from(context.kv_head))
-            .take_while(|page| page.start < end);
-        let cut = pages.map(|page| PageView {
-            tokens: page.tokens.min(end - page.start),
-            ..page
-        });
-        cut.collect()
+        let pages = reader.pages_from(context.layer, context.kv_head, from(context.kv_head));
+        cut_head(pages, context.tokens)
     };
     chunk.contexts.iter().map(of_head).collect()
 }

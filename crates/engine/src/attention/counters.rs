@@ -1,9 +1,19 @@
 //! Pairs that a sequence has read, and the time that its attention took.
 
+use std::time::Instant;
+
 use riffle_policy::Phase;
 use serde::{Deserialize, Serialize};
 
-use crate::attention::time::AttentionTime;
+/// The time of attention by part, by the clock on the wall, over all layers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct AttentionTime {
+    /// Milliseconds in which policies looked at keys, chose, and counted votes.
+    pub select_ms: f64,
+    /// Milliseconds of attending to what was chosen; by a device's own clock where the result stays there.
+    pub attend_ms: f64,
+}
 
 /// Pairs of query position and key, over all layers and KV heads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,5 +83,14 @@ impl Counters {
 
     pub(crate) fn time_mut(&mut self, phase: Phase) -> &mut AttentionTime {
         &mut self.time[usize::from(phase == Phase::Decode)]
+    }
+
+    /// Adds the time since `began`, which a chunk shared with others: `chunks` in all.
+    pub(super) fn add_attend_time(&mut self, phase: Phase, began: Instant, chunks: usize) {
+        self.time_mut(phase).attend_ms += began.elapsed().as_secs_f64() * 1e3 / chunks as f64;
+    }
+
+    pub(super) fn add_select_time(&mut self, phase: Phase, began: Instant) {
+        self.time_mut(phase).select_ms += began.elapsed().as_secs_f64() * 1e3;
     }
 }

@@ -7,15 +7,12 @@
 
 use std::ops::Range;
 
-use riffle_attention::{Partial, QueryTile, Selection};
+use riffle_attention::{QueryTile, Selection};
 use riffle_kv::KvCache;
 use riffle_policy::Policy;
 
-use crate::EngineError;
-use crate::attention::chunk::{Chunk, LayerStep};
-use crate::attention::counters::PairCount;
-use crate::attention::reading;
-use crate::attention::tiles::Tile;
+use crate::attention::{Chunk, reading};
+use crate::{EngineError, PairCount};
 
 /// A query of a chunk that also reads everything, in one KV head.
 pub(crate) struct DenseRow {
@@ -79,18 +76,16 @@ pub(crate) fn dense_rows(
 /// Lets the rows read everything and corrects the outputs after them. `output` is the chunk's, `[tokens, heads, value_width]`.
 pub(crate) fn correct(
     cache: &mut KvCache,
-    step: &LayerStep,
     chunk: &Chunk<'_>,
     rows: &[DenseRow],
     output: &mut [f32],
 ) -> Result<(), EngineError> {
-    let queries = rows.iter().map(|row| row.query(&chunk.tiles));
+    let queries = rows.iter().map(|row| {
+        let tile = &chunk.tiles[row.tile];
+        (tile.kv_head, tile.rows(row.row - tile.first_row, 1))
+    });
     let queries: Vec<(usize, QueryTile<'_>)> = queries.collect();
-    let mut dense: Vec<Partial> = rows
-        .iter()
-        .map(|_| Partial::new(1, chunk.heads.group, chunk.heads.value_width))
-        .collect();
-    reading::attend_everything(cache, chunk, &queries, &step.options, &mut dense)?;
+    let dense = reading::attend_everything(cache, chunk, &queries)?;
     let (of_group, width) = (chunk.heads.group * chunk.heads.value_width, chunk.heads.result_width());
     let mut difference = vec![0.0; of_group];
     for ((row, dense), (kv_head, _)) in rows.iter().zip(&dense).zip(&queries) {
@@ -98,7 +93,7 @@ pub(crate) fn correct(
             let first = row * width + kv_head * of_group;
             first..first + of_group
         };
-        dense.finish_into(&mut difference, of_group, step.sinks_of(*kv_head))?;
+        dense.finish_into(&mut difference, of_group, chunk.sinks_of(*kv_head))?;
         for (dense, sparse) in difference.iter_mut().zip(&output[elements(row.row)]) {
             *dense -= sparse;
         }
@@ -108,19 +103,4 @@ pub(crate) fn correct(
         }
     }
     Ok(())
-}
-
-impl DenseRow {
-    /// Its KV head and its query.
-    fn query<'q>(&self, tiles: &[Tile<'q>]) -> (usize, QueryTile<'q>) {
-        let tile = &tiles[self.tile];
-        let row = self.row - tile.first_row;
-        let query = QueryTile {
-            data: &tile.queries.data[row * tile.queries.row_stride..],
-            rows: 1,
-            start: tile.queries.start + row,
-            ..tile.queries
-        };
-        (tile.kv_head, query)
-    }
 }

@@ -12,12 +12,10 @@ use riffle_kv::{KvCache, PageVersion};
 use riffle_policy::{Estimate, Estimated, PolicySet, SelectContext};
 
 use crate::EngineError;
-use crate::attention::chunk::{Chosen, Chunk};
-use crate::attention::layer_rows::{LayerRows, NewKeys};
-use crate::attention::reader::{KeyEstimates, ReadCall, Reader};
-use crate::attention::reading::{cut, named, observed, observed_reads, pages_read, show_policies, tile_reads};
-use crate::attention::rotation::Rotation;
-use crate::attention::tiles::Heads;
+use crate::attention::{
+    Chosen, Chunk, KeyEstimates, LayerRows, NewKeys, Reader, Rotation, cut, named, observed, observed_reads,
+    pages_read, show_policies, tile_reads,
+};
 
 /// The room on an engine's device that all its sequences share, while there are any.
 #[derive(Default)]
@@ -34,34 +32,20 @@ pub(crate) struct DevicePages {
     call: Option<Box<dyn QueueTimer>>,
 }
 
-impl SharedRoom {
-    /// The room of an engine on its device; the first who asks makes it under `options`.
-    fn open(&self, queue: &Arc<dyn DeviceQueue>, options: RoomOptions) -> Result<Arc<Room>, EngineError> {
-        let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(room) = shared.upgrade() {
-            return Ok(room);
-        }
-        let room = Arc::new(Mutex::new(Arc::clone(queue).room(options)?));
-        *shared = Arc::downgrade(&room);
-        Ok(room)
-    }
-}
-
 impl DevicePages {
-    /// A new sequence in the room that the sequences of an engine share.
+    /// A new sequence in the room that the sequences of an engine share; the first makes it under `options`.
     pub(crate) fn shared(
-        room: &SharedRoom,
+        shared: &SharedRoom,
         queue: &Arc<dyn DeviceQueue>,
         options: RoomOptions,
     ) -> Result<Self, EngineError> {
-        let room = room.open(queue, options)?;
-        let sequence = lock(&room).begin_sequence();
-        Ok(Self::in_room(&room, sequence, queue))
-    }
-
-    /// A sequence in a room of its own.
-    pub(crate) fn alone(queue: &Arc<dyn DeviceQueue>, options: RoomOptions) -> Result<Self, EngineError> {
-        let room = Arc::new(Mutex::new(Arc::clone(queue).room(options)?));
+        let mut shared = shared.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = match shared.upgrade() {
+            Some(room) => room,
+            None => Arc::new(Mutex::new(Arc::clone(queue).room(options)?)),
+        };
+        *shared = Arc::downgrade(&room);
+        drop(shared);
         let sequence = lock(&room).begin_sequence();
         Ok(Self::in_room(&room, sequence, queue))
     }
@@ -111,18 +95,12 @@ impl Reader for DevicePages {
         Box::new(Self::in_room(&self.room, sequence, &self.queue))
     }
 
-    fn append(
-        &mut self,
-        cache: &mut KvCache,
-        input: &LayerRows<'_>,
-        tokens: &Range<usize>,
-        rotation: Rotation,
-    ) -> Result<(), EngineError> {
+    fn append(&mut self, cache: &mut KvCache, input: &LayerRows<'_>, tokens: &Range<usize>) -> Result<(), EngineError> {
         let new = AppendedTokens {
             sequence: self.sequence,
             layer: input.cache_layer,
-            rows: device_rows(input),
-            rotated: [rotation.keys, rotation.values],
+            rows: device_rows(input.new_keys),
+            rotated: [input.step.rotation.keys, input.step.rotation.values],
         };
         let mut room = lock(&self.room);
         cache.append_encoded(input.cache_layer, tokens.len(), |heads| {
@@ -133,11 +111,11 @@ impl Reader for DevicePages {
     fn attend(
         &mut self,
         cache: &mut KvCache,
-        call: &ReadCall<'_>,
+        chosen: &Chosen<'_>,
         partials: &mut [Partial],
     ) -> Result<(), EngineError> {
         // Keys lie where the kernels read them: scans of policies in main memory are not used again.
-        let Chosen { chunk, selections, .. } = call.chosen;
+        let Chosen { chunk, selections, .. } = chosen;
         let end = chunk.end();
         // Never all pages for the sake of a shorter list: each that is shown takes a place on the device.
         let wanted = pages_read(cache, chunk, tile_reads(chunk, selections));
@@ -149,28 +127,25 @@ impl Reader for DevicePages {
             selection,
         });
         let tiles: Vec<PagedTile<'_>> = tiles.collect();
-        let timer = if call.chosen.stays_on_device {
-            Some(Arc::clone(&self.queue).timer()?)
-        } else {
-            None
-        };
+        let timer = chosen.stays_on_device.then(|| Arc::clone(&self.queue).timer());
+        let timer = timer.transpose()?;
         let versions = cache.page_versions(chunk.layer);
         let of = self.layer(chunk.layer, &versions);
         let mut room = lock(&self.room);
-        let means = same_block(&call.chosen.device_means);
+        let means = same_block(&chosen.device_means);
         if let Some(block) = means {
-            let reads = |kv_head: usize| call.chosen.device_means[kv_head].is_some();
+            let reads = |kv_head: usize| chosen.device_means[kv_head].is_some();
             extend_summaries(&mut **room, cache, SummaryKind::Means, of, block, reads)?;
         }
-        let rows = BatchRows::new(device_rows(call.input), chunk.batch_rows.clone());
+        let rows = batch_rows(chunk);
         if let Some(timer) = &timer {
             timer.start()?;
         }
-        let mut attend = room.begin(of, &tiles, &rows, end, call.options)?;
+        let mut attend = room.begin(of, &tiles, &rows, end, &chunk.options)?;
         if means.is_some() {
             attend.include_means();
         }
-        cache.stream::<EngineError>(chunk.layer, Some(&wanted), Some(call.chosen.next), &mut |pages| {
+        cache.stream::<EngineError>(chunk.layer, Some(&wanted), Some(chosen.next), &mut |pages| {
             Ok(attend.attend(&cut(pages, chunk))?)
         })?;
         attend.finish()?;
@@ -189,17 +164,16 @@ impl Reader for DevicePages {
         &mut self,
         cache: &mut KvCache,
         policies: &mut PolicySet,
-        call: &ReadCall<'_>,
+        chosen: &Chosen<'_>,
         partials: Option<&[Partial]>,
     ) -> Result<(), EngineError> {
-        let (chunk, selections) = (&call.chosen.chunk, call.chosen.phases());
+        let (chunk, selections) = (&chosen.chunk, chosen.phases());
         let mut heads = observed(policies, chunk, partials);
         if heads.is_empty() {
             return Ok(());
         }
         let wanted = pages_read(cache, chunk, observed_reads(&heads, selections));
-        let Heads { group, .. } = chunk.heads;
-        let query_heads = chunk.heads.queries();
+        let (group, query_heads) = (chunk.heads.group, chunk.heads.queries());
         // [rows, heads]
         let mut log_sum_exp = vec![0.0; chunk.tokens.len() * query_heads];
         let mut tiles = Vec::new();
@@ -221,12 +195,12 @@ impl Reader for DevicePages {
         }
         let versions = cache.page_versions(chunk.layer);
         let of = self.layer(chunk.layer, &versions);
-        let rows = BatchRows::new(device_rows(call.input), chunk.batch_rows.clone());
+        let rows = batch_rows(chunk);
         let mut room = lock(&self.room);
         if partials.is_some() {
             room.set_log_sum_exp(&rows, &log_sum_exp)?;
         }
-        let mut pass = room.begin_mass(of, &tiles, &rows, chunk.end(), call.options)?;
+        let mut pass = room.begin_mass(of, &tiles, &rows, chunk.end(), &chunk.options)?;
         cache.stream::<EngineError>(chunk.layer, Some(&wanted), None, &mut |pages| {
             Ok(pass.add(&cut(pages, chunk))?)
         })?;
@@ -239,9 +213,9 @@ impl Reader for DevicePages {
         Ok(())
     }
 
-    fn complete(&mut self, chosen: &Chosen<'_>, input: &LayerRows<'_>, rotation: Rotation) -> Result<(), EngineError> {
+    fn complete(&mut self, chosen: &Chosen<'_>, rotation: Rotation) -> Result<(), EngineError> {
         if rotation.values {
-            device_rows(input).rotate_attended(chosen.chunk.batch_rows.clone())?;
+            device_rows(chosen.chunk.new_keys).rotate_attended(chosen.chunk.batch_rows.clone())?;
         }
         Ok(())
     }
@@ -275,10 +249,7 @@ impl Reader for DevicePages {
     }
 
     fn attended_ms(&mut self) -> Result<f64, EngineError> {
-        match self.call.take() {
-            Some(timer) => Ok(timer.elapsed_ms()?),
-            None => Ok(0.0),
-        }
+        Ok(self.call.take().map_or(Ok(0.0), |timer| timer.elapsed_ms())?)
     }
 
     fn resident_bytes(&self) -> u64 {
@@ -294,7 +265,6 @@ impl KeyEstimates for DevicePages {
     fn bound_scores(
         &mut self,
         cache: &mut KvCache,
-        input: &LayerRows<'_>,
         chunk: &Chunk<'_>,
         block: usize,
     ) -> Result<Option<Vec<Estimated>>, EngineError> {
@@ -306,7 +276,7 @@ impl KeyEstimates for DevicePages {
         }
         let heads = 0..chunk.heads.kv_heads;
         let tokens: Vec<usize> = heads.map(|kv_head| cache.head_tokens(chunk.layer, kv_head)).collect();
-        let queries = BatchRows::new(device_rows(input), chunk.batch_rows.clone());
+        let queries = batch_rows(chunk);
         let scores = room.bound_scores(of, &queries, &tokens)?;
         Ok(Some(scores.into_iter().map(Estimated::Bounds).collect()))
     }
@@ -321,7 +291,6 @@ impl KeyEstimates for DevicePages {
     fn estimate(
         &mut self,
         keys: &ShownKeys<'_>,
-        input: &LayerRows<'_>,
         chunk: &Chunk<'_>,
         asked: &[Option<Estimate>],
     ) -> Result<Vec<Option<Estimated>>, EngineError> {
@@ -331,7 +300,7 @@ impl KeyEstimates for DevicePages {
         if !asked.iter().any(scans) {
             return Ok(nothing());
         }
-        let queries = BatchRows::new(device_rows(input), chunk.batch_rows.clone());
+        let queries = batch_rows(chunk);
         let Some(mut scan) = room.scan_keys(self.layer(chunk.layer, keys.versions), keys.pages, &queries)? else {
             return Ok(nothing());
         };
@@ -359,9 +328,14 @@ impl KeyEstimates for DevicePages {
     }
 }
 
+/// The rows of a chunk on the device that attends.
+fn batch_rows<'a>(chunk: &Chunk<'a>) -> BatchRows<'a> {
+    BatchRows::new(device_rows(chunk.new_keys), chunk.batch_rows.clone())
+}
+
 /// The rows of a batch on the device that attends.
-fn device_rows<'a>(input: &LayerRows<'a>) -> &'a dyn DeviceRows {
-    match input.new_keys {
+fn device_rows(new_keys: NewKeys<'_>) -> &dyn DeviceRows {
+    match new_keys {
         NewKeys::Device(rows) => rows,
         NewKeys::Host { .. } => unreachable!("a sequence of a device gets rows there"),
     }

@@ -4,8 +4,6 @@ use riffle_attention::Span;
 use riffle_kv::{CacheShape, KvError};
 use serde::{Deserialize, Serialize};
 
-use crate::attention::slots::{HeadSlot, Slot};
-
 /// Pages are freed once there is one empty page for this many that stay. Freeing moves tokens; rare moves cost little per token.
 const WORTH: usize = 8;
 
@@ -15,7 +13,7 @@ pub(crate) struct Evicted {
     /// Tokens that have left, `[layers, kv_heads]`; empty while none has.
     evicted_tokens: Vec<usize>,
     /// Lengths below this one cannot be gone back to: tokens before it have left.
-    since: usize,
+    pub(crate) since: usize,
 }
 
 impl Evicted {
@@ -34,11 +32,6 @@ impl Evicted {
     /// True if the sequence can go back to its first `tokens` tokens.
     pub(crate) fn reaches(&self, tokens: usize) -> bool {
         tokens >= self.since
-    }
-
-    /// Lengths below this one cannot be gone back to.
-    pub(crate) fn since(&self) -> usize {
-        self.since
     }
 
     /// From now on the sequence cannot go back to fewer than `tokens` tokens.
@@ -78,11 +71,6 @@ impl Evicted {
                 .zip(evicted)
                 .all(|(held, evicted)| held.checked_add(evicted) == Some(tokens))
     }
-}
-
-/// Slot of a token within a KV head that has evicted `evicted` tokens before it.
-pub(crate) fn head_slot(Slot(slot): Slot, evicted: usize) -> HeadSlot {
-    HeadSlot(slot - evicted)
 }
 
 /// True if so many pages of a head that holds `held` tokens would be empty without the others than `retained` that it pays to free them.

@@ -3,16 +3,11 @@
 use std::ops::Range;
 
 use riffle_attention::Partial;
-use riffle_device::TransferCount;
 use riffle_kv::KvCache;
 use riffle_policy::PolicySet;
 
 use crate::EngineError;
-use crate::attention::chunk::Chosen;
-use crate::attention::layer_rows::{LayerRows, NewKeys};
-use crate::attention::reader::{KeyEstimates, ReadCall, Reader};
-use crate::attention::reading;
-use crate::attention::rotation::Rotation;
+use crate::attention::{Chosen, LayerRows, NewKeys, Reader, Reads, reading};
 
 /// Reads the cache itself; it holds nothing of its own.
 pub(crate) struct HostReader;
@@ -22,17 +17,7 @@ impl Reader for HostReader {
         Box::new(Self)
     }
 
-    fn fork(&mut self) -> Box<dyn Reader> {
-        Box::new(Self)
-    }
-
-    fn append(
-        &mut self,
-        cache: &mut KvCache,
-        input: &LayerRows<'_>,
-        tokens: &Range<usize>,
-        _rotation: Rotation,
-    ) -> Result<(), EngineError> {
+    fn append(&mut self, cache: &mut KvCache, input: &LayerRows<'_>, tokens: &Range<usize>) -> Result<(), EngineError> {
         let NewKeys::Host { keys, values } = input.new_keys else {
             unreachable!("a sequence of a device has a reader there")
         };
@@ -46,62 +31,24 @@ impl Reader for HostReader {
     fn attend(
         &mut self,
         cache: &mut KvCache,
-        call: &ReadCall<'_>,
+        chosen: &Chosen<'_>,
         partials: &mut [Partial],
     ) -> Result<(), EngineError> {
-        let reads = [(0, call.chosen.reads())];
-        reading::attend(&mut [cache], &reads, Some(call.chosen.next), call.options, partials)
+        reading::attend(&mut [cache], &[(0, Reads::new(chosen))], Some(chosen.next), partials)
     }
 
     fn observe(
         &mut self,
         cache: &mut KvCache,
         policies: &mut PolicySet,
-        call: &ReadCall<'_>,
+        chosen: &Chosen<'_>,
         partials: Option<&[Partial]>,
     ) -> Result<(), EngineError> {
-        let Some(partials) = partials else {
-            unreachable!("results stay on devices alone")
-        };
-        reading::observe(
-            cache,
-            policies,
-            &call.chosen.chunk,
-            call.chosen.phases(),
-            partials,
-            call.options,
-        )
-    }
-
-    fn complete(&mut self, _: &Chosen<'_>, _: &LayerRows<'_>, _: Rotation) -> Result<(), EngineError> {
+        let mut heads = reading::observed(policies, &chosen.chunk, partials);
+        if !heads.is_empty() {
+            reading::add_masses(cache, &chosen.chunk, &mut heads, chosen.phases())?;
+            reading::show_policies(policies, &chosen.chunk, &heads);
+        }
         Ok(())
-    }
-
-    fn read_ahead(&mut self, _: &KvCache, _: usize) -> Result<(), EngineError> {
-        Ok(())
-    }
-
-    fn truncate(&mut self, _: usize) {}
-
-    fn truncate_head(&mut self, _: usize, _: usize, _: usize) {}
-
-    fn may_keep_results(&self) -> bool {
-        false
-    }
-
-    fn estimates(&mut self) -> Option<&mut dyn KeyEstimates> {
-        None
-    }
-
-    fn attended_ms(&mut self) -> Result<f64, EngineError> {
-        Ok(0.0)
-    }
-
-    fn resident_bytes(&self) -> u64 {
-        0
-    }
-
-    fn transferred(&self) -> TransferCount {
-        TransferCount::default()
     }
 }

@@ -5,17 +5,12 @@ use std::sync::Arc;
 use riffle_attention::{AttendOptions, Partial};
 use riffle_device::{DeviceQueue, DeviceRows, RoomOptions, TransferCount};
 use riffle_kv::KvCache;
-use riffle_policy::{CostModel, Phase, PolicySet, PolicyShape, PolicySpec};
+use riffle_policy::{CostModel, Phase, PolicyShape, PolicySpec};
 
-use crate::attention::chunk::LayerStep;
-use crate::attention::device::DevicePages;
-use crate::attention::host::HostReader;
-use crate::attention::layer_rows::{LayerRows, NewKeys};
-use crate::attention::rotation::Rotation;
-use crate::attention::round::{RoundRows, attend_round};
-use crate::attention::slots::Slot;
-use crate::attention::state::AttentionState;
-use crate::attention::tiles::Heads;
+use crate::attention::{
+    AttentionState, DevicePages, Heads, HostReader, LayerRows, LayerStep, NewKeys, Policies, Rotation, RoundRows,
+    SharedRoom, Slot, attend_round,
+};
 use crate::{AttentionTime, EngineError, PairCount};
 
 /// A chunk of a prompt, or a generated token, as a layer attends with it.
@@ -69,18 +64,17 @@ impl LayerAttention {
             .map(|layer| Heads::over_cache(heads, layer))
             .collect();
         let of_layers: Vec<PolicyShape> = layers.iter().map(|heads| heads.for_policies(chunk_tokens)).collect();
-        let unguarded = policy.with("from", "0")?.into();
-        let everything = PolicySpec::full().into();
-        let policies = |of_phase: Phase| {
-            let rules = if of_phase == phase { &unguarded } else { &everything };
-            PolicySet::new(rules, of_phase, &of_layers, &CostModel::default())
+        let (unguarded, everything) = (&policy.with("from", "0")?.into(), &PolicySpec::full().into());
+        let rules = match phase {
+            Phase::Prefill => [unguarded, everything],
+            Phase::Decode => [everything, unguarded],
         };
-        let (prefill, decode) = (policies(Phase::Prefill)?, policies(Phase::Decode)?);
+        let policies = Policies::new(rules, &of_layers, &CostModel::default())?;
         Ok(Self {
             phase,
             layers,
             prompt_tokens: None,
-            state: AttentionState::new(cache, Box::new(HostReader), prefill, decode),
+            state: AttentionState::new(cache, Box::new(HostReader), policies),
             queue: None,
             reads_ahead: true,
             partials: Vec::new(),
@@ -94,7 +88,7 @@ impl LayerAttention {
     /// # Errors
     /// [`EngineError::Device`] for a room that the device refuses.
     pub fn on_device(mut self, queue: &Arc<dyn DeviceQueue>, room: RoomOptions) -> Result<Self, EngineError> {
-        self.state.reader = Box::new(DevicePages::alone(queue, room)?);
+        self.state.reader = Box::new(DevicePages::shared(&SharedRoom::default(), queue, room)?);
         self.queue = Some(Arc::clone(queue));
         Ok(self)
     }
@@ -147,27 +141,24 @@ impl LayerAttention {
     pub fn attend(&mut self, layer: usize, chunk: &ChunkRows) -> Result<(), EngineError> {
         let (shape, held) = (*self.state.cache.shape(), self.state.cache.tokens(layer));
         let mut failure = None;
+        let step = LayerStep {
+            phase: self.phase,
+            layers: self.layers.len(),
+            heads: self.layers[layer],
+            total_tokens: self.prompt_tokens.unwrap_or(held + chunk.tokens),
+            page_tokens: shape.page_tokens,
+            evicted_tokens: vec![0; self.layers[layer].kv_heads],
+            window: None,
+            rotation: Rotation::default(),
+            sinks: None,
+            appends: true,
+            reads_ahead: self.reads_ahead,
+            options: AttendOptions::for_head_dim(self.layers[layer].key_width).with_arithmetic(self.phase.arithmetic()),
+        };
         let part = RoundRows {
-            step: LayerStep {
-                phase: self.phase,
-                layers: self.layers.len(),
-                heads: self.layers[layer],
-                total_tokens: self.prompt_tokens.unwrap_or(held + chunk.tokens),
-                page_tokens: shape.page_tokens,
-                evicted_tokens: vec![0; self.layers[layer].kv_heads],
-                window: None,
-                rotation: Rotation {
-                    keys: false,
-                    values: false,
-                },
-                sinks: None,
-                appends: true,
-                reads_ahead: self.reads_ahead,
-                options: AttendOptions::for_head_dim(self.layers[layer].key_width)
-                    .with_arithmetic(self.phase.arithmetic()),
-            },
             attention: &mut self.state,
             input: LayerRows {
+                step,
                 cache_layer: layer,
                 slot: Slot(held),
                 first_row: 0,

@@ -2,13 +2,15 @@
 
 use std::ops::Range;
 
+use riffle_attention::QueryTile;
 use riffle_device::DeviceRows;
 
-use crate::attention::slots::Slot;
+use crate::attention::{LayerStep, Slot, Tile};
 
 /// Queries, keys and values of one layer for consecutive tokens of a sequence, rotated as its cache holds them.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) struct LayerRows<'a> {
+    pub(crate) step: LayerStep,
     /// The layer's number among those that hold keys and values.
     pub(crate) cache_layer: usize,
     /// Slot of the first token in the cache.
@@ -45,9 +47,39 @@ impl<'a> NewKeys<'a> {
     }
 }
 
-impl LayerRows<'_> {
+impl<'a> LayerRows<'a> {
     /// The rows of the batch in which tokens `tokens` lie.
     pub(crate) fn batch_rows(&self, tokens: &Range<usize>) -> Range<usize> {
         self.first_row + tokens.start..self.first_row + tokens.end
+    }
+
+    /// The place of a token of the rows in a KV head, from which tokens before it may have left.
+    pub(crate) fn head_slot(&self, token: usize, kv_head: usize) -> usize {
+        self.slot.after(token).0 - self.step.evicted_tokens[kv_head]
+    }
+
+    /// Tokens `tokens` as one tile of one KV head.
+    pub(crate) fn tile(&self, tokens: Range<usize>, kv_head: usize) -> QueryTile<'a> {
+        let heads = self.step.heads;
+        QueryTile {
+            data: &self.queries[tokens.start * heads.query_width() + kv_head * heads.group * heads.key_width..],
+            rows: tokens.len(),
+            row_stride: heads.query_width(),
+            group: heads.group,
+            head_dim: heads.key_width,
+            start: self.head_slot(tokens.start, kv_head),
+        }
+    }
+
+    /// The tiles of tokens `tokens`, KV head by KV head.
+    pub(crate) fn tiles(&self, tokens: &Range<usize>) -> Vec<Tile<'a>> {
+        let step = self.step.heads.tile_rows();
+        let firsts = |kv_head: usize| tokens.clone().step_by(step).map(move |first| (kv_head, first));
+        let tile = |(kv_head, first): (usize, usize)| Tile {
+            kv_head,
+            first_row: first - tokens.start,
+            queries: self.tile(first..(first + step).min(tokens.end), kv_head),
+        };
+        (0..self.step.heads.kv_heads).flat_map(firsts).map(tile).collect()
     }
 }

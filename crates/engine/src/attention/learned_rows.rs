@@ -8,7 +8,7 @@ use riffle_kv::KvCache;
 use riffle_policy::{Learned, PolicySet};
 
 use crate::EngineError;
-use crate::attention::evicted::runs_empty;
+use crate::attention::runs_empty;
 
 /// The states of one sequence's decode policies in the latest pass over several generated tokens.
 #[derive(Debug, Default)]
@@ -30,9 +30,6 @@ impl LearnedRows {
     }
 
     /// Takes what the policies of a layer know after the first `rows` rows.
-    ///
-    /// # Errors
-    /// [`EngineError::Policy`] where a policy cannot be copied.
     pub(crate) fn take(
         &mut self,
         policies: &mut PolicySet,
@@ -73,9 +70,6 @@ impl LearnedRows {
     }
 
     /// Gives the policies what they knew after the first `kept` rows.
-    ///
-    /// # Errors
-    /// As [`take`](Self::take).
     pub(crate) fn restore(&self, policies: &mut PolicySet, kept: usize) -> Result<(), EngineError> {
         // After the last row the policies are as they are.
         let states = self.states.get(kept - 1).map_or(&[][..], Vec::as_slice);

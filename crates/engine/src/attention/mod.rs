@@ -1,44 +1,68 @@
 //! The attention of one sequence: pages, policies, and all that both have learned.
 //!
-//! [`AttentionState`](state::AttentionState) owns it. In each layer it appends new keys, lets the policies select, attends to what they
-//! name, and lets policies, observers and an audit look at the result. Pages are reached through a [`Reader`](reader::Reader): one reads
+//! [`AttentionState`] owns it. In each layer it appends new keys, lets the policies select, attends to what they
+//! name, and lets policies, observers and an audit look at the result. Pages are reached through a [`Reader`]: one reads
 //! main memory and the tiers behind it, the other a device. [`LayerAttention`] and [`CachedAttention`] are faces for callers who have
 //! no model here.
 //!
 //! This module knows caches, policies and kernels. It knows no engine, no sequence and no text.
 
-pub(crate) mod audit;
-pub(crate) mod auto;
+mod audit;
+mod auto;
 mod block_means;
 mod cached_attention;
 mod choice;
-pub(crate) mod chunk;
-pub(crate) mod counters;
+mod chunk;
+mod counters;
 mod delta;
-pub(crate) mod device;
-pub(crate) mod evicted;
-pub(crate) mod host;
+mod device;
+mod evicted;
+mod host;
 mod layer_attention;
-pub(crate) mod layer_rows;
-pub(crate) mod learned_rows;
-mod means;
-pub(crate) mod observers;
-pub(crate) mod reader;
-pub(crate) mod reading;
-pub(crate) mod rolling;
-pub(crate) mod rotation;
-pub(crate) mod round;
-pub(crate) mod sliding;
-pub(crate) mod slots;
-pub(crate) mod state;
+mod layer_rows;
+mod learned_rows;
+mod observers;
+mod reader;
+mod reading;
+mod rolling;
+mod rotation;
+mod round;
+mod sliding;
+mod slots;
+mod state;
 mod step;
-pub(crate) mod tiles;
-mod time;
-pub(crate) mod watch;
+mod tiles;
+mod watch;
 
+pub(crate) use audit::{Audit, AuditObserver, HeadSums, SampledRun};
 pub use audit::{AuditReport, AuditedQuery, HeadAudit};
+pub(crate) use auto::{Auto, AutoState};
+use block_means::{BlockMeans, attend_means, extend_means};
 pub use cached_attention::{CachedAttention, CachedAttentionOptions, LayerCall, ProjectedRows};
-pub use counters::PairCount;
+use choice::bounds_block;
+use chunk::pages;
+pub(crate) use chunk::{Chosen, Chunk, LayerStep};
+use counters::Counters;
+pub use counters::{AttentionTime, PairCount};
+use delta::{DenseRow, correct, dense_rows};
+use device::ShownKeys;
+pub(crate) use device::{DevicePages, SharedRoom};
+use evicted::runs_empty;
+pub(crate) use evicted::{Evicted, lacks_room};
+pub(crate) use host::HostReader;
 pub use layer_attention::{ChunkRows, LayerAttention};
-pub use time::AttentionTime;
+pub(crate) use layer_rows::{LayerRows, NewKeys};
+use learned_rows::LearnedRows;
+pub(crate) use observers::{Observers, QueryObserver};
+use reader::KeyEstimates;
+pub(crate) use reader::Reader;
+use reading::{Reads, cut, cut_head, named, observed, observed_reads, pages_read, show_policies, tile_reads};
+pub(crate) use rolling::RollingWindow;
+pub(crate) use rotation::{Rotation, rotate, rotated_widths};
+pub(crate) use round::{RoundRows, attend_round};
+use sliding::SlidingLayer;
+pub(crate) use sliding::{SlidingLayers, lcm};
+pub(crate) use slots::{Position, Slot};
+pub(crate) use state::{AttentionState, LayerTraits, Policies};
+pub(crate) use tiles::{Heads, Tile, cached_shape};
 pub use watch::{AttentionWatch, WatchedHead};

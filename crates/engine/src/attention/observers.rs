@@ -2,11 +2,11 @@
 
 use std::any::Any;
 
-use riffle_attention::{AttendOptions, Partial};
+use riffle_attention::Partial;
 use riffle_kv::KvCache;
 
 use crate::EngineError;
-use crate::attention::chunk::Chosen;
+use crate::attention::Chosen;
 
 /// Looks at every query of the layers that see the whole sequence. It changes nothing of the sequence.
 pub(crate) trait QueryObserver: Any + Send + Sync {
@@ -17,7 +17,6 @@ pub(crate) trait QueryObserver: Any + Send + Sync {
         cache: &mut KvCache,
         chosen: &Chosen<'_>,
         partials: Option<&[Partial]>,
-        options: &AttendOptions<'_>,
     ) -> Result<(), EngineError>;
 }
 
@@ -45,9 +44,8 @@ impl Observers {
         cache: &mut KvCache,
         chosen: &Chosen<'_>,
         partials: Option<&[Partial]>,
-        options: &AttendOptions<'_>,
     ) -> Result<(), EngineError> {
         let mut observers = self.0.iter_mut();
-        observers.try_for_each(|observer| observer.observe(cache, chosen, partials, options))
+        observers.try_for_each(|observer| observer.observe(cache, chosen, partials))
     }
 }

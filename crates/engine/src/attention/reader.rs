@@ -2,44 +2,30 @@
 
 use std::ops::Range;
 
-use riffle_attention::{AttendOptions, Partial};
+use riffle_attention::Partial;
 use riffle_device::TransferCount;
 use riffle_kv::KvCache;
 use riffle_policy::{Estimate, Estimated, PolicySet};
 
 use crate::EngineError;
-use crate::attention::chunk::{Chosen, Chunk};
-use crate::attention::device::ShownKeys;
-use crate::attention::layer_rows::LayerRows;
-use crate::attention::rotation::Rotation;
-
-/// A chunk that attends: its rows, the keys it reads, and how it multiplies.
-#[derive(Clone, Copy)]
-pub(crate) struct ReadCall<'a> {
-    pub(crate) input: &'a LayerRows<'a>,
-    pub(crate) chosen: &'a Chosen<'a>,
-    pub(crate) options: &'a AttendOptions<'a>,
-}
+use crate::attention::{Chosen, Chunk, LayerRows, Rotation, ShownKeys};
 
 /// Appends to the pages of one sequence and attends to them. One implementation reads main memory and farther tiers, the other a device.
+/// Methods with a body are for copies beside main memory: without any there is nothing to do.
 pub(crate) trait Reader: Send + Sync {
     /// A reader of another sequence, none of whose pages it holds.
     fn beside(&self) -> Box<dyn Reader>;
 
     /// A reader of another sequence that goes on from where this one is.
-    fn fork(&mut self) -> Box<dyn Reader>;
+    fn fork(&mut self) -> Box<dyn Reader> {
+        self.beside()
+    }
 
     /// Adds keys and values of some rows to the cache.
-    fn append(
-        &mut self,
-        cache: &mut KvCache,
-        input: &LayerRows<'_>,
-        tokens: &Range<usize>,
-        rotation: Rotation,
-    ) -> Result<(), EngineError>;
+    fn append(&mut self, cache: &mut KvCache, input: &LayerRows<'_>, tokens: &Range<usize>) -> Result<(), EngineError>;
 
     /// Attends a chunk to its selections; `partials`, one for each tile, are added to unless the result stays on a device.
-    fn attend(&mut self, cache: &mut KvCache, call: &ReadCall<'_>, partials: &mut [Partial])
+    fn attend(&mut self, cache: &mut KvCache, chosen: &Chosen<'_>, partials: &mut [Partial])
     -> Result<(), EngineError>;
 
     /// Tells policies the mass that the queries gave which they ask for. `partials` are `None` where the result stays on a device.
@@ -47,36 +33,50 @@ pub(crate) trait Reader: Send + Sync {
         &mut self,
         cache: &mut KvCache,
         policies: &mut PolicySet,
-        call: &ReadCall<'_>,
+        chosen: &Chosen<'_>,
         partials: Option<&[Partial]>,
     ) -> Result<(), EngineError>;
 
     /// Completes a result that stays where it was computed; values are rotated back where the cache holds them rotated.
-    fn complete(&mut self, chosen: &Chosen<'_>, input: &LayerRows<'_>, rotation: Rotation) -> Result<(), EngineError>;
+    fn complete(&mut self, _chosen: &Chosen<'_>, _rotation: Rotation) -> Result<(), EngineError> {
+        Ok(())
+    }
 
     /// Begins to bring the pages near that the layer `next` is expected to read.
-    fn read_ahead(&mut self, cache: &KvCache, next: usize) -> Result<(), EngineError>;
+    fn read_ahead(&mut self, _cache: &KvCache, _next: usize) -> Result<(), EngineError> {
+        Ok(())
+    }
 
     /// Forgets the pages behind the first `tokens` tokens.
-    fn truncate(&mut self, tokens: usize);
+    fn truncate(&mut self, _tokens: usize) {}
 
     /// Forgets the pages behind the first `tokens` tokens of a (layer, KV head).
-    fn truncate_head(&mut self, layer: usize, kv_head: usize, tokens: usize);
+    fn truncate_head(&mut self, _layer: usize, _kv_head: usize, _tokens: usize) {}
 
     /// True if a result may stay where it was computed, and come to main memory only when it is asked for.
-    fn may_keep_results(&self) -> bool;
+    fn may_keep_results(&self) -> bool {
+        false
+    }
 
     /// Computes what policies ask of keys; `None` where they look at keys in main memory themselves.
-    fn estimates(&mut self) -> Option<&mut dyn KeyEstimates>;
+    fn estimates(&mut self) -> Option<&mut dyn KeyEstimates> {
+        None
+    }
 
     /// Milliseconds of a call whose result stayed on a device, once it has run; 0 without one since the last question.
-    fn attended_ms(&mut self) -> Result<f64, EngineError>;
+    fn attended_ms(&mut self) -> Result<f64, EngineError> {
+        Ok(0.0)
+    }
 
     /// Bytes of the sequence's pages beside those in main memory.
-    fn resident_bytes(&self) -> u64;
+    fn resident_bytes(&self) -> u64 {
+        0
+    }
 
     /// Bytes that have travelled between main memory and a device, for all its sequences.
-    fn transferred(&self) -> TransferCount;
+    fn transferred(&self) -> TransferCount {
+        TransferCount::default()
+    }
 }
 
 /// Looks at keys in place of policies.
@@ -85,7 +85,6 @@ pub(crate) trait KeyEstimates {
     fn bound_scores(
         &mut self,
         cache: &mut KvCache,
-        input: &LayerRows<'_>,
         chunk: &Chunk<'_>,
         block: usize,
     ) -> Result<Option<Vec<Estimated>>, EngineError>;
@@ -97,7 +96,6 @@ pub(crate) trait KeyEstimates {
     fn estimate(
         &mut self,
         keys: &ShownKeys<'_>,
-        input: &LayerRows<'_>,
         chunk: &Chunk<'_>,
         asked: &[Option<Estimate>],
     ) -> Result<Vec<Option<Estimated>>, EngineError>;

@@ -2,15 +2,14 @@
 
 use rayon::prelude::*;
 use riffle_attention::{
-    Arithmetic, AttendJob, AttendOptions, BatchStream, KvView, PageView, Partial, QueryTile, Scan, Selection, Span,
-    add_column_mass, attend_scanned,
+    Arithmetic, AttendJob, BatchStream, PageView, Partial, QueryTile, Scan, Selection, Span, add_column_mass,
+    attend_scanned,
 };
 use riffle_kv::{KvCache, LayerRead, stream_together};
-use riffle_policy::{ColumnMass, KeyUse, LentScan, Policy, PolicySet, SelectContext};
+use riffle_policy::{ColumnMass, KeyUse, Policy, PolicySet, SelectContext};
 
 use crate::EngineError;
-use crate::attention::chunk::Chunk;
-use crate::attention::tiles::{Tile, rows_from};
+use crate::attention::{Chosen, Chunk, Tile};
 
 /// The selections of a chunk's tiles, and the key scores that policies computed: where a scan covers a tile, its keys are not
 /// scored again.
@@ -25,16 +24,15 @@ pub(crate) struct Reads<'r> {
 }
 
 impl<'r> Reads<'r> {
-    /// `scans` are by KV head.
-    pub(crate) fn new(chunk: &'r Chunk<'r>, selections: &'r [Selection], scans: &'r [Option<LentScan>]) -> Self {
+    pub(crate) fn new(chosen: &'r Chosen<'r>) -> Self {
         let scan = |tile: &Tile<'_>| {
-            let scan = scans.get(tile.kv_head)?.as_deref();
+            let scan = chosen.scans.get(tile.kv_head)?.as_deref();
             scan.filter(|scan| scan.covers(&tile.queries))
         };
         Self {
-            scans: chunk.tiles.iter().map(scan).collect(),
-            chunk,
-            selections,
+            scans: chosen.chunk.tiles.iter().map(scan).collect(),
+            chunk: &chosen.chunk,
+            selections: &chosen.selections,
             nothing: Selection::none(),
         }
     }
@@ -49,7 +47,7 @@ impl<'r> Reads<'r> {
         let tiles = self.chunk.tiles.iter().zip(self.selections).zip(&self.scans);
         tiles.map(|((tile, selection), scan)| AttendJob {
             queries: tile.queries,
-            kv: self.chunk.kv(tile, pages),
+            kv: self.chunk.kv(tile.kv_head, pages),
             selection: if scan.is_some() { &self.nothing } else { selection },
         })
     }
@@ -59,7 +57,7 @@ impl<'r> Reads<'r> {
         let scanned = partials.par_iter_mut().enumerate();
         scanned.try_for_each(|(place, partial)| match self.scans[place] {
             Some(scan) => {
-                let kv = self.chunk.kv(&self.chunk.tiles[place], pages);
+                let kv = self.chunk.kv(self.chunk.tiles[place].kv_head, pages);
                 attend_scanned(scan, &self.selections[place], &kv, partial)
             }
             None => Ok(()),
@@ -75,12 +73,12 @@ pub(crate) fn attend(
     caches: &mut [&mut KvCache],
     chunks: &[(usize, Reads<'_>)],
     next: Option<usize>,
-    options: &AttendOptions<'_>,
     partials: &mut [Partial],
 ) -> Result<(), EngineError> {
     let Some((_, first)) = chunks.first() else {
         return Ok(());
     };
+    let options = &first.chunk.options;
     let wanted = chunks.iter().map(|(sequence, reads)| reads.wanted(caches[*sequence]));
     let wanted: Vec<Option<Vec<Vec<Span>>>> = wanted.collect();
     let reads = chunks.iter().zip(&wanted).map(|((sequence, _), wanted)| LayerRead {
@@ -112,28 +110,26 @@ pub(crate) fn attend_everything(
     cache: &mut KvCache,
     chunk: &Chunk<'_>,
     queries: &[(usize, QueryTile<'_>)],
-    options: &AttendOptions<'_>,
-    partials: &mut [Partial],
-) -> Result<(), EngineError> {
+) -> Result<Vec<Partial>, EngineError> {
     let everything = Selection::full(chunk.end());
-    let options = &match options.arithmetic {
-        Arithmetic::Rounded => options.with_arithmetic(Arithmetic::Expanded),
-        _ => *options,
+    let options = &match chunk.options.arithmetic {
+        Arithmetic::Rounded => chunk.options.with_arithmetic(Arithmetic::Expanded),
+        _ => chunk.options,
     };
+    let partial = |(_, tile): &(usize, QueryTile<'_>)| Partial::new(tile.rows, tile.group, chunk.heads.value_width);
+    let mut partials: Vec<Partial> = queries.iter().map(partial).collect();
     let mut stream = BatchStream::new(queries.iter().map(|(_, queries)| queries), options);
     cache.stream::<EngineError>(chunk.layer, None, None, &mut |pages| {
         let pages = cut(pages, chunk);
         let jobs = queries.iter().map(|(kv_head, queries)| AttendJob {
             queries: *queries,
-            kv: KvView {
-                head_dim: chunk.heads.key_width,
-                pages: &pages[*kv_head],
-            },
+            kv: chunk.kv(*kv_head, &pages),
             selection: &everything,
         });
-        Ok(stream.attend(&jobs.collect::<Vec<_>>(), options, partials)?)
+        Ok(stream.attend(&jobs.collect::<Vec<_>>(), options, &mut partials)?)
     })?;
-    Ok(stream.finish(partials)?)
+    stream.finish(&mut partials)?;
+    Ok(partials)
 }
 
 /// The exact softmax mass of each row and head of a KV head's queries, `[rows × group]` of `[position + 1]`, from the
@@ -144,7 +140,6 @@ pub(crate) fn mass_of_everything(
     kv_head: usize,
     queries: &QueryTile<'_>,
     exact: &Partial,
-    options: &AttendOptions<'_>,
 ) -> Result<Vec<Vec<f32>>, EngineError> {
     let everything = Selection::full(chunk.end());
     let places = 0..queries.rows * queries.group;
@@ -154,10 +149,7 @@ pub(crate) fn mass_of_everything(
     let mut wanted = vec![Vec::new(); chunk.heads.kv_heads];
     wanted[kv_head].push(Span::new(0, usize::MAX));
     cache.stream::<EngineError>(chunk.layer, Some(&wanted), None, &mut |pages| {
-        let kv = KvView {
-            head_dim: chunk.heads.key_width,
-            pages: &cut_head(&pages[kv_head], chunk.end()),
-        };
+        let pages = cut(pages, chunk);
         masses.par_iter_mut().enumerate().try_for_each(|(at, mass)| {
             let (row, head) = (at / queries.group, at % queries.group);
             let one = QueryTile {
@@ -167,62 +159,24 @@ pub(crate) fn mass_of_everything(
                 start: queries.start + row,
                 ..*queries
             };
-            let log_sum_exp = [exact.log_sum_exp(row, head)];
             let job = AttendJob {
                 queries: one,
-                kv,
+                kv: chunk.kv(kv_head, &pages),
                 selection: &everything,
             };
-            Ok(add_column_mass(&job, options, &log_sum_exp, 0, mass)?)
+            let log_sum_exp = [exact.log_sum_exp(row, head)];
+            Ok(add_column_mass(&job, &chunk.options, &log_sum_exp, 0, mass)?)
         })
     })?;
     Ok(masses)
 }
 
-/// Tells each KV head's policy where the mass of the queries went that it asks for, under all they read.
-pub(crate) fn observe(
-    cache: &mut KvCache,
-    policies: &mut PolicySet,
-    chunk: &Chunk<'_>,
-    selections: [&[Selection]; 2],
-    partials: &[Partial],
-    options: &AttendOptions<'_>,
-) -> Result<(), EngineError> {
-    let mut heads = observed(policies, chunk, Some(partials));
-    if heads.is_empty() {
-        return Ok(());
-    }
-    let wanted = wanted_pages(cache, chunk, observed_reads(&heads, selections));
-    add_masses(cache, chunk, &mut heads, wanted.as_deref(), (selections, options))?;
-    show_policies(policies, chunk, &heads);
-    Ok(())
-}
-
-/// The mass that all queries of a chunk give each token under full attention, `[tokens]`: summed over rows and heads in their order.
-pub(crate) fn token_mass(
-    cache: &mut KvCache,
-    chunk: &Chunk<'_>,
-    options: &AttendOptions<'_>,
-) -> Result<Vec<f32>, EngineError> {
-    let mut total = vec![0.0; chunk.end()];
-    for mass in exact_masses(cache, chunk, options)? {
-        total.iter_mut().zip(&mass).for_each(|(total, mass)| *total += mass);
-    }
-    Ok(total)
-}
-
 /// The mass that all queries of a chunk give each token under full attention, by KV head: summed over rows and heads of its group.
-pub(crate) fn exact_masses(
-    cache: &mut KvCache,
-    chunk: &Chunk<'_>,
-    options: &AttendOptions<'_>,
-) -> Result<Vec<Vec<f32>>, EngineError> {
+pub(crate) fn exact_masses(cache: &mut KvCache, chunk: &Chunk<'_>) -> Result<Vec<Vec<f32>>, EngineError> {
     let queries: Vec<(usize, QueryTile<'_>)> = chunk.tiles.iter().map(|tile| (tile.kv_head, tile.queries)).collect();
-    let partial = |(_, tile): &(usize, QueryTile<'_>)| Partial::new(tile.rows, tile.group, tile.head_dim);
-    let mut partials: Vec<Partial> = queries.iter().map(partial).collect();
-    attend_everything(cache, chunk, &queries, options, &mut partials)?;
+    let partials = attend_everything(cache, chunk, &queries)?;
     let everything = vec![Selection::full(chunk.end()); queries.len()];
-    read_masses(cache, chunk, [&[], &everything], &partials, options)
+    read_masses(cache, chunk, [&[], &everything], &partials)
 }
 
 /// The mass that all queries of a chunk gave each token under what they read, which `partials` come from, by KV head: summed over
@@ -232,41 +186,35 @@ pub(crate) fn read_masses(
     chunk: &Chunk<'_>,
     selections: [&[Selection]; 2],
     partials: &[Partial],
-    options: &AttendOptions<'_>,
 ) -> Result<Vec<Vec<f32>>, EngineError> {
     let heads = chunk.contexts.iter().filter_map(|context| {
         let first = context.tokens - chunk.tokens.len();
         Observed::new(chunk, context, first, Some(partials))
     });
     let mut heads: Vec<Observed<'_>> = heads.collect();
-    let wanted = wanted_pages(cache, chunk, observed_reads(&heads, selections));
-    add_masses(cache, chunk, &mut heads, wanted.as_deref(), (selections, options))?;
+    add_masses(cache, chunk, &mut heads, selections)?;
     Ok(heads.into_iter().map(|head| head.mass).collect())
 }
 
-/// Adds the mass of observed queries, under what they read, to [`Observed::mass`]. `wanted` are the pages that hold it.
-fn add_masses(
+/// Adds the mass of observed queries, under what they read, to [`Observed::mass`].
+pub(crate) fn add_masses(
     cache: &mut KvCache,
     chunk: &Chunk<'_>,
     heads: &mut [Observed<'_>],
-    wanted: Option<&[Vec<Span>]>,
-    (selections, options): ([&[Selection]; 2], &AttendOptions<'_>),
+    selections: [&[Selection]; 2],
 ) -> Result<(), EngineError> {
-    cache.stream::<EngineError>(chunk.layer, wanted, None, &mut |pages| {
+    let wanted = wanted_pages(cache, chunk, observed_reads(heads, selections));
+    cache.stream::<EngineError>(chunk.layer, wanted.as_deref(), None, &mut |pages| {
         let pages = cut(pages, chunk);
         heads.par_iter_mut().try_for_each(|head| {
-            let kv = KvView {
-                head_dim: chunk.heads.key_width,
-                pages: &pages[head.kv_head],
-            };
             for rows in &head.rows {
                 for selection in named(selections, rows.place) {
                     let job = AttendJob {
                         queries: rows.queries,
-                        kv,
+                        kv: chunk.kv(head.kv_head, &pages),
                         selection,
                     };
-                    add_column_mass(&job, options, &rows.log_sum_exp, 0, &mut head.mass)?;
+                    add_column_mass(&job, &chunk.options, &rows.log_sum_exp, 0, &mut head.mass)?;
                 }
             }
             Ok(())
@@ -349,16 +297,9 @@ pub(crate) fn with_keys<T>(
         })?;
     }
     let from = policy.keys_from(context).min(context.tokens);
-    let end = context.tokens;
     Ok(cache.with_keys(context.layer, context.kv_head, from, |pages| {
-        let pages = cut_head(pages, end);
-        choose(
-            policy,
-            &SelectContext {
-                pages: &pages,
-                ..*context
-            },
-        )
+        let pages = &cut_head(pages.iter().copied(), context.tokens);
+        choose(policy, &SelectContext { pages, ..*context })
     })?)
 }
 
@@ -376,7 +317,7 @@ pub(crate) fn show(
     let mut wanted = vec![Vec::new(); kv_heads];
     wanted[context.kv_head].push(pages_of(&tokens, context.page_tokens));
     cache.stream::<EngineError>(context.layer, Some(&wanted), None, &mut |pages| {
-        each(&cut_head(&pages[context.kv_head], context.tokens))
+        each(&cut_head(pages[context.kv_head].iter().copied(), context.tokens))
     })
 }
 
@@ -403,26 +344,24 @@ impl<'c> Observed<'c> {
             return None;
         }
         let rows = |(place, tile): (usize, &Tile<'c>)| {
-            let (queries, first_row) = rows_from(&tile.queries, from)?;
+            let all = tile.queries.rows;
+            let first_row = from.saturating_sub(tile.queries.start);
             let log_sum_exp = partials.map(|partials| {
-                let rows = first_row..tile.queries.rows;
-                let sums = |row| (0..queries.group).map(move |head| partials[place].log_sum_exp(row, head));
-                rows.flat_map(sums).collect()
+                let sums = |row| (0..tile.queries.group).map(move |head| partials[place].log_sum_exp(row, head));
+                (first_row..all).flat_map(sums).collect()
             });
-            Some(Rows {
+            (first_row < all).then(|| Rows {
                 place,
-                queries,
+                queries: tile.rows(first_row, all - first_row),
                 log_sum_exp: log_sum_exp.unwrap_or_default(),
             })
         };
         let tiles = chunk.tiles.iter().enumerate();
+        let tiles = tiles.filter(|(_, tile)| tile.kv_head == context.kv_head);
         Some(Self {
             kv_head: context.kv_head,
             from,
-            rows: tiles
-                .filter(|(_, tile)| tile.kv_head == context.kv_head)
-                .filter_map(rows)
-                .collect(),
+            rows: tiles.filter_map(rows).collect(),
             mass: vec![0.0; context.tokens],
         })
     }
@@ -467,14 +406,17 @@ fn pages_of(tokens: &Span, page_tokens: usize) -> Span {
 /// Pages up to the chunk's end in each KV head; keys of later chunks may be there already.
 pub(crate) fn cut<'p>(pages: &[Vec<PageView<'p>>], chunk: &Chunk<'_>) -> Vec<Vec<PageView<'p>>> {
     let heads = pages.iter().zip(&chunk.contexts);
-    heads.map(|(pages, context)| cut_head(pages, context.tokens)).collect()
+    heads
+        .map(|(pages, context)| cut_head(pages.iter().copied(), context.tokens))
+        .collect()
 }
 
-fn cut_head<'p>(pages: &[PageView<'p>], end: usize) -> Vec<PageView<'p>> {
-    let before = pages.iter().take_while(|page| page.start < end);
+/// Pages of a KV head up to its token `end`.
+pub(crate) fn cut_head<'p>(pages: impl IntoIterator<Item = PageView<'p>>, end: usize) -> Vec<PageView<'p>> {
+    let before = pages.into_iter().take_while(|page| page.start < end);
     let cut = before.map(|page| PageView {
         tokens: page.tokens.min(end - page.start),
-        ..*page
+        ..page
     });
     cut.collect()
 }

@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::attention::slots::{Position, Slot};
+use crate::attention::{Position, Slot};
 
 /// The place of the window in a sequence, and the keys of the sinks before it.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -17,9 +17,10 @@ pub(crate) struct RollingWindow {
     /// Length of the sequence when tokens left last: earlier lengths cannot be gone back to.
     since: usize,
     /// Position that the angles of the window's keys stand for, less their place in the cache.
-    offset: usize,
-    /// Keys of the sinks at their first positions: for each layer `[sink_tokens, kv_heads, head_dim]`.
-    sinks: Vec<Vec<f32>>,
+    pub(crate) offset: usize,
+    /// Keys of the sinks at their first positions: for each layer of the cache `[sink_tokens, kv_heads, head_dim]`. Empty while nothing
+    /// has left.
+    pub(crate) sinks: Vec<Vec<f32>>,
 }
 
 impl RollingWindow {
@@ -43,35 +44,10 @@ impl RollingWindow {
         tokens >= self.since
     }
 
-    /// Positions by which the window's keys are ahead of their slots.
-    pub(crate) fn offset(&self) -> usize {
-        self.offset
-    }
-
     /// Counts tokens that have left the cache of a sequence of `length` tokens.
     pub(crate) fn drop_tokens(&mut self, tokens: usize, length: usize) {
         self.dropped_tokens += tokens;
         self.offset += tokens;
         self.since = length;
-    }
-
-    /// The keys of the window have been turned to their slots.
-    pub(crate) fn turn_back(&mut self) {
-        self.offset = 0;
-    }
-
-    /// Keys of the sinks of a layer of the cache; `None` while nothing has left.
-    pub(crate) fn sinks(&self, cache_layer: usize) -> Option<&[f32]> {
-        self.sinks.get(cache_layer).map(Vec::as_slice)
-    }
-
-    /// True if the sinks are still to be kept.
-    pub(crate) fn lacks_sinks(&self) -> bool {
-        self.sinks.is_empty()
-    }
-
-    /// Keeps the keys of the sinks, by layer of the cache.
-    pub(crate) fn keep_sinks(&mut self, sinks: Vec<Vec<f32>>) {
-        self.sinks = sinks;
     }
 }

@@ -8,17 +8,10 @@ use riffle_kv::LayerShape;
 const TASK_HEADS: usize = 64;
 
 /// Which planes of the cache hold rotated heads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Rotation {
     pub(crate) keys: bool,
     pub(crate) values: bool,
-}
-
-impl Rotation {
-    /// True if the results of a layer come back rotated: they are sums of its values, which latent keys begin with.
-    pub(crate) fn of_results(self, is_latent: bool) -> bool {
-        if is_latent { self.keys } else { self.values }
-    }
 }
 
 /// Elements of a key and of a value that are rotated together. Values that are the beginning of their keys turn in the blocks of these.

@@ -8,15 +8,11 @@ use riffle_kv::KvCache;
 use riffle_policy::Phase;
 
 use crate::EngineError;
-use crate::attention::chunk::{Chosen, LayerStep};
-use crate::attention::layer_rows::LayerRows;
-use crate::attention::reading;
-use crate::attention::state::AttentionState;
+use crate::attention::{AttentionState, Chosen, LayerRows, Reads, reading};
 
 /// The rows of one sequence in a round.
 pub(crate) struct RoundRows<'a> {
     pub(crate) attention: &'a mut AttentionState,
-    pub(crate) step: LayerStep,
     /// All rows of the sequence in the pass.
     pub(crate) input: LayerRows<'a>,
     /// Rows of a chunk of a prompt.
@@ -96,28 +92,31 @@ fn attend_together(parts: &mut [RoundRows<'_>], pieces: &[PlacedChunk<'_>], part
     let began = Instant::now();
     pieces.iter().for_each(|piece| piece.begin(partials));
     let (first, last) = (&pieces[0], &pieces[pieces.len() - 1]);
-    let (options, next) = (parts[first.part].step.options, first.chosen.next);
     let mut numbers: Vec<usize> = pieces.iter().map(|piece| piece.part).collect();
     numbers.dedup();
     let caches = parts.iter_mut().enumerate().filter(|(part, _)| numbers.contains(part));
     let mut caches: Vec<&mut KvCache> = caches.map(|(_, part)| &mut part.attention.cache).collect();
     let chunks = pieces.iter().map(|piece| {
         let sequence = numbers.partition_point(|part| *part < piece.part);
-        (sequence, piece.chosen.reads())
+        (sequence, Reads::new(&piece.chosen))
     });
     let chunks: Vec<_> = chunks.collect();
     let partials = &mut partials[first.partials.start..last.partials.end];
-    let attended = reading::attend(&mut caches, &chunks, Some(next), &options, partials);
+    let attended = reading::attend(&mut caches, &chunks, Some(first.chosen.next), partials);
     for piece in pieces.iter().filter(|_| attended.is_ok()) {
         let part = &mut parts[piece.part];
-        part.attention.add_attend_time(part.step.phase, began, pieces.len());
+        let counters = &mut part.attention.counters;
+        counters.add_attend_time(part.input.step.phase, began, pieces.len());
     }
     attended.is_ok()
 }
 
 /// Gives every chunk its partials; chunks of sequences of one pool lie beside one another.
 fn placed<'q>(parts: &[RoundRows<'_>], mut chosen: Vec<(usize, Chosen<'q>)>) -> Vec<PlacedChunk<'q>> {
-    let first_beside = |part: &RoundRows<'_>| parts.iter().position(|other| other.is_beside(part));
+    let first_beside = |part: &RoundRows<'_>| {
+        let cache = &part.attention.cache;
+        parts.iter().position(|other| other.attention.cache.is_beside(cache))
+    };
     let pools: Vec<Option<usize>> = parts.iter().map(first_beside).collect();
     chosen.sort_by_key(|(part, _)| pools[*part]);
     let mut next = 0;
@@ -144,30 +143,22 @@ fn placed<'q>(parts: &[RoundRows<'_>], mut chosen: Vec<(usize, Chosen<'q>)>) -> 
 }
 
 impl<'a> RoundRows<'a> {
-    /// True if another's pages come from the same pool.
-    fn is_beside(&self, other: &Self) -> bool {
-        self.attention.cache.is_beside(&other.attention.cache)
-    }
-
     /// Tiles of the chunks before a row.
     fn own_tiles_before(&self, row: usize) -> usize {
-        let heads = self.step.heads;
+        let heads = self.input.step.heads;
         let chunks = row / self.chunk_tokens;
         chunks * heads.kv_heads * heads.tiles_of(self.chunk_tokens)
     }
 
     /// Appends the rows of the round, unless the first of two phases has, and lets policies select for its chunks in order.
     fn choose(&mut self) -> Result<Vec<Chosen<'a>>, EngineError> {
-        let Self {
-            attention, step, input, ..
-        } = self;
+        let (input, rows) = (&self.input, self.rows.clone());
         if self.own.is_empty() {
-            attention.append(step, input, self.rows.clone())?;
+            self.attention.append(input, rows.clone())?;
         }
-        let rows = self.rows.clone();
-        match step.phase {
-            Phase::Prefill => Ok(vec![attention.select(step, input, rows)?]),
-            Phase::Decode => rows.map(|row| attention.select(step, input, row..row + 1)).collect(),
+        match input.step.phase {
+            Phase::Prefill => Ok(vec![self.attention.select(input, rows)?]),
+            Phase::Decode => rows.map(|row| self.attention.select(input, row..row + 1)).collect(),
         }
     }
 }
@@ -191,15 +182,11 @@ impl PlacedChunk<'_> {
         if part.failure.is_some() {
             return;
         }
-        let began = Instant::now();
-        let partials = if self.goes_on {
-            &mut part.own[self.partials.clone()]
-        } else {
-            &mut partials[self.partials.clone()]
-        };
-        match part.attention.attend(&part.step, &part.input, &self.chosen, partials) {
+        let (began, attention) = (Instant::now(), &mut *part.attention);
+        let partials = self.partials_of(part.own, partials);
+        match attention.reader.attend(&mut attention.cache, &self.chosen, partials) {
             Ok(()) if self.chosen.stays_on_device => {}
-            Ok(()) => part.attention.add_attend_time(part.step.phase, began, 1),
+            Ok(()) => attention.counters.add_attend_time(part.input.step.phase, began, 1),
             Err(error) => *part.failure = Some(error),
         }
     }
@@ -210,15 +197,16 @@ impl PlacedChunk<'_> {
         partials: &mut [Partial],
         output: &mut [f32],
     ) -> Result<(), EngineError> {
-        let width = part.step.heads.result_width();
+        let (step, partials) = (&part.input.step, self.partials_of(part.own, partials));
+        let width = step.heads.result_width();
         let first = part.input.first_row * width;
         let output = &mut output[first..first + part.input.tokens * width];
-        let partials = if self.goes_on {
-            &mut part.own[self.partials.clone()]
-        } else {
-            &mut partials[self.partials.clone()]
-        };
-        part.attention
-            .complete(&part.step, &part.input, &self.chosen, (partials, output))
+        part.attention.complete(step, &self.chosen, partials, output)
+    }
+
+    /// Its partials: those that go on are its sequence's `own`.
+    fn partials_of<'p>(&self, own: &'p mut [Partial], of_round: &'p mut [Partial]) -> &'p mut [Partial] {
+        let all = if self.goes_on { own } else { of_round };
+        &mut all[self.partials.clone()]
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! After each batch the pages before a layer's window leave the cache, and later tokens of the layer move down by whole pages. The layer
 //! then counts places among the tokens it holds, as a head does from which a policy has evicted tokens
-//! ([`Evicted`](crate::attention::evicted::Evicted)).
+//! ([`Evicted`](crate::attention::Evicted)).
 
 /// Tokens kept before a window, so that a session can go back by a short answer without reading its text again.
 pub(crate) const BACK_TOKENS: usize = 512;
@@ -26,7 +26,7 @@ pub(crate) struct SlidingLayer {
 /// The layers of a cache that hold a sliding window alone.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct SlidingLayers {
-    layers: Vec<SlidingLayer>,
+    pub(crate) layers: Vec<SlidingLayer>,
     batch_tokens: usize,
 }
 
@@ -71,14 +71,6 @@ impl SlidingLayers {
             layers: layers.collect(),
             batch_tokens,
         }
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &SlidingLayer> {
-        self.layers.iter()
-    }
-
-    pub(crate) fn count(&self) -> usize {
-        self.layers.len()
     }
 
     /// Tokens that each of these layers holds at most: its window, what is kept before it, and a batch.

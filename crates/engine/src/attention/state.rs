@@ -1,20 +1,13 @@
 //! Everything that attention keeps for one sequence.
 
 use riffle_kv::{KvCache, KvError};
-use riffle_policy::{Phase, PolicySet};
+use riffle_policy::{CostModel, Phase, PolicyRules, PolicySet, PolicyShape};
 
 use crate::EngineError;
-use crate::attention::audit::{Audit, AuditObserver};
-use crate::attention::auto::Auto;
-use crate::attention::block_means::BlockMeans;
-use crate::attention::counters::Counters;
-use crate::attention::evicted::{Evicted, lacks_room, runs_empty};
-use crate::attention::learned_rows::LearnedRows;
-use crate::attention::observers::Observers;
-use crate::attention::reader::Reader;
-use crate::attention::rolling::RollingWindow;
-use crate::attention::sliding::{SlidingLayer, SlidingLayers};
-use crate::attention::slots::{Position, Slot};
+use crate::attention::{
+    Audit, AuditObserver, Auto, BlockMeans, Counters, Evicted, LearnedRows, Observers, Reader, RollingWindow,
+    SlidingLayer, SlidingLayers, Slot, lacks_room, runs_empty,
+};
 
 /// Policies of one sequence.
 pub(crate) struct Policies {
@@ -39,7 +32,7 @@ pub(crate) struct LayerTraits {
 /// on.
 pub(crate) struct AttentionState {
     pub(crate) cache: KvCache,
-    pub(super) reader: Box<dyn Reader>,
+    pub(crate) reader: Box<dyn Reader>,
     pub(crate) policies: Policies,
     pub(super) means: BlockMeans,
     /// Tokens that have left single heads.
@@ -56,6 +49,23 @@ pub(crate) struct AttentionState {
 }
 
 impl Policies {
+    /// Policies by rules for layers of these shapes.
+    pub(crate) fn new(
+        [prefill, decode]: [&PolicyRules; 2],
+        shapes: &[PolicyShape],
+        cost: &CostModel,
+    ) -> Result<Self, EngineError> {
+        let policies = |rules: &PolicyRules, phase| {
+            rules.check_places(shapes)?;
+            PolicySet::new(rules, phase, shapes, cost)
+        };
+        Ok(Self {
+            prefill: policies(prefill, Phase::Prefill)?,
+            decode: policies(decode, Phase::Decode)?,
+            watchers: None,
+        })
+    }
+
     /// The policies that choose in a phase.
     pub(crate) fn in_phase(&self, phase: Phase) -> &PolicySet {
         match phase {
@@ -72,13 +82,6 @@ impl Policies {
     }
 
     /// Policies that learn from a phase in which they do not choose.
-    pub(super) fn beside(&self, phase: Phase) -> Option<&PolicySet> {
-        match phase {
-            Phase::Prefill => Some(&self.decode),
-            Phase::Decode => self.watchers.as_ref(),
-        }
-    }
-
     pub(super) fn beside_mut(&mut self, phase: Phase) -> Option<&mut PolicySet> {
         match phase {
             Phase::Prefill => Some(&mut self.decode),
@@ -96,25 +99,13 @@ impl Policies {
     }
 }
 
-impl LayerTraits {
-    /// Of a layer on which no policy acts.
-    pub(crate) const WITHOUT_POLICY: Self = Self {
-        two_phases: false,
-        follow_from_keys: true,
-    };
-}
-
 impl AttentionState {
     /// Attention over a cache, of which nothing has been read yet.
-    pub(crate) fn new(cache: KvCache, reader: Box<dyn Reader>, prefill: PolicySet, decode: PolicySet) -> Self {
+    pub(crate) fn new(cache: KvCache, reader: Box<dyn Reader>, policies: Policies) -> Self {
         Self {
             cache,
             reader,
-            policies: Policies {
-                prefill,
-                decode,
-                watchers: None,
-            },
+            policies,
             means: BlockMeans::default(),
             evicted: Evicted::default(),
             rolling: RollingWindow::default(),
@@ -125,21 +116,6 @@ impl AttentionState {
             auto: None,
             observers: Observers::default(),
         }
-    }
-
-    /// A reader of another sequence beside this one, none of whose pages it holds.
-    pub(crate) fn reader_beside(&self) -> Box<dyn Reader> {
-        self.reader.beside()
-    }
-
-    /// A reader of another sequence that goes on from where this one is.
-    pub(crate) fn fork_reader(&mut self) -> Box<dyn Reader> {
-        self.reader.fork()
-    }
-
-    /// The reader of its pages.
-    pub(crate) fn reader(&self) -> &dyn Reader {
-        &*self.reader
     }
 
     /// The properties that decide how the attention of a layer of the cache is cut, on which policies act.
@@ -210,12 +186,8 @@ impl AttentionState {
     }
 
     /// Frees the pages that the windows of all sliding layers have left behind, of a sequence of `tokens` tokens.
-    ///
-    /// # Errors
-    /// Pages that cannot be moved.
     pub(crate) fn slide(&mut self, tokens: usize) -> Result<(), KvError> {
-        let layers: Vec<SlidingLayer> = self.sliding.iter().copied().collect();
-        for sliding in layers {
+        for sliding in self.sliding.layers.clone() {
             self.slide_layer(&sliding, tokens)?;
         }
         Ok(())
@@ -223,9 +195,6 @@ impl AttentionState {
 
     /// Frees the pages that a layer's window has left behind, of a sequence of `tokens` tokens. Returns the tokens that have left the
     /// layer since the beginning, where some left now.
-    ///
-    /// # Errors
-    /// Pages that cannot be moved.
     pub(super) fn slide_layer(&mut self, sliding: &SlidingLayer, tokens: usize) -> Result<Option<usize>, KvError> {
         let (shape, layer) = (*self.cache.shape(), sliding.layer);
         let left = self.evicted.evicted_tokens(&shape, layer, 0);
@@ -241,16 +210,6 @@ impl AttentionState {
         Ok(Some(left + leaving))
     }
 
-    /// Position of a token of the sequence, the next one included.
-    pub(crate) fn position(&self, token: usize) -> Position {
-        self.rolling.position(token)
-    }
-
-    /// Slot of a token that the cache still holds, the next one included.
-    pub(crate) fn slot(&self, token: usize) -> Slot {
-        self.rolling.slot(token)
-    }
-
     /// True if the sequence can go back to its first `tokens` tokens: nothing that they need has left since.
     pub(crate) fn reaches(&self, tokens: usize) -> bool {
         self.rolling.reaches(tokens) && self.evicted.reaches(tokens)
@@ -260,7 +219,7 @@ impl AttentionState {
     pub(crate) fn windows_reach(&self, tokens: usize) -> bool {
         let shape = self.cache.shape();
         let left = |layer: usize| self.evicted.evicted_tokens(shape, layer, 0);
-        let mut layers = self.sliding.iter();
+        let mut layers = self.sliding.layers.iter();
         layers.all(|sliding| sliding.reaches(tokens, left(sliding.layer)))
     }
 
@@ -275,7 +234,7 @@ impl AttentionState {
             self.rolling = RollingWindow::default();
         }
         if self.evicted.is_empty() {
-            let Slot(slot) = self.slot(tokens);
+            let Slot(slot) = self.rolling.slot(tokens);
             self.cache.truncate(slot);
             self.reader.truncate(slot);
             self.policies.prefill.truncate(slot);
@@ -310,11 +269,6 @@ impl AttentionState {
         });
     }
 
-    /// Forgets the pages on a device whose keys have moved or turned.
-    pub(crate) fn forget_moved_pages(&mut self) {
-        self.reader.truncate(0);
-    }
-
     /// Stands where another stands whose pages its cache holds.
     pub(crate) fn copy_placement(&mut self, from: &Self) {
         self.rolling = from.rolling.clone();
@@ -323,49 +277,24 @@ impl AttentionState {
     }
 
     /// Goes on from what another has counted and learned of its heads.
-    ///
-    /// # Errors
-    /// [`EngineError::Policy`] for a head whose policy cannot be made.
     pub(crate) fn copy_statistics(&mut self, from: &Self) -> Result<(), EngineError> {
         if let (Some(from), Some(to)) = (&from.auto, &mut self.auto) {
             to.resume(&from.state(), &mut self.policies.prefill)?;
         }
         if let (Some(from), Some(to)) = (&from.audit, &mut self.audit) {
-            to.resume(from.sums().to_vec());
+            to.resume(from.sums.clone());
         }
         self.counters.pairs = from.counters.pairs;
         Ok(())
     }
 
-    /// Compares no queries with exact attention, and moves no heads.
-    pub(crate) fn stop_audit(&mut self) {
-        (self.audit, self.auto) = (None, None);
-    }
-
     /// Shows every query that is audited from now on to `observer`.
-    ///
-    /// # Errors
-    /// [`EngineError::Option`] without an audit.
     pub(crate) fn observe_audit(&mut self, observer: AuditObserver) -> Result<(), EngineError> {
         let Some(audit) = &mut self.audit else {
             let problem = "queries are observed by an audit alone: turn it on";
             return Err(EngineError::option("audit", "off", problem));
         };
-        audit.observe(observer);
+        audit.observer = Some(observer);
         Ok(())
-    }
-
-    /// Begins a pass of `rows` generated tokens behind the first `tokens` tokens.
-    pub(crate) fn begin_rows(&mut self, tokens: usize, rows: usize) {
-        self.learned_rows.begin(&self.policies.decode, tokens, rows);
-    }
-
-    /// Records what the decode policies of a layer know after the first `rows` rows of a pass.
-    ///
-    /// # Errors
-    /// [`EngineError::Policy`] for a policy that cannot be copied.
-    pub(crate) fn learn_rows(&mut self, layer: usize, rows: usize) -> Result<(), EngineError> {
-        self.learned_rows
-            .take(&mut self.policies.decode, &self.cache, layer, rows)
     }
 }

@@ -1,13 +1,9 @@
-//! Cuts a chunk's queries into tiles.
-
-use std::ops::Range;
+//! Heads of a layer, and tiles of a chunk's queries.
 
 use riffle_attention::QueryTile;
 use riffle_kv::LayerShape;
 use riffle_model::{AttentionShape, ModelConfig};
 use riffle_policy::PolicyShape;
-
-use crate::attention::layer_rows::LayerRows;
 
 /// Rows of query heads in one tile: enough to share every K and V load, few enough for a selection to be specific.
 const TILE_HEAD_ROWS: usize = 128;
@@ -42,6 +38,18 @@ pub(crate) struct Tile<'a> {
     /// Of the chunk.
     pub(crate) first_row: usize,
     pub(crate) queries: QueryTile<'a>,
+}
+
+impl<'a> Tile<'a> {
+    /// So many of its queries, from one of its rows on.
+    pub(crate) fn rows(&self, first: usize, rows: usize) -> QueryTile<'a> {
+        QueryTile {
+            data: &self.queries.data[first * self.queries.row_stride..],
+            rows,
+            start: self.queries.start + first,
+            ..self.queries
+        }
+    }
 }
 
 impl Heads {
@@ -102,47 +110,8 @@ impl Heads {
         rows.div_ceil(self.tile_rows())
     }
 
-    /// The tiles of tokens `tokens` of a batch, KV head by KV head.
-    pub(crate) fn tiles<'q>(&self, input: &LayerRows<'q>, tokens: Range<usize>) -> Vec<Tile<'q>> {
-        let step = self.tile_rows();
-        let tile = |kv_head: usize, first: usize| Tile {
-            kv_head,
-            first_row: first - tokens.start,
-            queries: self.tile(input, first..(first + step).min(tokens.end), kv_head),
-        };
-        (0..self.kv_heads)
-            .flat_map(|kv_head| tokens.clone().step_by(step).map(move |first| (kv_head, first)))
-            .map(|(kv_head, first)| tile(kv_head, first))
-            .collect()
-    }
-
-    /// Tokens `tokens` of a batch as one tile of one KV head.
-    pub(crate) fn tile<'q>(&self, input: &LayerRows<'q>, tokens: Range<usize>, kv_head: usize) -> QueryTile<'q> {
-        QueryTile {
-            data: &input.queries[tokens.start * self.query_width() + kv_head * self.group * self.key_width..],
-            rows: tokens.len(),
-            row_stride: self.query_width(),
-            group: self.group,
-            head_dim: self.key_width,
-            start: input.slot.after(tokens.start).0,
-        }
-    }
-
-    fn tile_rows(&self) -> usize {
+    /// Rows of a tile.
+    pub(crate) fn tile_rows(&self) -> usize {
         (TILE_HEAD_ROWS / self.group).max(1)
     }
-}
-
-/// The tile's queries from position `from` on, and the row they begin at; `None` where there are none.
-pub(crate) fn rows_from<'q>(tile: &QueryTile<'q>, from: usize) -> Option<(QueryTile<'q>, usize)> {
-    let first_row = from.saturating_sub(tile.start);
-    (first_row < tile.rows).then(|| {
-        let rest = QueryTile {
-            data: &tile.data[first_row * tile.row_stride..],
-            rows: tile.rows - first_row,
-            start: tile.start + first_row,
-            ..*tile
-        };
-        (rest, first_row)
-    })
 }

@@ -1,12 +1,10 @@
 //! Sums of the attention of a sequence's queries, token by token.
 
-use riffle_attention::{AttendOptions, Partial};
+use riffle_attention::Partial;
 use riffle_kv::KvCache;
 
 use crate::EngineError;
-use crate::attention::chunk::Chosen;
-use crate::attention::observers::QueryObserver;
-use crate::attention::reading;
+use crate::attention::{Chosen, QueryObserver, reading};
 
 /// Sums up the attention mass that queries of chosen layers give each token. It only looks: what is read, drawn and kept does not change
 /// by a bit.
@@ -57,15 +55,14 @@ impl QueryObserver for AttentionWatch {
         cache: &mut KvCache,
         chosen: &Chosen<'_>,
         partials: Option<&[Partial]>,
-        options: &AttendOptions<'_>,
     ) -> Result<(), EngineError> {
         let chunk = &chosen.chunk;
         let Some(watched) = self.layers.iter().position(|(layer, _)| *layer == chunk.layer) else {
             return Ok(());
         };
         let masses = match partials {
-            Some(partials) => reading::read_masses(cache, chunk, chosen.phases(), partials, options)?,
-            None => reading::exact_masses(cache, chunk, options)?,
+            Some(partials) => reading::read_masses(cache, chunk, chosen.phases(), partials)?,
+            None => reading::exact_masses(cache, chunk)?,
         };
         if watched == 0 {
             self.queries += chunk.tokens.len();

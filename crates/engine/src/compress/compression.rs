@@ -1,6 +1,8 @@
 //! A compression under way, in bounded pieces. The caller runs the readings, and can do other work between two pieces.
 
-use crate::attention::evicted::lacks_room;
+use std::collections::VecDeque;
+
+use crate::attention::lacks_room;
 use crate::compress::expected::Sample;
 use crate::compress::kvzip::Repeats;
 use crate::compress::{
@@ -17,7 +19,7 @@ pub(crate) struct Compression {
     /// How many of them have been read.
     read_tokens: usize,
     /// Tokens of the longest text that is read beside the sequence at a time.
-    longest_tokens: usize,
+    pub(crate) longest_tokens: usize,
     pairs_before: usize,
     bytes_before: u64,
 }
@@ -26,14 +28,12 @@ enum State {
     KvZip(Repeats),
     Expected(Sample),
     /// Pairs leave one head after the other.
-    Moving {
-        scores: Vec<HeadScores>,
-        /// Places that each head keeps.
-        kept: Vec<Vec<usize>>,
-        next_head: usize,
-    },
+    Moving(VecDeque<KeptHead>),
     Done,
 }
+
+/// The scores of a head's pairs, and the places that it keeps.
+pub(super) type KeptHead = (HeadScores, Vec<usize>);
 
 /// The outcome of a piece of a compression.
 pub(crate) enum CompressStep {
@@ -47,9 +47,6 @@ pub(crate) enum CompressStep {
 
 impl Compression {
     /// The compression of a sequence, before its first piece.
-    ///
-    /// # Errors
-    /// As [`compress_sequence`](crate::compress_sequence), apart from what only reading can meet.
     pub(crate) fn begin(sequence: &Sequence, options: &CompressOptions) -> Result<Self, EngineError> {
         options.check()?;
         check_compressible(sequence, options)?;
@@ -84,11 +81,6 @@ impl Compression {
         })
     }
 
-    /// Tokens of the longest text that is read beside the sequence at a time.
-    pub(crate) fn longest_tokens(&self) -> usize {
-        self.longest_tokens
-    }
-
     /// How far the reading is, once the text under way has been read up to `read` tokens.
     pub(crate) fn progress(&self, read: f64) -> PrefillProgress {
         PrefillProgress {
@@ -98,14 +90,18 @@ impl Compression {
     }
 
     /// Does the next piece. A text that is to be read has to be read before the next call.
-    ///
-    /// # Errors
-    /// As [`compress_sequence`](crate::compress_sequence).
     pub(crate) fn advance(&mut self, sequence: &mut Sequence) -> Result<CompressStep, EngineError> {
         let next = match &mut self.state {
             State::KvZip(repeats) => repeats.next_reading(sequence)?,
             State::Expected(sample) => sample.next_reading(sequence)?,
-            State::Moving { .. } => return self.move_next(sequence),
+            State::Moving(heads) => {
+                // Pairs leave the next head, and the pages that run empty are freed.
+                match heads.pop_front() {
+                    Some((head, kept)) => retain(sequence, &head, &kept, self.options.recent_tokens)?,
+                    None => self.state = State::Done,
+                }
+                return Ok(CompressStep::Worked);
+            }
             State::Done => return Ok(CompressStep::Done(self.compressed(sequence))),
         };
         if let Some((scratch, tokens)) = next {
@@ -114,14 +110,11 @@ impl Compression {
         let mut scores = match std::mem::replace(&mut self.state, State::Done) {
             State::KvZip(repeats) => repeats.into_scores(),
             State::Expected(sample) => sample.into_scores(sequence)?,
-            State::Moving { .. } | State::Done => Vec::new(),
+            State::Moving(_) | State::Done => Vec::new(),
         };
         budget::protect(&mut scores, &self.options);
-        self.state = State::Moving {
-            kept: budget::kept(&scores, &self.options),
-            scores,
-            next_head: 0,
-        };
+        let kept = budget::kept(&scores, &self.options);
+        self.state = State::Moving(scores.into_iter().zip(kept).collect());
         Ok(CompressStep::Worked)
     }
 
@@ -132,29 +125,8 @@ impl Compression {
         match &mut self.state {
             State::KvZip(repeats) => repeats.take_back(observers),
             State::Expected(sample) => sample.take_back(observers),
-            State::Moving { .. } | State::Done => {}
+            State::Moving(_) | State::Done => {}
         }
-    }
-
-    /// Keeps the chosen pairs of the next head, the latest tokens among them, and frees the pages that run empty.
-    fn move_next(&mut self, sequence: &mut Sequence) -> Result<CompressStep, EngineError> {
-        let State::Moving {
-            scores,
-            kept,
-            next_head,
-        } = &mut self.state
-        else {
-            return Ok(CompressStep::Worked);
-        };
-        let since = sequence.tokens().len().saturating_sub(self.options.recent_tokens);
-        match (scores.get(*next_head), kept.get(*next_head)) {
-            (Some(head), Some(kept)) => {
-                *next_head += 1;
-                retain(sequence, head, kept, since)?;
-            }
-            _ => self.state = State::Done,
-        }
-        Ok(CompressStep::Worked)
     }
 
     fn compressed(&self, sequence: &Sequence) -> Compressed {
@@ -171,16 +143,17 @@ impl Compression {
     #[cfg(test)]
     pub(super) fn into_scores(self) -> Option<Vec<HeadScores>> {
         match self.state {
-            State::Moving { scores, .. } => Some(scores),
+            State::Moving(heads) => Some(heads.into_iter().map(|(head, _)| head).collect()),
             _ => None,
         }
     }
 }
 
-/// Keeps the pairs of a head at `kept`. Every token from `since` on is among them. Without room for copies of shared pages the head holds
-/// what it held; after any other failure the sequence is empty.
-fn retain(sequence: &mut Sequence, head: &HeadScores, kept: &[usize], since: usize) -> Result<(), EngineError> {
+/// Keeps the pairs of a head at `kept`, the latest `recent` tokens among them. Without room for copies of shared pages the head holds what it
+/// held; after any other failure the sequence is empty.
+fn retain(sequence: &mut Sequence, head: &HeadScores, kept: &[usize], recent: usize) -> Result<(), EngineError> {
     let (layer, kv_head, held) = (head.layer, head.kv_head, head.scores.len());
+    let since = sequence.tokens().len().saturating_sub(recent);
     if kept.len() == held {
         return Ok(());
     }

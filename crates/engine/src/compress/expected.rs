@@ -10,11 +10,9 @@ use rayon::prelude::*;
 use riffle_attention::{PageView, read_keys, rotate_heads};
 use riffle_kv::KvCache;
 
-use crate::attention::observers::Observers;
-use crate::attention::rotation::rotated_widths;
-use crate::attention::tiles::Heads;
+use crate::attention::{Heads, Observers, rotated_widths};
 use crate::compress::moments::{Moments, QueryDistribution};
-use crate::compress::{HeadScores, check_room_beside, dense_options};
+use crate::compress::{HeadScores, check_room_beside};
 use crate::sequence::fork::beside_to_measure;
 use crate::{EngineError, Sequence};
 
@@ -74,11 +72,9 @@ impl Sample {
         let Some(sample) = self.ahead.take() else {
             return Ok(None);
         };
-        let mut scratch = beside_to_measure(sequence, dense_options(sequence))?;
+        let mut scratch = beside_to_measure(sequence)?;
         let moments = Moments::new(&scratch, self.sink_tokens);
-        let attention = scratch.attention_mut();
-        attention.stop_audit();
-        attention.observers.add(moments);
+        scratch.attention_mut().observers.add(moments);
         Ok(Some((scratch, sample)))
     }
 
@@ -102,7 +98,7 @@ impl Sample {
             let expectations = distributions.chunks_exact(heads.group).map(|queries| Expectation {
                 heads,
                 scale: config.attention_scale,
-                is_rotated: engine.resolved().rotation.keys,
+                is_rotated: engine.resolved.rotation.keys,
                 queries,
             });
             let expectations: Vec<Expectation<'_>> = expectations.collect();

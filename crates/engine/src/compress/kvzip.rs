@@ -3,10 +3,9 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use crate::attention::observers::Observers;
+use crate::attention::Observers;
 use crate::compress::reconstruction::Reconstruction;
-use crate::compress::whole_heads;
-use crate::compress::{HeadScores, RepeatPrompt, check_room_beside, dense_options};
+use crate::compress::{HeadScores, RepeatPrompt, check_room_beside, whole_heads};
 use crate::sequence::fork::fork_to_measure;
 use crate::{EngineError, Sequence};
 
@@ -64,8 +63,8 @@ impl Repeats {
         let Some(mut reconstruction) = self.reconstruction.take() else {
             return Ok(None);
         };
-        reconstruction.begin(chunk);
-        let mut scratch = dense_fork(sequence)?;
+        reconstruction.chunk = chunk;
+        let mut scratch = fork_to_measure(sequence)?;
         scratch.attention_mut().observers.add(reconstruction);
         Ok(Some((scratch, prompt)))
     }
@@ -76,13 +75,7 @@ impl Repeats {
     }
 
     pub(super) fn into_scores(self) -> Vec<HeadScores> {
-        self.reconstruction.map(Reconstruction::into_scores).unwrap_or_default()
+        self.reconstruction
+            .map_or(Vec::new(), |reconstruction| reconstruction.heads)
     }
-}
-
-/// A fork under which every query reads everything, whatever the policies of the sequence.
-fn dense_fork(sequence: &mut Sequence) -> Result<Sequence, EngineError> {
-    let mut fork = fork_to_measure(sequence, dense_options(sequence))?;
-    fork.attention_mut().stop_audit();
-    Ok(fork)
 }

@@ -25,7 +25,7 @@ use std::ops::ControlFlow;
 use serde::Serialize;
 
 use crate::sequence::check_room;
-use crate::{EngineError, PrefillProgress, Runner, Sequence, SequenceOptions, Session};
+use crate::{EngineError, PrefillProgress, Runner, Sequence};
 pub(crate) use compression::{CompressStep, Compression};
 pub use options::{CompressMethod, CompressOptions, Spread};
 pub use repeat::RepeatPrompt;
@@ -84,7 +84,7 @@ pub fn compress_sequence(
         match compression.advance(sequence)? {
             CompressStep::Read(scratch, tokens) => {
                 let mut tell = |read| observe(compression.progress(read));
-                let scratch = read_observed(*scratch, runner, &tokens, &mut tell)?;
+                let scratch = read(*scratch, runner, &tokens, &mut tell)?;
                 compression.take_back(scratch, tokens.len());
             }
             CompressStep::Worked => {}
@@ -105,25 +105,20 @@ pub(super) fn check_compressible(sequence: &Sequence, options: &CompressOptions)
             "it was read with `window`, which keeps a window of the text alone; read the text without it",
         ));
     }
-    if sequence
-        .attention()
-        .policies
-        .decode
-        .iter()
-        .any(|policy| policy.traits().evicts)
-    {
+    let mut policies = sequence.attention().policies.decode.iter();
+    if policies.any(|policy| policy.traits().evicts) {
         return Err(EngineError::NotCompressible(
             "its `decode` policy evicts tokens by itself; use one that does not, such as full",
         ));
     }
-    let whole = sequence.engine().whole_layers();
-    if whole.is_empty() {
+    let heads = whole_heads(sequence).len();
+    if heads == 0 {
         return Err(EngineError::NotCompressible(
             "no layer of its model keeps the keys of the whole text, so there is nothing to make smaller",
         ));
     }
     let reconstructs = matches!(options.method, CompressMethod::KvZip { .. });
-    if reconstructs && whole_pairs(sequence) < whole_heads(sequence).len() * sequence.tokens().len() {
+    if reconstructs && whole_pairs(sequence) < heads * sequence.tokens().len() {
         return Err(EngineError::NotCompressible(
             "tokens have been evicted from it already; use the method expected, or compress the session of the whole text",
         ));
@@ -154,23 +149,15 @@ fn whole_heads(sequence: &Sequence) -> Vec<(usize, usize)> {
     layers.flat_map(of_layer).collect()
 }
 
-/// Options of a scratch sequence that measures `sequence`: no policy leaves tokens out.
-pub(super) fn dense_options(sequence: &Sequence) -> SequenceOptions {
-    SequenceOptions {
-        auto_target: sequence.options().auto_target,
-        ..SequenceOptions::default()
-    }
-}
-
 /// Reads `tokens` as a prompt into a scratch sequence and returns it. `observe` is told the tokens read.
-fn read_observed(
-    scratch: Sequence,
+fn read(
+    mut scratch: Sequence,
     runner: &mut Runner,
     tokens: &[u32],
     observe: &mut dyn FnMut(f64) -> ControlFlow<()>,
 ) -> Result<Sequence, EngineError> {
-    let mut session = Session::with_runner(scratch, runner);
-    let read = session.prefill(tokens, &mut |progress| observe(progress.tokens_done));
-    let scratch = session.give_runner_back(runner);
-    read.map(|()| scratch)
+    let again = scratch.begin_prompt(tokens, 0)?;
+    debug_assert!(again.is_empty(), "what is measured turns as its text");
+    runner.read(&mut scratch, tokens, observe)?;
+    Ok(scratch)
 }

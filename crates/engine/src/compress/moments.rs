@@ -3,13 +3,10 @@
 use std::sync::Arc;
 
 use rayon::prelude::*;
-use riffle_attention::{AttendOptions, Partial, rotate_heads};
+use riffle_attention::{Partial, rotate_heads};
 use riffle_kv::KvCache;
 
-use crate::attention::chunk::{Chosen, Chunk};
-use crate::attention::observers::QueryObserver;
-use crate::attention::rotation::rotated_widths;
-use crate::attention::tiles::Heads;
+use crate::attention::{Chosen, Chunk, Heads, QueryObserver, rotated_widths};
 use crate::{Engine, EngineError, Sequence};
 
 /// Sums over the queries of a scratch sequence that began empty.
@@ -52,14 +49,20 @@ pub(super) struct QueryDistribution {
 }
 
 impl QueryObserver for Moments {
-    fn observe(
-        &mut self,
-        _: &mut KvCache,
-        chosen: &Chosen<'_>,
-        _: Option<&[Partial]>,
-        _: &AttendOptions<'_>,
-    ) -> Result<(), EngineError> {
-        self.take_in(&chosen.chunk);
+    fn observe(&mut self, _: &mut KvCache, chosen: &Chosen<'_>, _: Option<&[Partial]>) -> Result<(), EngineError> {
+        let chunk = &chosen.chunk;
+        let mut layers = self.layers.iter();
+        let Some(number) = layers.position(|measured| measured.cache_layer == chunk.layer) else {
+            return Ok(());
+        };
+        let queries = self.unturned(self.layers[number].layer, chunk);
+        let MeasuredLayer { heads, sums, .. } = &mut self.layers[number];
+        let key_width = heads.key_width;
+        sums.par_iter_mut().enumerate().for_each(|(head, sums)| {
+            for row in queries.chunks_exact(heads.query_width()) {
+                sums.add(&row[head * key_width..(head + 1) * key_width]);
+            }
+        });
         Ok(())
     }
 }
@@ -85,32 +88,13 @@ impl Moments {
         }
     }
 
-    /// Takes in the queries of a chunk.
-    fn take_in(&mut self, chunk: &Chunk<'_>) {
-        let Some(number) = self
-            .layers
-            .iter()
-            .position(|measured| measured.cache_layer == chunk.layer)
-        else {
-            return;
-        };
-        let queries = self.unturned(self.layers[number].layer, chunk);
-        let MeasuredLayer { heads, sums, .. } = &mut self.layers[number];
-        let key_width = heads.key_width;
-        sums.par_iter_mut().enumerate().for_each(|(head, sums)| {
-            for row in queries.chunks_exact(heads.query_width()) {
-                sums.add(&row[head * key_width..(head + 1) * key_width]);
-            }
-        });
-    }
-
     /// Queries of a chunk as they were before they were turned to their positions, `[tokens, heads, key_width]`, without those of the
     /// sinks.
     fn unturned(&self, layer: usize, chunk: &Chunk<'_>) -> Vec<f32> {
         let (width, key_width) = (chunk.heads.query_width(), chunk.heads.key_width);
         let kv_width = chunk.heads.kv_heads * key_width;
         let rotated = rotated_widths(&chunk.heads.cached())[0];
-        let is_rotated = self.engine.resolved().rotation.keys;
+        let is_rotated = self.engine.resolved.rotation.keys;
         let (model, length) = (self.engine.model(), self.rotary_length);
         // A tile of the first KV head begins where its rows begin: the other heads lie behind.
         let tiles = chunk.tiles.iter().filter(|tile| tile.kv_head == 0);

@@ -3,15 +3,11 @@
 use std::ops::Range;
 
 use rayon::prelude::*;
-use riffle_attention::{
-    AttendOptions, LANES, Partial, Plane, PlaneMut, Scorer, Span, exponentiate, read_keys, write_keys,
-};
+use riffle_attention::{LANES, Partial, Plane, PlaneMut, Scorer, Selection, Span, exponentiate, read_keys, write_keys};
 use riffle_kv::KvCache;
 
 use crate::EngineError;
-use crate::attention::chunk::{Chosen, Chunk};
-use crate::attention::observers::QueryObserver;
-use crate::attention::tiles::Tile;
+use crate::attention::{Chosen, Chunk, QueryObserver, Tile};
 use crate::compress::HeadScores;
 
 /// Sums up a reconstruction, chunk of the text by chunk.
@@ -20,12 +16,12 @@ use crate::compress::HeadScores;
 /// last of them: what stands elsewhere in the text takes no weight from the chunk.
 pub(crate) struct Reconstruction {
     /// In the order of the heads given: those of a layer beside each other.
-    heads: Vec<HeadScores>,
+    pub(super) heads: Vec<HeadScores>,
     /// Tokens of the text.
     text_tokens: usize,
     sink_tokens: usize,
     /// Tokens of the text that are repeated.
-    chunk: Range<usize>,
+    pub(super) chunk: Range<usize>,
 }
 
 /// Keys of one KV head that the queries of a round see: of the sinks, the chunk, and the tokens read since.
@@ -36,14 +32,23 @@ struct SeenKeys {
 }
 
 impl QueryObserver for Reconstruction {
-    fn observe(
-        &mut self,
-        cache: &mut KvCache,
-        chosen: &Chosen<'_>,
-        _: Option<&[Partial]>,
-        _: &AttendOptions<'_>,
-    ) -> Result<(), EngineError> {
-        self.take_in(cache, &chosen.chunk)
+    fn observe(&mut self, cache: &mut KvCache, chosen: &Chosen<'_>, _: Option<&[Partial]>) -> Result<(), EngineError> {
+        let chunk = &chosen.chunk;
+        let Some(first) = self.heads.iter().position(|head| head.layer == chunk.layer) else {
+            return Ok(());
+        };
+        let seen = self.seen_keys(cache, chunk)?;
+        let tiles = chunk.tiles.par_iter();
+        let largest: Result<Vec<Vec<f32>>, EngineError> = tiles
+            .map(|tile| self.largest_weights(tile, &seen[tile.kv_head], chunk))
+            .collect();
+        for (tile, largest) in chunk.tiles.iter().zip(largest?) {
+            let scores = &mut self.heads[first + tile.kv_head].scores[self.chunk.clone()];
+            for (score, weight) in scores.iter_mut().zip(largest) {
+                *score = score.max(weight);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -63,34 +68,6 @@ impl Reconstruction {
         }
     }
 
-    /// From now on tokens `chunk` of the text are repeated.
-    pub(super) fn begin(&mut self, chunk: Range<usize>) {
-        self.chunk = chunk;
-    }
-
-    pub(super) fn into_scores(self) -> Vec<HeadScores> {
-        self.heads
-    }
-
-    /// Takes in the queries of a round.
-    fn take_in(&mut self, cache: &mut KvCache, chunk: &Chunk<'_>) -> Result<(), EngineError> {
-        let Some(first) = self.heads.iter().position(|head| head.layer == chunk.layer) else {
-            return Ok(());
-        };
-        let seen = self.seen_keys(cache, chunk)?;
-        let tiles = chunk.tiles.par_iter();
-        let largest: Result<Vec<Vec<f32>>, EngineError> = tiles
-            .map(|tile| self.largest_weights(tile, &seen[tile.kv_head], chunk))
-            .collect();
-        for (tile, largest) in chunk.tiles.iter().zip(largest?) {
-            let scores = &mut self.heads[first + tile.kv_head].scores[self.chunk.clone()];
-            for (score, weight) in scores.iter_mut().zip(largest) {
-                *score = score.max(weight);
-            }
-        }
-        Ok(())
-    }
-
     /// Spans of the tokens whose keys are seen by the end of a round.
     fn spans(&self, end: usize) -> [Span; 3] {
         [
@@ -107,7 +84,7 @@ impl Reconstruction {
         let tokens: usize = spans.iter().map(Span::len).sum();
         let pages = spans.iter().filter(|span| !span.is_empty());
         let pages = pages.map(|span| Span::new(span.start / page_tokens, span.end.div_ceil(page_tokens)));
-        let wanted = riffle_attention::Selection::from_spans(pages).spans().to_vec();
+        let wanted = Selection::from_spans(pages).spans().to_vec();
         // [tokens, head_dim]
         let mut rows = vec![vec![0.0; tokens * head_dim]; chunk.heads.kv_heads];
         cache.stream::<EngineError>(

@@ -8,7 +8,7 @@ use riffle_attention::Format;
 use safetensors::SafeTensors;
 
 use super::*;
-use crate::{Engine, EngineOptions, with_threads};
+use crate::{Engine, EngineOptions, Session, with_threads};
 
 const CASES: [&str; 3] = [
     "group2-dim64-linear-bf16",
@@ -92,7 +92,7 @@ fn scores(engine: &Arc<Engine>, tokens: &[u32], asked: &CompressOptions) -> Vec<
     let mut go_on = |_| ControlFlow::Continue(());
     let mut compression = Compression::begin(session.sequence(), asked).unwrap();
     while let CompressStep::Read(scratch, tokens) = compression.advance(session.sequence_mut()).unwrap() {
-        let scratch = read_observed(*scratch, &mut runner, &tokens, &mut go_on).unwrap();
+        let scratch = read(*scratch, &mut runner, &tokens, &mut go_on).unwrap();
         compression.take_back(scratch, tokens.len());
     }
     compression.into_scores().unwrap()

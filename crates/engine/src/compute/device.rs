@@ -8,10 +8,7 @@ use riffle_model::{AttentionShape, Decoder, Forward, HostForward};
 
 use super::{Compute, ModelForward, ProjectedLayer};
 use crate::EngineError;
-use crate::attention::device::{DevicePages, SharedRoom};
-use crate::attention::layer_rows::NewKeys;
-use crate::attention::reader::Reader;
-use crate::attention::rotation::Rotation;
+use crate::attention::{DevicePages, NewKeys, Reader, Rotation, SharedRoom};
 
 pub(super) struct DeviceCompute {
     device: Arc<dyn ComputeDevice>,
@@ -54,10 +51,6 @@ impl Compute for DeviceCompute {
 }
 
 impl ModelForward for Box<dyn DeviceForward> {
-    fn batch_tokens(&self) -> usize {
-        (**self).batch_tokens()
-    }
-
     fn as_dyn(&mut self) -> &mut dyn Forward {
         &mut **self
     }

@@ -8,20 +8,9 @@ use riffle_model::{AttentionShape, Decoder, Forward, HostForward};
 
 use super::{Compute, ModelForward, ProjectedLayer};
 use crate::EngineError;
-use crate::attention::device::SharedRoom;
-use crate::attention::host::HostReader;
-use crate::attention::layer_rows::NewKeys;
-use crate::attention::reader::Reader;
-use crate::attention::rotation::{Rotation, rotate, rotated_widths};
-use crate::attention::tiles::cached_shape;
+use crate::attention::{HostReader, NewKeys, Reader, Rotation, SharedRoom, cached_shape, rotate, rotated_widths};
 
-pub(super) struct HostCompute(Arc<Decoder>);
-
-impl HostCompute {
-    pub(super) fn new(decoder: Decoder) -> Self {
-        Self(Arc::new(decoder))
-    }
-}
+pub(super) struct HostCompute(pub(super) Arc<Decoder>);
 
 impl Compute for HostCompute {
     fn name(&self) -> &'static str {
@@ -46,10 +35,6 @@ impl Compute for HostCompute {
 }
 
 impl ModelForward for HostForward {
-    fn batch_tokens(&self) -> usize {
-        Forward::batch_tokens(self)
-    }
-
     fn as_dyn(&mut self) -> &mut dyn Forward {
         self
     }

@@ -12,10 +12,7 @@ use riffle_device::{ComputeDevice, RoomOptions};
 use riffle_model::{AttentionShape, Decoder, Forward, HostForward};
 
 use crate::EngineError;
-use crate::attention::device::SharedRoom;
-use crate::attention::layer_rows::NewKeys;
-use crate::attention::reader::Reader;
-use crate::attention::rotation::Rotation;
+use crate::attention::{NewKeys, Reader, Rotation, SharedRoom};
 use device::DeviceCompute;
 use host::HostCompute;
 
@@ -39,9 +36,6 @@ pub(crate) trait Compute: Send + Sync {
 
 /// Batches on their way through a model where it computes.
 pub(crate) trait ModelForward: Send {
-    /// The longest batch there is memory for, in rows.
-    fn batch_tokens(&self) -> usize;
-
     /// For work that is the same wherever the model computes.
     fn as_dyn(&mut self) -> &mut dyn Forward;
 
@@ -80,7 +74,7 @@ pub(crate) fn place(
     device: Option<&Arc<dyn ComputeDevice>>,
 ) -> Result<Box<dyn Compute>, EngineError> {
     Ok(match device {
-        None => Box::new(HostCompute::new(decoder)),
+        None => Box::new(HostCompute(Arc::new(decoder))),
         Some(device) => Box::new(DeviceCompute::new(decoder, device)?),
     })
 }

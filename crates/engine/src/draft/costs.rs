@@ -151,7 +151,7 @@ impl Attention {
     /// Of a token that ends a sequence of so many.
     fn estimate(engine: &Engine, tokens: usize, rules: &PolicyRules) -> Self {
         let options = engine.options();
-        let (resolved, cost) = (engine.resolved(), &options.machine.cost);
+        let (resolved, cost) = (&engine.resolved, &options.machine.cost);
         let (mut keys, mut heads, mut read_bytes, mut elements) = (0.0, 0.0, 0.0, 0.0);
         for (_, layer) in engine.whole_layers() {
             let (shape, of_cache) = (&resolved.policy[layer], resolved.cache.layer(layer));

@@ -23,7 +23,7 @@ mod own;
 mod predictor;
 mod step;
 
-use crate::answer::Answer;
+use crate::answer::{Answer, Guess};
 use crate::draft_spec::MOST_TOKENS;
 use crate::{DraftCount, DraftSpec, EngineError, GenerateOptions, Generation, Sequence, StopReason};
 use costs::{Drafts, costs};
@@ -52,12 +52,10 @@ pub(crate) struct DraftedAnswer {
 
 /// The draft sources of one answer, with the acceptance rate learned for each.
 pub(crate) struct Drafter {
-    ngrams: Option<Box<(Ngrams, [Acceptance; MATCHES.len()])>>,
-    own: Option<Box<(OwnDraft, Acceptance)>>,
-    /// Of the small model.
-    model: Option<Acceptance>,
-    /// Of the layer that predicts further tokens.
-    predictor: Option<Acceptance>,
+    ngrams: Option<Box<Ngrams>>,
+    own: Option<Box<OwnDraft>>,
+    /// Every source. Of two that are worth as much the first drafts.
+    sources: Vec<(Source, Acceptance)>,
     /// Length of every draft, where the length is fixed.
     tokens: Option<usize>,
     balance: Balance,
@@ -78,14 +76,20 @@ enum Source {
 }
 
 /// Costs that hold until the sequence has grown by [`COSTS_HOLD`], or others join the pass.
-#[derive(Clone, Copy)]
 struct KnownCosts {
     tokens: usize,
     together: usize,
-    of_text: Costs,
-    of_own: Costs,
-    of_model: Costs,
-    of_predictor: Costs,
+    /// By source.
+    costs: Vec<Costs>,
+}
+
+/// A draft that is made token by token.
+struct GuessedDraft {
+    /// Draws as the answer would.
+    guess: Guess,
+    tokens: Vec<u32>,
+    /// Length that the draft is to have.
+    wanted: usize,
 }
 
 /// The next draft of an answer.
@@ -96,6 +100,23 @@ enum Choice {
     Text(Source, Vec<u32>),
     /// So many tokens of another source, which are drafted one by one.
     Draft(Source, usize),
+}
+
+impl GuessedDraft {
+    fn goes_on(&self) -> bool {
+        self.tokens.len() < self.wanted && !self.guess.is_complete()
+    }
+
+    /// Draws the next token behind `text` from the logits there, `[vocab]`. Without logits, or where the form of the answer allows no token that
+    /// could be guessed, the draft ends here.
+    fn draw(&mut self, text: &[u32], logits: Option<&[f32]>) -> Option<u32> {
+        let token = logits.and_then(|logits| self.guess.draw(text, logits));
+        self.tokens.extend(token);
+        if token.is_none() {
+            self.wanted = self.tokens.len();
+        }
+        token
+    }
 }
 
 impl Drafter {
@@ -125,20 +146,22 @@ impl Drafter {
             return Err(EngineError::option("draft", spec, problem));
         }
         let has_predictor = spec.has_predictor || (spec.is_auto && sequence.answer().drafts.predictor.is_some());
-        let own = match &spec.own {
-            Some(_) if has_predictor => None,
-            Some(rules) => Some(Box::new((
-                OwnDraft::new(rules, sequence)?,
-                Acceptance::assumed(OWN_AGREES),
-            ))),
-            None => None,
-        };
-        let acceptances = MATCHES.map(|(_, agrees)| Acceptance::assumed(agrees));
+        let own = spec.own.as_ref().filter(|_| !has_predictor);
+        let own = own.map(|rules| OwnDraft::new(rules, sequence)).transpose()?;
+        let classes = MATCHES.iter().enumerate().filter(|_| spec.has_ngram);
+        let classes = classes.map(|(class, (_, agrees))| (true, Source::Ngram(class), *agrees));
+        let others = [
+            (own.is_some(), Source::Own, OWN_AGREES),
+            (spec.model.is_some(), Source::Model, MODEL_AGREES),
+            (has_predictor, Source::Predictor, PREDICTOR_AGREES),
+        ];
+        let sources = classes.chain(others).filter(|(is_there, ..)| *is_there);
         Ok(Some(Self {
-            ngrams: spec.has_ngram.then(|| Box::new((Ngrams::default(), acceptances))),
-            own,
-            model: spec.model.as_ref().map(|_| Acceptance::assumed(MODEL_AGREES)),
-            predictor: has_predictor.then(|| Acceptance::assumed(PREDICTOR_AGREES)),
+            ngrams: spec.has_ngram.then(Box::default),
+            own: own.map(Box::new),
+            sources: sources
+                .map(|(_, source, agrees)| (source, Acceptance::assumed(agrees)))
+                .collect(),
             tokens: spec.tokens,
             balance: Balance::default(),
             costs: None,
@@ -151,8 +174,8 @@ impl Drafter {
     /// answers of `together` sequences go through the layers in one pass.
     fn choose(&mut self, sequence: &Sequence, token: u32, together: usize, most: usize) -> Choice {
         self.balance.count_pass();
-        let found = self.ngrams.as_deref_mut().and_then(|(ngrams, _)| {
-            ngrams.extend(&sequence.tokens()[ngrams.text().len()..]);
+        let found = self.ngrams.as_deref_mut().and_then(|ngrams| {
+            ngrams.extend(&sequence.tokens()[ngrams.text.len()..]);
             ngrams.extend(&[token]);
             ngrams.find()
         });
@@ -165,21 +188,16 @@ impl Drafter {
         };
         match (source, found, &self.ngrams) {
             (_, _, _) if tokens == 0 => Choice::Nothing,
-            (Source::Ngram(_), Some(found), Some(ngrams)) => Choice::Text(source, ngrams.0.behind(found, tokens)),
+            (Source::Ngram(_), Some(found), Some(ngrams)) => Choice::Text(source, ngrams.behind(found, tokens)),
             _ => Choice::Draft(source, tokens),
         }
     }
 
     /// The source that drafts where the text does not.
     fn source_beside_text(&self) -> Option<Source> {
-        let named = [
-            (self.own.is_some(), Source::Own),
-            (self.predictor.is_some(), Source::Predictor),
-            (self.model.is_some(), Source::Model),
-        ];
-        named
-            .into_iter()
-            .find_map(|(is_there, source)| is_there.then_some(source))
+        let sources = [Source::Own, Source::Predictor, Source::Model];
+        let is_there = |wanted: &Source| self.sources.iter().any(|(source, _)| source == wanted);
+        sources.into_iter().find(is_there)
     }
 
     /// The source that brings most tokens for its cost, and the length of its draft: 0 where none pays. `class` is that of the match in the
@@ -193,92 +211,75 @@ impl Drafter {
     ) -> (Source, usize) {
         let known = self.costs(sequence, together);
         let balance = &self.balance;
-        let ngrams = self.ngrams.as_deref_mut().zip(class).map(|((_, acceptances), class)| {
-            let acceptance = &mut acceptances[class];
-            (Source::Ngram(class), acceptance, known.of_text)
-        });
-        let own = self.own.as_deref_mut();
-        let own = own.map(|(_, acceptance)| (Source::Own, acceptance, known.of_own));
-        let model = self
-            .model
-            .as_mut()
-            .map(|acceptance| (Source::Model, acceptance, known.of_model));
-        let predictor = self
-            .predictor
-            .as_mut()
-            .map(|acceptance| (Source::Predictor, acceptance, known.of_predictor));
-        let mut sources: Vec<_> = ngrams.into_iter().chain(own).chain(model).chain(predictor).collect();
+        let is_found = |source: Source| !matches!(source, Source::Ngram(other) if class != Some(other));
+        let sources = self.sources.iter_mut().zip(&known.costs);
+        let mut sources: Vec<_> = sources.filter(|((source, _), _)| is_found(*source)).collect();
         let offers = sources
             .iter()
-            .map(|(_, acceptance, costs)| acceptance.best(costs, balance, most));
+            .map(|((_, acceptance), costs)| acceptance.best(costs, balance, most));
         let best = offers
             .enumerate()
             .reduce(|best, other| if other.1.rate > best.1.rate { other } else { best });
         let (mut chosen, mut offer) = best.unwrap_or((0, Offer::NONE));
-        for (place, (_, acceptance, costs)) in sources.iter_mut().enumerate() {
+        for (place, ((_, acceptance), costs)) in sources.iter_mut().enumerate() {
             if offer.tokens == 0 {
                 (chosen, offer) = (place, acceptance.trial(costs, balance, most));
             }
         }
-        let Some((source, _, costs)) = sources.get(chosen) else {
-            return (Source::Own, 0);
-        };
-        self.cost = costs.of_draft(offer.tokens);
-        (*source, offer.tokens)
+        let chosen = sources
+            .get(chosen)
+            .map(|((source, _), costs)| (*source, costs.of_draft(offer.tokens)));
+        let (source, cost) = chosen.unwrap_or((Source::Own, self.cost));
+        self.costs = Some(known);
+        self.cost = cost;
+        (source, offer.tokens)
     }
 
     /// The costs of drafts from each source.
     fn costs(&mut self, sequence: &Sequence, together: usize) -> KnownCosts {
         let tokens = sequence.tokens().len();
         let holds = |known: &KnownCosts| known.together == together && tokens < known.tokens + COSTS_HOLD;
-        if let Some(known) = self.costs.filter(holds) {
+        if let Some(known) = self.costs.take().filter(holds) {
             return known;
         }
-        let own = self
-            .own
-            .as_deref()
-            .map_or(Drafts::Text, |(own, _)| Drafts::Own(own.rules()));
-        let model = sequence.engine().draft_model().filter(|_| self.model.is_some());
-        let model = model.map_or(Drafts::Text, |model| Drafts::Model(model.engine()));
-        let predictor = match self.predictor {
-            Some(_) => Drafts::Predictor,
-            None => Drafts::Text,
+        let drafts = |source: Source| match (source, &self.own, sequence.engine().draft_model.as_ref()) {
+            (Source::Own, Some(own), _) => Drafts::Own(&own.rules),
+            (Source::Model, _, Some(model)) => Drafts::Model(&model.engine),
+            (Source::Predictor, ..) => Drafts::Predictor,
+            _ => Drafts::Text,
         };
-        *self.costs.insert(KnownCosts {
+        let costs = self
+            .sources
+            .iter()
+            .map(|(source, _)| costs(sequence, &drafts(*source), together));
+        KnownCosts {
             tokens,
             together,
-            of_text: costs(sequence, &Drafts::Text, together),
-            of_own: costs(sequence, &own, together),
-            of_model: costs(sequence, &model, together),
-            of_predictor: costs(sequence, &predictor, together),
-        })
+            costs: costs.collect(),
+        }
+    }
+
+    /// Drafts from a source no more.
+    fn drop_source(&mut self, dropped: Source) {
+        if let Some(place) = self.sources.iter().position(|(source, _)| *source == dropped) {
+            self.sources.remove(place);
+            if let Some(known) = &mut self.costs {
+                known.costs.remove(place);
+            }
+        }
     }
 
     fn learn(&mut self, source: Source, drafted: usize, agreed: usize) {
         self.count.drafted += drafted;
         self.count.accepted += agreed;
         self.balance.count_draft(self.cost, agreed);
-        match (source, self.ngrams.as_deref_mut(), self.own.as_deref_mut()) {
-            (Source::Ngram(class), Some((_, acceptances)), _) => acceptances[class].learn(drafted, agreed),
-            (Source::Own, _, Some((_, acceptance))) => acceptance.learn(drafted, agreed),
-            (Source::Model, ..) => self
-                .model
-                .iter_mut()
-                .for_each(|acceptance| acceptance.learn(drafted, agreed)),
-            (Source::Predictor, ..) => self
-                .predictor
-                .iter_mut()
-                .for_each(|acceptance| acceptance.learn(drafted, agreed)),
-            _ => {}
-        }
+        let learning = self.sources.iter_mut().filter(|(other, _)| *other == source);
+        learning.for_each(|(_, acceptance)| acceptance.learn(drafted, agreed));
     }
 }
 
 impl DraftedAnswer {
     /// The answer that a sequence goes on with, with the drafts that its options name.
-    ///
-    /// # Errors
-    /// As [`Answer::new`]; [`EngineError::Option`] for drafts that cannot be made of the sequence.
     pub(crate) fn new(sequence: &Sequence, options: GenerateOptions) -> Result<Self, EngineError> {
         let drafter = Drafter::new(&options.draft, sequence)?;
         Ok(Self {

@@ -4,13 +4,13 @@
 //! that the small model has not read yet is read a chunk at a time, one chunk in a step of all answers, so no answer waits for it; drafts
 //! begin when it has caught up.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use riffle_policy::Phase;
 
 use super::step::DraftPart;
-use crate::Failure;
-use crate::answer::Guess;
+use super::{GuessedDraft, Source};
 use crate::answer::tokens_left;
 use crate::draft_spec::MOST_TOKENS;
 use crate::engine::draft_model::{CHUNK_TOKENS, DraftModel};
@@ -25,16 +25,13 @@ struct Drafting<'a> {
     reader: &'a mut Sequence,
     /// The tokens to read next.
     tokens: Vec<u32>,
-    guess: Guess,
-    drafted: Vec<u32>,
-    /// Length that the draft is to have.
-    wanted: usize,
+    draft: GuessedDraft,
 }
 
 /// Drafts `wanted[part]` tokens for each part, one token of all parts in a pass. A part whose text the small model cannot read is given no
 /// draft, now and later; nor is any where the whole pass fails, since answers need no small model.
 pub(super) fn draft(runner: &mut Runner, parts: &mut [DraftPart<'_, '_>], wanted: &[usize], logits: &mut Vec<f32>) {
-    let Some(model) = runner.engine().draft_model().cloned() else {
+    let Some(model) = runner.engine().draft_model.clone() else {
         return;
     };
     let mut readers: Vec<(usize, Sequence)> = Vec::new();
@@ -45,9 +42,9 @@ pub(super) fn draft(runner: &mut Runner, parts: &mut [DraftPart<'_, '_>], wanted
         }
     }
     let vocab_size = runner.engine().model().config().vocab_size;
-    let mut small = runner.take_small(model.engine());
+    let mut small = runner.take_small(&model.engine);
     let outcome = read_and_draft(&mut small, parts, &mut readers, (wanted, vocab_size), logits);
-    runner.keep_small(small);
+    runner.small = Some(small);
     for (place, reader) in readers {
         parts[place].step.sequence.answer_mut().drafts.reader = Some(Box::new(reader));
     }
@@ -84,20 +81,16 @@ fn read_and_draft(
             place: *place,
             reader,
             tokens,
-            guess: part.step.answer.guess(),
-            drafted: Vec::new(),
-            wanted: wanted[*place].min(room),
+            draft: part.guess(wanted[*place].min(room)),
         });
     }
-    while drafts.iter().any(Drafting::goes_on) {
-        for (draft, failure) in read(small, &mut drafts, vocab_size, logits)? {
-            if failure.is_some() {
-                parts[draft].give_up_model();
-            }
+    while drafts.iter().any(|drafting| drafting.draft.goes_on()) {
+        for place in read(small, &mut drafts, vocab_size, logits)? {
+            parts[place].give_up_model();
         }
     }
-    for draft in drafts {
-        parts[draft.place].draft = draft.drafted;
+    for Drafting { place, draft, .. } in drafts {
+        parts[place].draft = draft.tokens;
     }
     Ok(())
 }
@@ -114,26 +107,21 @@ fn read_chunk(small: &mut Runner, reader: &mut Sequence, tokens: &[u32]) -> Resu
         phase: Phase::Prefill,
         goal,
     }];
-    let failure = small
-        .pass(&mut work, &mut |_| std::ops::ControlFlow::Continue(()))?
-        .pop();
-    match failure.flatten() {
-        Some(failure) => Err(failure.error),
-        None => Ok(()),
-    }
+    let mut outcomes = small.pass(&mut work, &mut |_| ControlFlow::Continue(()))?;
+    let failure = outcomes.pop().flatten();
+    failure.map_or(Ok(()), |failure| Err(failure.error))
 }
 
-/// Reads the next tokens of every draft that goes on, and draws one behind them. Returns the failures by part.
+/// Reads the next tokens of every draft that goes on, and draws one behind them. Returns the parts that failed.
 fn read(
     small: &mut Runner,
     drafts: &mut [Drafting<'_>],
     vocab_size: usize,
     logits: &mut Vec<f32>,
-) -> Result<Vec<(usize, Option<Failure>)>, EngineError> {
-    let mut reading: Vec<&mut Drafting<'_>> = drafts.iter_mut().filter(|draft| draft.goes_on()).collect();
-    let mut last_rows = Vec::with_capacity(reading.len());
-    let mut work = Vec::with_capacity(reading.len());
-    let mut rows = 0;
+) -> Result<Vec<usize>, EngineError> {
+    let reading = drafts.iter_mut().filter(|drafting| drafting.draft.goes_on());
+    let mut reading: Vec<&mut Drafting<'_>> = reading.collect();
+    let (mut last_rows, mut work, mut rows) = (Vec::new(), Vec::new(), 0);
     for draft in &mut reading {
         let Drafting { reader, tokens, .. } = &mut **draft;
         rows += tokens.len();
@@ -145,47 +133,28 @@ fn read(
             phase: Phase::Decode,
         });
     }
-    let outcomes = small.pass(&mut work, &mut |_| std::ops::ControlFlow::Continue(()))?;
+    let outcomes = small.pass(&mut work, &mut |_| ControlFlow::Continue(()))?;
     drop(work);
     small.logits_of(&last_rows, logits)?;
     let width = logits.len() / last_rows.len();
-    let places = reading.iter().map(|draft| draft.place).collect::<Vec<_>>();
-    for ((draft, outcome), row) in reading.into_iter().zip(&outcomes).zip(logits.chunks(width)) {
-        draft.take(outcome.is_some(), &row[..width.min(vocab_size)]);
+    let mut failed = Vec::new();
+    for ((drafting, outcome), row) in reading.into_iter().zip(outcomes).zip(logits.chunks(width)) {
+        let row = outcome.is_none().then_some(&row[..width.min(vocab_size)]);
+        let token = drafting.draft.draw(drafting.reader.tokens(), row);
+        drafting.tokens = token.into_iter().collect();
+        failed.extend(outcome.map(|_| drafting.place));
     }
-    Ok(places.into_iter().zip(outcomes).collect())
-}
-
-impl Drafting<'_> {
-    fn goes_on(&self) -> bool {
-        self.drafted.len() < self.wanted && !self.guess.is_complete()
-    }
-
-    /// Draws the next token of the draft from these logits of the small model, `[vocab]`, unless it failed.
-    fn take(&mut self, has_failed: bool, row: &[f32]) {
-        let token = if has_failed {
-            None
-        } else {
-            self.guess.draw(self.reader.tokens(), row)
-        };
-        match token {
-            Some(token) => {
-                self.drafted.push(token);
-                self.tokens = vec![token];
-            }
-            None => self.wanted = self.drafted.len(),
-        }
-    }
+    Ok(failed)
 }
 
 impl DraftPart<'_, '_> {
     /// The sequence of the small model beside that of the answer.
     fn take_reader(&mut self, model: &DraftModel) -> Result<Sequence, EngineError> {
         match self.step.sequence.answer_mut().drafts.reader.take() {
-            Some(reader) if Arc::ptr_eq(reader.engine(), model.engine()) => Ok(*reader),
+            Some(reader) if Arc::ptr_eq(reader.engine(), &model.engine) => Ok(*reader),
             _ => {
-                let options = model.engine().options().sequence.clone();
-                Sequence::new(model.engine(), model.pool(), options)
+                let options = model.engine.options().sequence.clone();
+                Sequence::new(&model.engine, &model.pool, options)
             }
         }
     }
@@ -208,7 +177,7 @@ impl DraftPart<'_, '_> {
     /// The small model drafts no more of this answer.
     fn give_up_model(&mut self) {
         if let Some(drafter) = &mut self.step.drafter {
-            drafter.model = None;
+            drafter.drop_source(Source::Model);
         }
     }
 }

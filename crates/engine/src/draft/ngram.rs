@@ -15,11 +15,11 @@ const LONGEST: usize = 32;
 /// A text, and its places by the two tokens before them.
 #[derive(Debug, Default)]
 pub(super) struct Ngrams {
-    text: Vec<u32>,
+    pub(super) text: Vec<u32>,
     /// The latest place behind two tokens.
     latest: HashMap<[u32; LEAST], u32>,
-    /// By place: the place before it behind the same tokens; itself where there is none.
-    before: Vec<u32>,
+    /// For each place, the previous one behind the same two tokens, or itself.
+    previous: Vec<u32>,
 }
 
 /// A place of the text whose tokens before it are the text's last.
@@ -32,17 +32,11 @@ pub(super) struct Match {
 }
 
 impl Ngrams {
-    /// The text so far.
-    pub(super) fn text(&self) -> &[u32] {
-        &self.text
-    }
-
     /// So many tokens that followed a match. Where the text ends before, it goes on as it did behind the match.
     pub(super) fn behind(&self, found: Match, tokens: usize) -> Vec<u32> {
         let period = self.text.len() - found.place;
-        (0..tokens)
-            .map(|token| self.text[found.place + token % period])
-            .collect()
+        let followed = (0..tokens).map(|token| self.text[found.place + token % period]);
+        followed.collect()
     }
 
     /// Goes on with the text.
@@ -54,7 +48,7 @@ impl Ngrams {
                 .checked_sub(LEAST)
                 .map(|start| [self.text[start], self.text[start + 1]]);
             let before = pair.and_then(|pair| self.latest.insert(pair, place as u32));
-            self.before.push(before.unwrap_or(place as u32));
+            self.previous.push(before.unwrap_or(place as u32));
             self.text.push(*token);
         }
     }
@@ -71,7 +65,7 @@ impl Ngrams {
             if best.is_none_or(|best| tokens > best.tokens) {
                 best = Some(Match { place, tokens });
             }
-            let before = self.before[place] as usize;
+            let before = self.previous[place] as usize;
             if before == place || best.is_some_and(|best| best.tokens == LONGEST) {
                 break;
             }

@@ -7,7 +7,7 @@
 use riffle_policy::{Phase, PolicyRules, PolicySet};
 
 use crate::Failure;
-use crate::answer::Guess;
+use crate::draft::GuessedDraft;
 use crate::draft::step::{DraftPart, logits_by_row, read};
 use crate::pass::Runner;
 use crate::sequence::Checkpoint;
@@ -15,7 +15,7 @@ use crate::{EngineError, Sequence};
 
 /// The policies of an answer's drafts.
 pub(super) struct OwnDraft {
-    rules: PolicyRules,
+    pub(super) rules: PolicyRules,
     /// Away while they watch a verification.
     policies: Option<PolicySet>,
     /// Tokens that had left each head when the policies were last used, `[layers, kv_heads]`.
@@ -25,17 +25,14 @@ pub(super) struct OwnDraft {
 /// A draft that is being made.
 struct Drafting {
     checkpoint: Checkpoint,
-    /// Draws as the answer would.
-    guess: Guess,
-    /// Length that the draft is to have.
-    tokens: usize,
+    draft: GuessedDraft,
     failure: Option<Failure>,
 }
 
 impl OwnDraft {
     pub(super) fn new(rules: &PolicyRules, sequence: &Sequence) -> Result<Self, EngineError> {
         let engine = sequence.engine();
-        let resolved = engine.resolved();
+        let resolved = &engine.resolved;
         rules.check_places(&resolved.policy)?;
         Ok(Self {
             rules: rules.clone(),
@@ -47,10 +44,6 @@ impl OwnDraft {
             )?),
             evicted_tokens: vec![0; resolved.cache.tables()],
         })
-    }
-
-    pub(super) fn rules(&self) -> &PolicyRules {
-        &self.rules
     }
 
     /// Exchanges these policies with those of the sequence.
@@ -77,7 +70,7 @@ impl OwnDraft {
 
     /// A head from which tokens have been evicted meanwhile counts its tokens anew, so its policy begins anew.
     fn renew(&mut self, sequence: &Sequence) {
-        let shape = &sequence.engine().resolved().cache;
+        let shape = &sequence.engine().resolved.cache;
         let evicted = &sequence.attention().evicted;
         let policies = self.policies.iter_mut().flat_map(PolicySet::iter_mut);
         for (table, (policy, known)) in policies.zip(&mut self.evicted_tokens).enumerate() {
@@ -121,20 +114,26 @@ fn read_drafts(
 ) -> Result<(), EngineError> {
     loop {
         let both = parts.iter().zip(drafts.iter());
-        let tokens: Vec<Vec<u32>> = both
-            .map(|(part, draft)| match draft {
-                Some(draft) if draft.goes_on(part) => vec![part.last_token()],
-                _ => Vec::new(),
-            })
-            .collect();
+        let tokens = both.map(|(part, drafting)| match drafting {
+            Some(Drafting {
+                draft, failure: None, ..
+            }) if draft.goes_on() => {
+                vec![draft.tokens.last().copied().unwrap_or(part.step.token)]
+            }
+            _ => Vec::new(),
+        });
+        let tokens: Vec<Vec<u32>> = tokens.collect();
         let outcomes = read(runner, parts, &tokens)?;
         if outcomes.is_empty() {
             return Ok(());
         }
         let rows = logits_by_row(runner, logits)?;
         for ((place, outcome), row) in outcomes.into_iter().zip(rows) {
-            if let Some(draft) = &mut drafts[place] {
-                draft.take(&mut parts[place], outcome, row);
+            if let Some(drafting) = &mut drafts[place] {
+                if outcome.is_none() {
+                    drafting.draft.draw(parts[place].step.sequence.tokens(), Some(row));
+                }
+                drafting.failure = outcome;
             }
         }
     }
@@ -158,26 +157,9 @@ impl Drafting {
         };
         Some(Self {
             checkpoint,
-            guess: part.step.answer.guess(),
-            tokens,
+            draft: part.guess(tokens),
             failure: None,
         })
-    }
-
-    fn goes_on(&self, part: &DraftPart<'_, '_>) -> bool {
-        self.failure.is_none() && part.draft.len() < self.tokens && !self.guess.is_complete()
-    }
-
-    /// Draws the next token of the draft from these logits, `[vocab]`, unless the pass failed.
-    fn take(&mut self, part: &mut DraftPart<'_, '_>, outcome: Option<Failure>, logits: &[f32]) {
-        self.failure = outcome;
-        if self.failure.is_none() {
-            match self.guess.draw(part.step.sequence.tokens(), logits) {
-                Some(token) => part.draft.push(token),
-                // The form of the answer allows no token that could be guessed: the draft ends here.
-                None => self.tokens = 0,
-            }
-        }
     }
 
     /// Takes the drafted tokens out of the sequence again and gives it its own policies.
@@ -185,12 +167,9 @@ impl Drafting {
         let rolled_back = part.roll_back(&self.checkpoint, 0);
         part.swap_policies();
         match (self.failure, rolled_back) {
-            (Some(failure), _) => {
-                part.draft.clear();
-                part.failure = Some(failure);
-            }
+            (Some(failure), _) => part.failure = Some(failure),
             (None, Err(error)) => part.fail(error),
-            (None, Ok(_)) => {}
+            (None, Ok(_)) => part.draft = self.draft.tokens,
         }
     }
 }

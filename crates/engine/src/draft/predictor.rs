@@ -5,8 +5,8 @@
 
 use riffle_model::{Batch, PredictorForward, SegmentTokens};
 
+use super::GuessedDraft;
 use super::step::DraftPart;
-use crate::answer::Guess;
 use crate::pass::Runner;
 use crate::predictor::{PredictorRows, attend};
 use crate::{EngineError, Sequence};
@@ -15,14 +15,11 @@ use crate::{EngineError, Sequence};
 struct Drafting {
     /// Place of its part.
     place: usize,
-    guess: Guess,
+    draft: GuessedDraft,
     /// Tokens of the sequence. While the draft is made, the answer's latest token and those of the draft stand behind them.
     held: usize,
     /// Behind the token before the last one.
     state: Vec<f32>,
-    drafted: Vec<u32>,
-    /// Length that the draft is to have.
-    wanted: usize,
 }
 
 /// Drafts `wanted[part]` tokens for each part, one token of all parts at a time. A part whose latest hidden state is not known is given no
@@ -47,7 +44,7 @@ pub(super) fn draft(
         let part = &mut parts[draft.place];
         draft.end(part);
     }
-    runner.keep_predictor(forward);
+    runner.predictor = Some(forward);
     outcome
 }
 
@@ -58,23 +55,20 @@ fn begin_all(
     drafts: &mut Vec<Drafting>,
 ) -> Result<(), EngineError> {
     for (place, part) in parts.iter_mut().enumerate().filter(|(place, _)| wanted[*place] > 0) {
-        let sequence = &mut *part.step.sequence;
-        let held = sequence.tokens().len();
-        let (tokens, rows) = sequence.predicted();
+        let draft = part.guess(wanted[place]);
+        let (tokens, rows) = part.step.sequence.predicted();
         let Some(rows) = rows else { continue };
+        let held = tokens.len();
         rows.read(forward, tokens)?;
-        let Some(state) = rows.take_last(held) else {
-            continue;
-        };
-        tokens.push(part.step.token);
-        drafts.push(Drafting {
-            place,
-            guess: part.step.answer.guess(),
-            held,
-            state,
-            drafted: Vec::new(),
-            wanted: wanted[place],
-        });
+        if let Some(state) = rows.take_last(held) {
+            tokens.push(part.step.token);
+            drafts.push(Drafting {
+                place,
+                draft,
+                held,
+                state,
+            });
+        }
     }
     Ok(())
 }
@@ -87,9 +81,8 @@ fn draft_all(
     (vocab_size, logits): (usize, &mut Vec<f32>),
 ) -> Result<(), EngineError> {
     loop {
-        let mut going: Vec<&mut Drafting> = drafts.iter_mut().filter(|draft| draft.goes_on()).collect();
-        let most = forward.most_rows();
-        going.truncate(most);
+        let going = drafts.iter_mut().filter(|drafting| drafting.draft.goes_on());
+        let going: Vec<&mut Drafting> = going.take(forward.most_rows()).collect();
         if going.is_empty() {
             return Ok(());
         }
@@ -152,24 +145,13 @@ pub(super) fn predict<'f>(
 }
 
 impl Drafting {
-    fn goes_on(&self) -> bool {
-        self.drafted.len() < self.wanted && !self.guess.is_complete()
-    }
-
     /// Draws the next token of the draft from these logits, `[vocab]`.
     fn take(&mut self, sequence: &mut Sequence, state: &[f32], row: &[f32]) {
         let is_sound = row.iter().all(|logit| logit.is_finite());
-        let drawn = is_sound.then(|| self.guess.draw(sequence.tokens(), row));
-        match drawn.flatten() {
-            Some(token) => {
-                self.drafted.push(token);
-                sequence.predicted().0.push(token);
-                self.state.clear();
-                self.state.extend_from_slice(state);
-            }
-            // The form of the answer allows no token that could be guessed: the draft ends here.
-            None => self.wanted = self.drafted.len(),
-        }
+        let token = self.draft.draw(sequence.tokens(), is_sound.then_some(row));
+        sequence.predicted().0.extend(token);
+        self.state.clear();
+        self.state.extend_from_slice(state);
     }
 
     /// Takes the draft out of the sequence, but for the row of the answer's latest token, whose state and token are true.
@@ -180,7 +162,7 @@ impl Drafting {
         if let Some(rows) = rows {
             rows.cut(self.held + 1);
         }
-        part.draft = self.drafted;
+        part.draft = self.draft.tokens;
     }
 }
 
@@ -266,7 +248,7 @@ mod tests {
         let (tokens, rows) = sequence.predicted();
         tokens.truncate(held);
         rows.unwrap().cut(held);
-        runner.keep_predictor(forward);
+        runner.predictor = Some(forward);
         all
     }
 

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use riffle_policy::Phase;
 
 use super::own::{self, OwnDraft};
-use super::{Choice, Drafter, Source, model, predictor};
+use super::{Choice, Drafter, GuessedDraft, Source, model, predictor};
 use crate::Failure;
 use crate::answer::tokens_left;
 use crate::answer::{Answer, Drawn};
@@ -145,15 +145,16 @@ impl<'s, 'a> DraftPart<'s, 'a> {
 
     pub(super) fn fail(&mut self, error: EngineError) {
         self.draft.clear();
-        self.failure = Some(Failure {
-            error,
-            again: Vec::new(),
-        });
+        self.failure = Some(error.into());
     }
 
-    /// The token that a draft goes on behind.
-    pub(super) fn last_token(&self) -> u32 {
-        self.draft.last().copied().unwrap_or(self.step.token)
+    /// A draft of so many tokens, of which none has been drawn.
+    pub(super) fn guess(&mut self, wanted: usize) -> GuessedDraft {
+        GuessedDraft {
+            guess: self.step.answer.guess(),
+            tokens: Vec::new(),
+            wanted,
+        }
     }
 
     /// Gives the sequence the policies of its drafts, or those of its answer back.
@@ -176,7 +177,7 @@ impl<'s, 'a> DraftPart<'s, 'a> {
         let AnswerStep { sequence, drafter, .. } = &mut *self.step;
         let drafter = drafter.as_deref_mut();
         if let Some(own) = drafter.and_then(|drafter| drafter.own.as_deref_mut()) {
-            act(&mut own.0, sequence);
+            act(own, sequence);
         }
     }
 
@@ -223,20 +224,16 @@ impl<'s, 'a> DraftPart<'s, 'a> {
         if self.failure.is_none() && !self.draft.is_empty() {
             // Before the checkpoint, which would not hold behind it.
             match self.step.sequence.evict() {
-                Ok(()) => self.keep_checkpoint(),
+                Ok(()) => match self.step.sequence.checkpoint() {
+                    Ok(checkpoint) => self.checkpoint = Some(checkpoint),
+                    Err(error) => self.fail(error),
+                },
                 Err(failure) => self.failure = Some(*failure),
             }
         }
         match self.failure {
             Some(_) => Vec::new(),
             None => [&[self.step.token], self.draft.as_slice()].concat(),
-        }
-    }
-
-    fn keep_checkpoint(&mut self) {
-        match self.step.sequence.checkpoint() {
-            Ok(checkpoint) => self.checkpoint = Some(checkpoint),
-            Err(error) => self.fail(error),
         }
     }
 
@@ -286,10 +283,7 @@ impl<'s, 'a> DraftPart<'s, 'a> {
             drafter.learn(self.source, self.draft.len(), kept - 1);
         }
         self.draft.truncate(kept - 1);
-        self.failure = failure.map(|error| Failure {
-            error,
-            again: Vec::new(),
-        });
+        self.failure = failure.map(Failure::from);
     }
 
     /// Rolls back the tokens behind the last drawn one.

@@ -11,50 +11,33 @@ use crate::{Engine, EngineError, EngineOptions};
 /// Tokens of a text that it reads in one step.
 pub(crate) const CHUNK_TOKENS: usize = 512;
 
-/// The small model of an engine, and the pages of what it reads.
+/// The small model of an engine.
 pub(crate) struct DraftModel {
-    engine: Arc<Engine>,
-    pool: PagePool,
+    pub(crate) engine: Arc<Engine>,
+    /// The pages of its sequences.
+    pub(crate) pool: PagePool,
 }
 
 impl DraftModel {
     /// Loads the model at `path` beside a larger one, within the memory that the larger one's plan leaves.
-    ///
-    /// # Errors
-    /// As [`Engine::load`]; [`EngineError::Option`] where the tokens of the two are not the same.
     pub(crate) fn load(path: &Path, large: &Engine) -> Result<Arc<Self>, EngineError> {
         let options = options_beside(large, &riffle_model::inspect(path)?.config);
         let engine = Engine::load(path, options).map_err(|error| no_room(path, error))?;
         if let Some(problem) = other_tokens(engine.tokenizer()?, large.tokenizer()?) {
-            return Err(EngineError::option(
-                "draft_model",
-                format!("model:{}", path.display()),
-                problem,
-            ));
+            let name = format!("model:{}", path.display());
+            return Err(EngineError::option("draft_model", name, problem));
         }
         let pool = engine.page_pool()?;
         Ok(Arc::new(Self { engine, pool }))
     }
 
     /// The same model for `large`, which runs under other options.
-    ///
-    /// # Errors
-    /// As [`Engine::with_options`].
     pub(crate) fn beside(&self, large: &Engine) -> Result<Arc<Self>, EngineError> {
         let options = options_beside(large, self.engine.model().config());
         let engine = self.engine.with_options(options);
         let engine = engine.map_err(|error| no_room(self.engine.path(), error))?;
         let pool = engine.page_pool()?;
         Ok(Arc::new(Self { engine, pool }))
-    }
-
-    pub(crate) fn engine(&self) -> &Arc<Engine> {
-        &self.engine
-    }
-
-    /// The pages of its sequences.
-    pub(crate) fn pool(&self) -> &PagePool {
-        &self.pool
     }
 }
 

@@ -8,12 +8,10 @@ use std::sync::{Arc, OnceLock};
 use riffle_kv::PagePool;
 use riffle_model::{AdapterInfo, ChatTemplate, GenerationDefaults, InputSums, LoadTimes, ModelInfo, ModelOutline, Tokenizer};
 
-use crate::attention::device::SharedRoom;
-use crate::attention::reader::Reader;
-use crate::attention::sliding::SlidingLayers;
+use crate::attention::{Reader, SharedRoom, SlidingLayers};
 use crate::compute::Compute;
-use crate::error::factor;
-use crate::plan::{Resolved, available_memory_bytes, policy_shapes, sliding_layers};
+use crate::error::{factor, require};
+use crate::plan::{Planner, Resolved, available_memory_bytes, policy_shapes, sliding_layers};
 use crate::predictor::PredictorRoom;
 use crate::{EngineError, EngineOptions, MemoryPlan, StreamWindow};
 use draft_model::DraftModel;
@@ -24,13 +22,14 @@ pub struct Engine {
     loaded: Arc<Loaded>,
     options: EngineOptions,
     plan: MemoryPlan,
-    resolved: Resolved,
+    /// The shapes and budgets that follow from the options.
+    pub(crate) resolved: Resolved,
     fingerprint: OnceLock<u128>,
     device_room: SharedRoom,
     /// The small model that drafts, where the options name one.
-    draft_model: Option<Arc<DraftModel>>,
+    pub(crate) draft_model: Option<Arc<DraftModel>>,
     /// Room for what sequences keep for the model's layer that predicts further tokens, where that drafts.
-    predictor_room: Option<Arc<PredictorRoom>>,
+    pub(crate) predictor_room: Option<Arc<PredictorRoom>>,
 }
 
 /// The loaded model: of the options it depends on the device alone.
@@ -115,7 +114,11 @@ impl Engine {
             return Err(EngineError::option("activations", options.model.activations, problem));
         }
         if options.model.adapters != self.options.model.adapters {
-            let paths = options.model.adapters.iter().map(|adapter| adapter.path.display().to_string());
+            let paths = options
+                .model
+                .adapters
+                .iter()
+                .map(|adapter| adapter.path.display().to_string());
             let paths = paths.collect::<Vec<_>>().join(", ");
             let problem = "the weights in memory were loaded with others: load the model again with these";
             return Err(EngineError::option("adapters", paths, problem));
@@ -125,11 +128,8 @@ impl Engine {
         if options.model.draft_model.is_some() && options.model.draft_model != self.options.model.draft_model {
             let problem = "the model was loaded beside another one, or none; load it anew";
             let path = options.model.draft_model.as_deref().unwrap_or(Path::new(""));
-            return Err(EngineError::option(
-                "draft_model",
-                format!("model:{}", path.display()),
-                problem,
-            ));
+            let name = format!("model:{}", path.display());
+            return Err(EngineError::option("draft_model", name, problem));
         }
         if options.model.draft_predictor && config.predictor_bytes == 0 {
             let problem = "the model was loaded without its layer that predicts further tokens: load it anew with it";
@@ -139,7 +139,7 @@ impl Engine {
             .machine
             .memory_budget_bytes
             .unwrap_or_else(|| available_memory_bytes().saturating_add(self.plan.loaded_bytes()));
-        let plan = MemoryPlan::with_weights(config, self.vocabulary(), &options, available)?;
+        let plan = self.planner(available).plan(&options)?;
         plan.check()?;
         let mut engine = Self {
             resolved: Resolved::new(config, &options, &plan)?,
@@ -196,15 +196,6 @@ impl Engine {
         sliding_layers(self.model().config(), &self.options, window)
     }
 
-    pub(crate) fn draft_model(&self) -> Option<&Arc<DraftModel>> {
-        self.draft_model.as_ref()
-    }
-
-    /// Room for the rows of the layer that predicts further tokens; `None` where it drafts nothing.
-    pub(crate) fn predictor_room(&self) -> Option<&Arc<PredictorRoom>> {
-        self.predictor_room.as_ref()
-    }
-
     fn make_predictor_room(&mut self) {
         let has_predictor = self.compute().host().is_some_and(|model| model.predictor.is_some());
         if self.options.model.draft_predictor && has_predictor {
@@ -230,11 +221,6 @@ impl Engine {
     /// The memory plan the engine keeps to.
     pub fn plan(&self) -> &MemoryPlan {
         &self.plan
-    }
-
-    /// The shapes and budgets that follow from the options.
-    pub(crate) fn resolved(&self) -> &Resolved {
-        &self.resolved
     }
 
     /// A pool of pages for sequences of this engine, which together keep to the budgets of its plan.
@@ -275,10 +261,8 @@ impl Engine {
 
     /// How a context of so many tokens would fit.
     fn longer_context(&self, needed: usize) -> String {
-        let config = self.model().config();
         let options = self.options.clone().with_context_tokens(Some(needed));
-        let planned = MemoryPlan::with_weights(config, self.vocabulary(), &options, self.plan.available_bytes);
-        match planned {
+        match self.planner(self.plan.available_bytes).plan(&options) {
             Ok(plan) if plan.fits() => format!("raise `context_tokens` to at least {needed} or shorten the input"),
             Ok(plan) if plan.options_for_context.is_empty() => "shorten the input".to_owned(),
             Ok(plan) => {
@@ -292,8 +276,13 @@ impl Engine {
         }
     }
 
-    fn vocabulary(&self) -> usize {
-        self.loaded.tokenizer.as_ref().map_or(0, Tokenizer::vocab_size)
+    fn planner(&self, available_bytes: u64) -> Planner<'_> {
+        Planner {
+            config: self.model().config(),
+            vocabulary: self.loaded.tokenizer.as_ref().map_or(0, Tokenizer::vocab_size),
+            available_bytes,
+            has_weights: true,
+        }
     }
 
     /// True if the keys of a sequence of so many tokens turn as those of long sequences do (LongRoPE); false for models that know no
@@ -417,30 +406,15 @@ pub fn max_threads() -> usize {
 /// [`EngineError::Threads`] when the pool cannot be started, [`EngineError::Option`] for zero threads or more than
 /// [`max_threads`].
 pub fn with_threads<T: Send>(threads: Option<usize>, work: impl FnOnce() -> T + Send) -> Result<T, EngineError> {
-    if let Some(threads) = threads.filter(|threads| !(1..=max_threads()).contains(threads)) {
-        let requirement = format!("it must be a whole number from 1 to {}", max_threads());
-        return Err(EngineError::option("threads", threads, requirement));
-    }
     // Zero stands for every core in rayon.
+    let is_allowed = threads.is_none_or(|threads| (1..=max_threads()).contains(&threads));
     let threads = threads.unwrap_or(0);
+    let requirement = format!("it must be a whole number from 1 to {}", max_threads());
+    require(is_allowed, "threads", threads, requirement)?;
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|error| EngineError::Threads {
         threads,
         reason: error.to_string(),
     })?;
     Ok(pool.install(work))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn more_threads_than_a_machine_can_use_are_refused() {
-        for threads in [0, max_threads() + 1, 100_000, usize::MAX] {
-            let error = with_threads(Some(threads), || ()).unwrap_err();
-            assert!(matches!(error, EngineError::Option { name: "threads", .. }), "{error}");
-        }
-        assert_eq!(with_threads(Some(3), rayon::current_num_threads).unwrap(), 3);
-    }
 }

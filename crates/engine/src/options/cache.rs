@@ -4,7 +4,8 @@ use riffle_attention::Format;
 use riffle_kv::KvTiers;
 
 use crate::EngineError;
-use crate::attention::rotation::Rotation;
+use crate::attention::Rotation;
+use crate::error::require;
 
 /// Options of the KV cache: the format of its pages, their places, and how many tokens they hold.
 #[derive(Debug, Clone)]
@@ -47,17 +48,13 @@ impl Default for CacheOptions {
 impl CacheOptions {
     /// Checks these options by themselves.
     pub(super) fn validate(&self) -> Result<(), EngineError> {
-        if self.kv_tiers.slots == 0 {
-            return Err(EngineError::option("slots", 0, "at least 1 page has to be on its way"));
-        }
-        if let Some(disk) = self.kv_tiers.disk.as_ref().filter(|disk| !disk.folder.is_dir()) {
-            return Err(EngineError::option(
-                "disk.folder",
-                disk.folder.display(),
-                "there is no such folder: create it, or choose another",
-            ));
-        }
-        Ok(())
+        let tiers = &self.kv_tiers;
+        require(tiers.slots > 0, "slots", 0, "at least 1 page has to be on its way")?;
+        let Some(folder) = tiers.disk.as_ref().map(|disk| &disk.folder) else {
+            return Ok(());
+        };
+        let requirement = "there is no such folder: create it, or choose another";
+        require(folder.is_dir(), "disk.folder", folder.display(), requirement)
     }
 
     /// The planes that hold rotated heads.

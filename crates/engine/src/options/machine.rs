@@ -7,6 +7,7 @@ use riffle_policy::CostModel;
 
 use super::PromptText;
 use crate::EngineError;
+use crate::error::require;
 
 /// Options of the machine: the device, the memory, and the tokens and sequences that it works on at a time.
 #[derive(Debug, Clone)]
@@ -50,25 +51,11 @@ impl Default for MachineOptions {
 impl MachineOptions {
     /// Checks these options by themselves.
     pub(super) fn validate(&self) -> Result<(), EngineError> {
-        if self.batch_tokens == 0 {
-            return Err(EngineError::option("batch_tokens", 0, "it must be at least 1 token"));
-        }
-        if self.chunk_tokens == 0 {
-            return Err(EngineError::option("chunk_tokens", 0, "it must be at least 1 token"));
-        }
-        if self.chunk_tokens > self.batch_tokens {
-            return Err(EngineError::option(
-                "chunk_tokens",
-                self.chunk_tokens,
-                format!(
-                    "a chunk cannot be larger than the logical batch (`batch_tokens={}`)",
-                    self.batch_tokens
-                ),
-            ));
-        }
-        if self.sequences == 0 {
-            return Err(EngineError::option("sequences", 0, "it must be at least 1 sequence"));
-        }
-        Ok(())
+        let (batch, chunk) = (self.batch_tokens, self.chunk_tokens);
+        require(batch > 0, "batch_tokens", 0, "it must be at least 1 token")?;
+        require(chunk > 0, "chunk_tokens", 0, "it must be at least 1 token")?;
+        let requirement = format!("a chunk cannot be larger than the logical batch (`batch_tokens={batch}`)");
+        require(chunk <= batch, "chunk_tokens", chunk, requirement)?;
+        require(self.sequences > 0, "sequences", 0, "it must be at least 1 sequence")
     }
 }

@@ -83,21 +83,15 @@ impl EngineOptions {
         if let (Some(window), Some(context)) = (self.sequence.window, self.model.context_tokens)
             && context > max_position
         {
-            return Err(EngineError::option(
-                "window_tokens",
-                window.window_tokens,
-                format!(
-                    "with sinks, a page and a chunk it takes {context} tokens and this model was made for {max_position}: use a smaller window, or a smaller `chunk_tokens`"
-                ),
-            ));
+            let requirement = format!(
+                "with sinks, a page and a chunk it takes {context} tokens and this model was made for {max_position}: use a smaller window, or a smaller `chunk_tokens`"
+            );
+            return Err(EngineError::option("window_tokens", window.window_tokens, requirement));
         }
-        match self.model.context_tokens {
-            Some(context) if context > max_position => Err(EngineError::ContextTooLong {
-                context,
-                maximum: max_position,
-            }),
-            Some(context) => Ok(context),
-            None => Ok(max_position),
+        let (context, maximum) = (self.model.context_tokens.unwrap_or(max_position), max_position);
+        if context > maximum {
+            return Err(EngineError::ContextTooLong { context, maximum });
         }
+        Ok(context)
     }
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use riffle_model::{Activations, AdapterSpec, Family, LoadOptions, ModelInfo, OpenedModel, RopeScaling};
 
 use super::TokenSelection;
+use crate::error::require;
 use crate::{AttentionPrecision, EngineError};
 
 /// Options of the model: its files, its context, and the arithmetic of its layers.
@@ -65,13 +66,11 @@ impl ModelOptions {
 
     /// Checks these options by themselves.
     pub(super) fn validate(&self) -> Result<(), EngineError> {
-        if self.context_tokens == Some(0) {
-            return Err(EngineError::option("context_tokens", 0, "it must be at least 1 token"));
-        }
         if let Some(adapter) = self.adapters.iter().find(|adapter| !adapter.scale.is_finite()) {
             let value = format!("{}={}", adapter.path.display(), adapter.scale);
             return Err(EngineError::option("adapters", value, "the scale must be a number"));
         }
-        Ok(())
+        let is_allowed = self.context_tokens != Some(0);
+        require(is_allowed, "context_tokens", 0, "it must be at least 1 token")
     }
 }

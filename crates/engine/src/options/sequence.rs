@@ -3,6 +3,7 @@
 use riffle_model::AdapterScales;
 use riffle_policy::{Phase, PolicyRules, PolicySpec};
 
+use crate::error::require;
 use crate::{EngineError, StreamWindow};
 
 /// Options of one sequence. An engine holds those of requests that give none of their own.
@@ -48,12 +49,9 @@ impl Default for SequenceOptions {
 impl SequenceOptions {
     /// Checks these options for an engine whose chunks have this many tokens.
     pub(super) fn validate(&self, chunk_tokens: usize) -> Result<(), EngineError> {
-        if let Some(target) = self.auto_target.filter(|target| !(0.0..=1.0).contains(target)) {
-            return Err(EngineError::option(
-                "auto_target",
-                target,
-                "it must be a share from 0 to 1",
-            ));
+        if let Some(target) = self.auto_target {
+            let is_share = (0.0..=1.0).contains(&target);
+            require(is_share, "auto_target", target, "it must be a share from 0 to 1")?;
         }
         self.prefill.check(Phase::Prefill, chunk_tokens)?;
         self.decode.check(Phase::Decode, chunk_tokens)?;

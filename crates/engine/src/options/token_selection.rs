@@ -153,25 +153,20 @@ impl FromStr for TokenSelection {
         let mut parts = text.split(',');
         let share: f64 = parts.next().unwrap_or_default().trim().parse().unwrap_or(f64::NAN);
         if !(share > 0.0 && share <= 1.0) {
-            return Err(bad(
-                "it begins with a share of the tokens, above 0 and at most 1, e.g. 0.2",
-            ));
+            let requirement = "it begins with a share of the tokens, above 0 and at most 1, e.g. 0.2";
+            return Err(bad(requirement));
         }
+        let requirement = "behind the share come layers=N, observed=N and pooled=N, each at least 1";
         let mut selection = Self::keeping(share);
         for part in parts {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
             let count = value.trim().parse().ok().filter(|count: &usize| *count > 0);
-            let count =
-                count.ok_or_else(|| bad("behind the share come layers=N, observed=N and pooled=N, each at least 1"))?;
+            let count = count.ok_or_else(|| bad(requirement))?;
             match name.trim() {
                 "layers" => selection.lower_layers = Some(count),
                 "observed" => selection.observed_tokens = count,
                 "pooled" => selection.pooled_tokens = count,
-                _ => {
-                    return Err(bad(
-                        "behind the share come layers=N, observed=N and pooled=N, each at least 1",
-                    ));
-                }
+                _ => return Err(bad(requirement)),
             }
         }
         Ok(selection)
@@ -202,17 +197,5 @@ mod tests {
         let selection = TokenSelection::keeping(0.1);
         assert_eq!(selection.choose(&[0.5; 60]), Vec::from_iter(0..60));
         assert_eq!(TokenSelection::keeping(1.0).choose(&[0.5; 900]).len(), 900);
-    }
-
-    #[test]
-    fn a_selection_is_written_as_it_is_parsed() {
-        for text in ["0.2", "0.25,layers=3", "1,layers=1,observed=8,pooled=7"] {
-            let selection: TokenSelection = text.parse().unwrap();
-            assert_eq!(selection.to_string(), text);
-        }
-        for text in ["", "0", "nan", "1.01", "0.2,layers", "0.2,layers=0", "0.2,rows=3"] {
-            let error = text.parse::<TokenSelection>().unwrap_err().to_string();
-            assert!(error.contains("token_selection"), "{error}");
-        }
     }
 }

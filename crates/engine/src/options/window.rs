@@ -2,6 +2,7 @@
 
 use riffle_policy::PolicyRules;
 
+use crate::error::require;
 use crate::{EngineError, EngineOptions};
 
 /// The tokens that an endless sequence keeps.
@@ -31,11 +32,10 @@ impl EngineOptions {
             window_tokens,
             sink_tokens,
         } = window;
-        if window_tokens == 0 || window_tokens > 1 << 32 || sink_tokens > 1 << 32 {
-            let requirement = "window and sinks must be at most 4294967296 tokens, the window at least 1";
-            let given = format!("{window_tokens} with `sink_tokens={sink_tokens}`");
-            return Err(EngineError::option("window_tokens", given, requirement));
-        }
+        let fits = (1..=1 << 32).contains(&window_tokens) && sink_tokens <= 1 << 32;
+        let requirement = "window and sinks must be at most 4294967296 tokens, the window at least 1";
+        let given = format!("{window_tokens} with `sink_tokens={sink_tokens}`");
+        require(fits, "window_tokens", given, requirement)?;
         let spec = format!("streaming:sinks={sink_tokens},window={window_tokens},from=0");
         let rules: PolicyRules = spec.parse()?;
         self.sequence.prefill = rules.clone();

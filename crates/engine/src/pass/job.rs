@@ -4,14 +4,12 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use riffle_attention::Partial;
-use riffle_model::{AttentionShape, Batch, Forward, RecurrentState, SegmentTokens};
+use riffle_model::{Batch, Forward, RecurrentState, SegmentTokens};
 use riffle_policy::Phase;
 
 use crate::Failure;
-use crate::attention::layer_rows::LayerRows;
-use crate::attention::round::{RoundRows, attend_round};
-use crate::attention::slots::{Position, Slot};
-use crate::compute::ProjectedLayer;
+use crate::attention::{AttentionState, LayerRows, RoundRows, Slot, attend_round};
+use crate::compute::{ModelForward, ProjectedLayer};
 use crate::pass::awake::keep_threads_awake;
 use crate::pass::layer::{layer_step, layer_traits};
 use crate::pass::selected::SelectedRows;
@@ -25,7 +23,7 @@ pub(crate) struct Pass {
     blocks: Vec<Range<usize>>,
     layer: usize,
     /// The layer before which it ends.
-    layers: usize,
+    pub(super) layers: usize,
     /// States of segments of the batch that are not one for each sequence, of models without recurrent layers.
     empty_states: Vec<RecurrentState>,
     stage: Stage,
@@ -92,19 +90,9 @@ impl Pass {
         (self.layer as f64 + done as f64 / of.max(1) as f64) / self.layers as f64
     }
 
-    /// Layers that are done since `first`, with the part of the one under way.
-    pub(crate) fn layers_done(&self, first: usize) -> f64 {
-        self.share_done() * self.layers as f64 - first as f64
-    }
-
     /// The layer of the model that it attends in next, where that is the next piece.
     pub(crate) fn attends_next(&self) -> Option<usize> {
         matches!(self.stage, Stage::Attend(_)).then_some(self.layer)
-    }
-
-    /// Tokens that its first sequence held before.
-    pub(crate) fn tokens_before(&self) -> usize {
-        self.segments.first().map_or(0, |segment| segment.start)
     }
 
     /// Why its first sequence did not get through, if it did not.
@@ -119,14 +107,8 @@ impl Pass {
 }
 
 impl Runner {
-    /// Begins a pass; the calls that take it on get the same work.
+    /// Begins a pass through all layers; the calls that take it on get the same work.
     pub(crate) fn begin(&mut self, work: &mut [Work<'_>]) -> Result<Pass, EngineError> {
-        let layers = self.engine.model().config().layers;
-        self.begin_layers(work, layers)
-    }
-
-    /// Begins a pass through the first `layers` layers.
-    pub(crate) fn begin_layers(&mut self, work: &mut [Work<'_>], layers: usize) -> Result<Pass, EngineError> {
         if work.iter().all(|work| work.phase == Phase::Decode) {
             keep_threads_awake();
         }
@@ -141,7 +123,7 @@ impl Runner {
             segments.push(Segment {
                 rows: rows..rows + work.tokens.len(),
                 start,
-                slot: work.sequence.attention().slot(start),
+                slot: work.sequence.attention().rolling.slot(start),
                 phase: work.phase,
                 goal: work.goal,
                 own: Vec::new(),
@@ -150,16 +132,17 @@ impl Runner {
             });
             rows += work.tokens.len();
         }
-        let parts = work.iter().map(|work| {
-            let sequence = &work.sequence;
-            let Position(position) = sequence.attention().position(sequence.tokens().len());
-            SegmentTokens {
-                tokens: work.tokens,
-                position,
-                one_by_one: work.phase == Phase::Decode,
-                length: sequence.turn().length(),
-                adapters: sequence.options().adapters,
-            }
+        let parts = work.iter().map(|work| SegmentTokens {
+            tokens: work.tokens,
+            position: work
+                .sequence
+                .attention()
+                .rolling
+                .position(work.sequence.tokens().len())
+                .0,
+            one_by_one: work.phase == Phase::Decode,
+            length: work.sequence.turn().length(),
+            adapters: work.sequence.options().adapters,
         });
         let batch = Batch::new(parts)?;
         let chunk_tokens = self.engine.options().machine.chunk_tokens;
@@ -167,7 +150,7 @@ impl Runner {
         forward.embed(&batch)?;
         let blocks = forward.row_blocks(chunk_tokens);
         self.rows = rows;
-        Ok(Pass::new(segments, blocks, 0..layers))
+        Ok(Pass::new(segments, blocks, 0..self.engine.model().config().layers))
     }
 
     /// Begins a pass of selected tokens of one prompt through the layers from `layer` on.
@@ -240,19 +223,13 @@ impl Runner {
         let outcomes: Vec<Option<Failure>> = ended
             .map(|(work, segment)| match segment.failure {
                 Some(error) => {
-                    let failure = give_back(work.sequence, segment.start, error);
+                    let again = work.sequence.go_back(segment.start).unwrap_or_default();
                     Some(Failure {
-                        again: [segment.lost, failure.again].concat(),
-                        ..failure
-                    })
-                }
-                None => {
-                    let taken = work.sequence.take_in(work.tokens, work.phase);
-                    taken.err().map(|error| Failure {
                         error,
-                        again: Vec::new(),
+                        again: [segment.lost, again].concat(),
                     })
                 }
+                None => work.sequence.take_in(work.tokens, work.phase).err().map(Failure::from),
             })
             .collect();
         if is_whole {
@@ -279,7 +256,7 @@ impl Runner {
                 }
             }
         }
-        self.keep_predictor(predictor);
+        self.predictor = Some(predictor);
     }
 
     /// Ends a pass before it went through all layers: sequences hold what they held before.
@@ -292,9 +269,7 @@ impl Runner {
     fn project(&mut self, pass: &mut Pass, work: &mut [Work<'_>], block: usize) -> Result<(), EngineError> {
         let shape = self.engine.model().config().attention_of(pass.layer);
         let rotation = self.engine.options().cache.rotation();
-        let Some(forward) = &mut self.forward else {
-            unreachable!("the pass has begun")
-        };
+        let forward = begun(&mut self.forward);
         let attends = forward.project(pass.layer, pass.blocks[block].clone(), &shape, rotation)?;
         let is_last = block + 1 == pass.blocks.len();
         // A recurrent layer does all of its work when it finishes.
@@ -343,37 +318,28 @@ impl Runner {
     fn attend(&mut self, pass: &mut Pass, work: &mut [Work<'_>], round: usize) -> Result<(), EngineError> {
         let engine = &self.engine;
         let config = engine.model().config();
-        let Some(forward) = &mut self.forward else {
-            unreachable!("the pass has begun")
-        };
-        let Some(cache_layer) = config.cache_layer(pass.layer) else {
+        let forward = begun(&mut self.forward);
+        let layer = pass.layer;
+        let (Some(cache_layer), Some(projected)) = (config.cache_layer(layer), forward.projected()) else {
             return Ok(());
         };
-        let Some(projected) = forward.projected() else {
-            return Ok(());
-        };
-        let shape = config.attention_of(pass.layer);
         let chunk_tokens = engine.options().machine.chunk_tokens;
         let taken = match pass.rounds[round].clone() {
             Round::Own(number) => {
                 let segment = &mut pass.segments[number];
                 if segment.failure.is_none() {
-                    let input = segment.layer_rows(&projected, cache_layer, &shape);
                     let sequence = &mut *work[number].sequence;
-                    let step = layer_step(sequence, pass.layer, segment.phase, segment.goal);
+                    let input = segment.layer_rows(sequence, &projected, layer);
                     let attention = sequence.attention_mut();
-                    let attended = attention.attend_own(&step, &input, chunk_tokens, &mut segment.own);
-                    segment.failure = attended.err();
+                    segment.failure = attention.attend_own(&input, chunk_tokens, &mut segment.own).err();
                 }
                 Vec::new()
             }
             Round::Rows(named) => {
-                let layer = pass.layer;
                 let live = parts_of(&mut pass.segments, work, named.clone());
                 let parts = live.map(|(segment, sequence, rows)| RoundRows {
-                    step: layer_step(sequence, layer, segment.phase, segment.goal),
+                    input: segment.layer_rows(sequence, &projected, layer),
                     attention: sequence.attention_mut(),
-                    input: segment.layer_rows(&projected, cache_layer, &shape),
                     chunk_tokens,
                     rows,
                     own: &mut segment.own,
@@ -382,7 +348,14 @@ impl Runner {
                 let taken = attend_round(&mut parts.collect::<Vec<_>>(), &mut self.partials, projected.output);
                 for (segment, sequence, rows) in parts_of(&mut pass.segments, work, named) {
                     if segment.phase == Phase::Decode {
-                        segment.failure = sequence.attention_mut().learn_rows(cache_layer, rows.end).err();
+                        let AttentionState {
+                            learned_rows,
+                            policies,
+                            cache,
+                            ..
+                        } = sequence.attention_mut();
+                        let learned = learned_rows.take(&mut policies.decode, cache, cache_layer, rows.end);
+                        segment.failure = learned.err();
                     }
                 }
                 taken
@@ -395,9 +368,7 @@ impl Runner {
     }
 
     fn finish(&mut self, pass: &mut Pass, work: &mut [Work<'_>], block: usize) -> Result<(), EngineError> {
-        let Some(forward) = &mut self.forward else {
-            unreachable!("the pass has begun")
-        };
+        let forward = begun(&mut self.forward);
         let states = work.iter_mut().map(|work| &mut work.sequence.recurrence_mut().state);
         let mut states: Vec<&mut RecurrentState> = match &mut *pass.empty_states {
             [] => states.collect(),
@@ -416,17 +387,15 @@ impl Runner {
 }
 
 impl Segment {
-    /// Its rows of a layer of the shape.
-    fn layer_rows<'a>(
-        &self,
-        projected: &ProjectedLayer<'a>,
-        cache_layer: usize,
-        shape: &AttentionShape,
-    ) -> LayerRows<'a> {
+    /// Its rows in a layer of the model that holds keys, or reads those of another.
+    fn layer_rows<'a>(&self, sequence: &Sequence, projected: &ProjectedLayer<'a>, layer: usize) -> LayerRows<'a> {
+        let config = sequence.engine().model().config();
+        let shape = config.attention_of(layer);
         let query_width = shape.query_width();
         let strides = [shape.keys_width(), shape.values_width()];
         LayerRows {
-            cache_layer,
+            step: layer_step(sequence, layer, self.phase, self.goal),
+            cache_layer: config.cache_layer(layer).unwrap_or(0),
             slot: self.slot,
             first_row: self.rows.start,
             tokens: self.rows.len(),
@@ -453,21 +422,21 @@ fn parts_of<'a>(
     })
 }
 
+/// Memory of a pass that has begun.
+pub(super) fn begun(forward: &mut Option<Box<dyn ModelForward>>) -> &mut dyn ModelForward {
+    &mut **forward.as_mut().expect("a pass that goes on has begun")
+}
+
 /// Makes room in a sequence for what it will read.
 fn get_ready(work: &mut Work<'_>) -> Result<(), Box<Failure>> {
     let sequence = &mut *work.sequence;
     if work.phase == Phase::Decode {
         sequence.evict()?;
         let tokens = sequence.tokens().len();
-        sequence.attention_mut().begin_rows(tokens, work.tokens.len());
+        let AttentionState {
+            learned_rows, policies, ..
+        } = sequence.attention_mut();
+        learned_rows.begin(&policies.decode, tokens, work.tokens.len());
     }
     sequence.roll(work.tokens.len())
-}
-
-/// A sequence goes back to where it was before a pass.
-fn give_back(sequence: &mut Sequence, start: usize, error: EngineError) -> Failure {
-    Failure {
-        error,
-        again: sequence.go_back(start).unwrap_or_default(),
-    }
 }

@@ -4,9 +4,7 @@ use riffle_attention::AttendOptions;
 use riffle_policy::Phase;
 
 use crate::Sequence;
-use crate::attention::chunk::LayerStep;
-use crate::attention::state::LayerTraits;
-use crate::attention::tiles::Heads;
+use crate::attention::{Heads, LayerStep, LayerTraits};
 
 /// The attention of a layer of the model that holds keys, for tokens up to the length `goal`.
 pub(super) fn layer_step(sequence: &Sequence, layer: usize, phase: Phase, goal: usize) -> LayerStep {
@@ -24,7 +22,7 @@ pub(super) fn layer_step(sequence: &Sequence, layer: usize, phase: Phase, goal: 
         evicted_tokens: sequence
             .attention()
             .evicted
-            .of_layer(&engine.resolved().cache, cache_layer),
+            .of_layer(&engine.resolved.cache, cache_layer),
         window: match (model.window(layer), sequence.options().window) {
             (Some(own), Some(kept)) => Some(own.min(kept.window_tokens)),
             (None, _) if !appends => Some(usize::MAX),
@@ -32,7 +30,7 @@ pub(super) fn layer_step(sequence: &Sequence, layer: usize, phase: Phase, goal: 
         },
         sinks: model.sinks(layer).cloned(),
         appends,
-        rotation: engine.resolved().rotation,
+        rotation: engine.resolved.rotation,
         reads_ahead: true,
         options: AttendOptions::new(config.attention_scale)
             .with_soft_cap(config.soft_cap)
@@ -47,6 +45,9 @@ pub(super) fn layer_traits(sequence: &Sequence, layer: usize, phase: Phase) -> L
     let is_chosen = config.attention_of(layer).shares.is_none() && model.window(layer).is_none();
     match config.cache_layer(layer).filter(|_| is_chosen) {
         Some(cache_layer) => sequence.attention().layer_traits(cache_layer, phase),
-        None => LayerTraits::WITHOUT_POLICY,
+        None => LayerTraits {
+            two_phases: false,
+            follow_from_keys: true,
+        },
     }
 }

@@ -22,6 +22,7 @@ use crate::compute::ModelForward;
 use crate::predictor::PredictorRoom;
 use crate::{Engine, EngineError, Failure, Sequence};
 pub(crate) use job::Pass;
+use job::begun;
 
 /// How far a prefill has come.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -54,9 +55,9 @@ pub struct Runner {
     /// Rows of the latest pass.
     rows: usize,
     /// Takes the small model that drafts through its layers.
-    small: Option<Box<Runner>>,
+    pub(crate) small: Option<Box<Runner>>,
     /// Memory for the layer that predicts further tokens.
-    predictor: Option<Box<PredictorForward>>,
+    pub(crate) predictor: Option<Box<PredictorForward>>,
 }
 
 impl Runner {
@@ -84,24 +85,44 @@ impl Runner {
         after_piece: &mut dyn FnMut(f64) -> ControlFlow<()>,
     ) -> Result<Vec<Option<Failure>>, EngineError> {
         let mut pass = self.begin(work)?;
+        let tokens = work.first().map_or(0, |work| work.sequence.tokens().len());
         loop {
-            match self.advance(&mut pass, work) {
+            let error = match self.advance(&mut pass, work) {
                 Ok(ControlFlow::Break(())) => return Ok(self.complete(pass, work)),
-                Ok(ControlFlow::Continue(())) if after_piece(pass.share_done()).is_continue() => {}
+                Ok(ControlFlow::Continue(())) if after_piece(pass.share_done()).is_continue() => continue,
                 Ok(ControlFlow::Continue(())) => {
-                    let (tokens, total) = (
-                        pass.tokens_before(),
-                        work.iter().map(|work| work.goal).max().unwrap_or(0),
-                    );
-                    self.abandon(pass, work);
-                    return Err(EngineError::Interrupted { tokens, total });
+                    let total = work.iter().map(|work| work.goal).max().unwrap_or(0);
+                    EngineError::Interrupted { tokens, total }
                 }
-                Err(error) => {
-                    self.abandon(pass, work);
-                    return Err(error);
-                }
-            }
+                Err(error) => error,
+            };
+            self.abandon(pass, work);
+            return Err(error);
         }
+    }
+
+    /// Reads `tokens` into one sequence as a prompt, batch by batch. `observe` is told how many have been read.
+    pub(crate) fn read(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        observe: &mut dyn FnMut(f64) -> ControlFlow<()>,
+    ) -> Result<(), EngineError> {
+        let goal = sequence.tokens().len() + tokens.len();
+        let mut done = 0;
+        for batch in tokens.chunks(sequence.batch_tokens()) {
+            let work = Work {
+                sequence: &mut *sequence,
+                tokens: batch,
+                phase: Phase::Prefill,
+                goal,
+            };
+            let mut after_piece = |share: f64| observe(done as f64 + share * batch.len() as f64);
+            let failure = self.pass(&mut [work], &mut after_piece)?.pop().flatten();
+            failure.map_or(Ok(()), |failure| Err(failure.error))?;
+            done += batch.len();
+        }
+        Ok(())
     }
 
     /// Rows of the latest pass, those of each sequence beside those of the one before.
@@ -123,30 +144,22 @@ impl Runner {
     /// As [`logits`](Self::logits), of single rows.
     pub(crate) fn logits_of(&mut self, rows: &[usize], out: &mut Vec<f32>) -> Result<(), EngineError> {
         out.resize(rows.len() * self.engine.model().config().vocab_size, 0.0);
-        match &mut self.forward {
-            Some(forward) => Ok(forward.as_dyn().logits(rows, out)?),
-            None => unreachable!("there was a pass"),
-        }
+        Ok(begun(&mut self.forward).as_dyn().logits(rows, out)?)
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
 
-    /// The runner of the small model that drafts, until [`keep_small`](Self::keep_small) takes it back.
+    /// The runner of the small model that drafts, until it is given back.
     pub(crate) fn take_small(&mut self, engine: &Arc<Engine>) -> Box<Runner> {
         let small = self.small.take().filter(|small| Arc::ptr_eq(&small.engine, engine));
         small.unwrap_or_else(|| Box::new(Runner::new(engine)))
     }
 
-    pub(crate) fn keep_small(&mut self, small: Box<Runner>) {
-        self.small = Some(small);
-    }
-
-    /// Takes rows through the layer that predicts further tokens, until [`keep_predictor`](Self::keep_predictor) takes it back; `None` where
-    /// that layer drafts nothing.
+    /// Takes rows through the layer that predicts further tokens, until it is given back; `None` where that layer drafts nothing.
     pub(crate) fn take_predictor(&mut self) -> Option<Box<PredictorForward>> {
-        self.engine.predictor_room()?;
+        self.engine.predictor_room.as_ref()?;
         let model = self.engine.compute().host()?;
         self.predictor.take().or_else(|| {
             let rows = PredictorRoom::rows_together(self.engine.options());
@@ -154,20 +167,14 @@ impl Runner {
         })
     }
 
-    pub(crate) fn keep_predictor(&mut self, predictor: Box<PredictorForward>) {
-        self.predictor = Some(predictor);
-    }
-
     /// Memory for batches of at least `tokens` tokens.
     fn forward_for(&mut self, tokens: usize) -> Result<&mut dyn ModelForward, EngineError> {
-        let forward = match self.forward.take() {
-            Some(forward) if forward.batch_tokens() >= tokens => forward,
+        let mut forward = self.forward.iter_mut();
+        if !forward.any(|forward| forward.as_dyn().batch_tokens() >= tokens) {
             // The old buffers are freed before larger ones are allocated, so that the plan counts them once.
-            shorter => {
-                drop(shorter);
-                self.engine.compute().forward(tokens)?
-            }
-        };
-        Ok(&mut **self.forward.insert(forward))
+            self.forward = None;
+            self.forward = Some(self.engine.compute().forward(tokens)?);
+        }
+        Ok(begun(&mut self.forward))
     }
 }

@@ -5,8 +5,7 @@ use std::ops::{ControlFlow, Range};
 use riffle_model::{AdapterScales, Batch, SegmentTokens};
 use riffle_policy::Phase;
 
-use crate::attention::layer_rows::{LayerRows, NewKeys};
-use crate::attention::slots::Slot;
+use crate::attention::{LayerRows, NewKeys, Slot};
 use crate::pass::layer::layer_step;
 use crate::pass::{PrefillProgress, Runner, Work};
 use crate::{EngineError, PairCount, Sequence, TokenSelection};
@@ -100,11 +99,8 @@ impl Runner {
         progress: &mut Progress<'_, '_>,
     ) -> Result<LowerLayers, EngineError> {
         let hidden_size = self.engine.model().config().hidden_size;
-        let batches = batches(
-            tokens.len(),
-            sequence.batch_tokens(),
-            selection.observed_tokens.min(tokens.len()),
-        );
+        let observed = selection.observed_tokens.min(tokens.len());
+        let batches = batches(tokens.len(), sequence.batch_tokens(), observed);
         let mut lower = LowerLayers {
             hidden: Vec::with_capacity(tokens.len() * hidden_size),
             queries: Vec::new(),
@@ -118,7 +114,8 @@ impl Runner {
                 phase: Phase::Prefill,
                 goal: tokens.len(),
             }];
-            let mut pass = self.begin_layers(&mut work, upper.start)?;
+            let mut pass = self.begin(&mut work)?;
+            pass.layers = upper.start;
             while self.advance(&mut pass, &mut work)?.is_continue() {
                 if is_last && let Some(queries) = self.last_queries(&pass, upper.start - 1, lower.observed) {
                     lower.queries = queries;
@@ -148,6 +145,7 @@ impl Runner {
             unreachable!("options refuse recurrent layers beside a selection of tokens")
         };
         let input = LayerRows {
+            step: layer_step(sequence, layer, Phase::Prefill, tokens),
             cache_layer,
             slot: Slot(tokens - lower.observed),
             first_row: 0,
@@ -155,8 +153,7 @@ impl Runner {
             queries: &lower.queries,
             new_keys: NewKeys::Host { keys: &[], values: &[] },
         };
-        let step = layer_step(sequence, layer, Phase::Prefill, tokens);
-        let mass = sequence.attention_mut().token_mass(&step, &input)?;
+        let mass = sequence.attention_mut().token_mass(&input)?;
         Ok(selection.choose(&mass))
     }
 
@@ -193,7 +190,8 @@ impl Runner {
                 goal: chosen.len(),
             }];
             while self.advance(&mut pass, &mut work)?.is_continue() {
-                progress.report(pass.layers_done(upper.start) * positions.len() as f64)?;
+                let layers_done = pass.share_done() * upper.end as f64 - upper.start as f64;
+                progress.report(layers_done * positions.len() as f64)?;
             }
             if let Some(error) = pass.take_failure() {
                 return Err(error);
@@ -234,10 +232,8 @@ impl Progress<'_, '_> {
 /// Notes that upper layers hold `chosen` of `tokens` tokens. Pairs that they did not read count as causal pairs.
 fn leave_unread(sequence: &mut Sequence, tokens: usize, chosen: usize, upper: &Range<usize>) {
     let config = sequence.engine().model().config();
-    let layers = config
-        .cached_layers()
-        .enumerate()
-        .filter(|(_, layer)| upper.contains(layer));
+    let layers = config.cached_layers().enumerate();
+    let layers = layers.filter(|(_, layer)| upper.contains(layer));
     let layers: Vec<usize> = layers.map(|(cached, _)| cached).collect();
     let attention = sequence.attention_mut();
     let shape = *attention.cache.shape();

@@ -1,7 +1,6 @@
 //! The memory plan: what a run will use, before anything is allocated.
 
 mod advice;
-mod bytes;
 mod device;
 mod process;
 mod resolved;
@@ -13,15 +12,13 @@ use riffle_model::{ModelConfig, ModelInfo, PredictorForward};
 use riffle_policy::PolicyShape;
 use serde::Serialize;
 
-use crate::attention::sliding::SlidingLayers;
-use crate::attention::tiles::{Heads, cached_shape};
+use crate::attention::{Heads, SlidingLayers, cached_shape};
 use crate::predictor::PredictorRoom;
 use crate::{EngineError, EngineOptions, TokenSelection};
 
-pub use bytes::available_memory_bytes;
 pub use device::DevicePlan;
 use device::room_options;
-pub use process::{ProcessPlan, largest_text_bytes};
+pub use process::{ProcessPlan, available_memory_bytes, largest_text_bytes};
 pub(crate) use resolved::Resolved;
 pub use tiers::TierPlan;
 use tiers::planned_tiers;
@@ -78,25 +75,9 @@ impl MemoryPlan {
     pub fn new(info: &ModelInfo, options: &EngineOptions, available_bytes: u64) -> Result<Self, EngineError> {
         let planner = Planner {
             config: &info.config,
-            vocabulary: process::vocabulary(info),
+            vocabulary: info.tokenizer.as_ref().map_or(0, |tokenizer| tokenizer.vocab_size),
             available_bytes,
             has_weights: false,
-        };
-        planner.plan(options)
-    }
-
-    /// The plan of a run whose weights lie on the device already, if there is one: what is free there is free beside them.
-    pub(crate) fn with_weights(
-        config: &ModelConfig,
-        vocabulary: usize,
-        options: &EngineOptions,
-        available_bytes: u64,
-    ) -> Result<Self, EngineError> {
-        let planner = Planner {
-            config,
-            vocabulary,
-            available_bytes,
-            has_weights: true,
         };
         planner.plan(options)
     }
@@ -165,25 +146,17 @@ impl MemoryPlan {
 /// Plans runs of one model in one amount of memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Planner<'a> {
-    config: &'a ModelConfig,
-    /// Tokens of the tokenizer's vocabulary.
-    vocabulary: usize,
-    available_bytes: u64,
-    has_weights: bool,
-}
-
-/// The parts of a plan that depend on the length of the context.
-struct Parts {
-    scratch_bytes: u64,
-    process: ProcessPlan,
-    kv_tiers: TierPlan,
-    kv_bytes: u64,
-    total_bytes: u64,
+    pub(crate) config: &'a ModelConfig,
+    /// Tokens of the tokenizer's vocabulary; 0 without a tokenizer.
+    pub(crate) vocabulary: usize,
+    pub(crate) available_bytes: u64,
+    /// True if the weights lie on the device already, if there is one: what is free there is free beside them.
+    pub(crate) has_weights: bool,
 }
 
 impl Planner<'_> {
     /// A plan, with advice where it does not fit.
-    fn plan(&self, options: &EngineOptions) -> Result<MemoryPlan, EngineError> {
+    pub(crate) fn plan(&self, options: &EngineOptions) -> Result<MemoryPlan, EngineError> {
         let mut plan = self.plan_only(options)?;
         if !plan.fits() {
             (plan.advice, plan.options_for_context) = advice::suggest(self, options, &plan);
@@ -196,102 +169,83 @@ impl Planner<'_> {
         if let Some(selection) = &options.model.token_selection {
             selection.check(self.config, options)?;
         }
-        let (config, available_bytes) = (self.config, self.available_bytes);
+        let (config, has_weights) = (self.config, self.has_weights);
         let asked = options.context_for(config.max_position)?;
         if config.attention_layers() == 0 {
             return Err(EngineError::NoAttention);
         }
         let shape = cache_shape(config, options)?;
-        let scans_keys = options.sequence.scans_keys();
         let sliding = sliding_layers(config, options, options.sequence.window);
-        let parts = |context: usize| self.parts(options, &shape, &sliding, scans_keys, context);
-        let largest_context_tokens = largest(config.max_position, |context| {
-            let parts = parts(context);
-            parts.total_bytes <= available_bytes && parts.kv_tiers.refusal.is_none()
-        });
+        let of_context = |context: usize| self.of_context(options, &shape, &sliding, context);
+        let largest_context_tokens = largest(config.max_position, |context| of_context(context).fits());
         // Nobody asked for the model's whole context: take what fits, unless nothing does.
-        let context_tokens = match options.model.context_tokens {
+        let context = match options.model.context_tokens {
             None if largest_context_tokens > 0 => largest_context_tokens,
             _ => asked,
         };
-        let parts = parts(context_tokens);
-        let device = match &options.machine.device {
-            Some(device) => Some(DevicePlan::new(
-                &**device,
-                config,
-                options,
-                context_tokens,
-                self.has_weights,
-            )?),
-            None => None,
-        };
+        let device = options.machine.device.as_ref();
+        let device = device.map(|device| DevicePlan::new(&**device, config, options, context, has_weights));
         Ok(MemoryPlan {
-            device,
-            context_tokens,
-            weights_bytes: config.weight_bytes,
-            kv_bytes_per_token: shape.bytes_per_token(),
-            kv_bytes: parts.kv_bytes,
-            window_layers: sliding.count(),
-            window_tokens: sliding.most_tokens().min(context_tokens),
-            kv_tiers: parts.kv_tiers,
-            recurrent_bytes: self.recurrent_bytes(options),
-            scratch_bytes: parts.scratch_bytes,
-            process: parts.process,
-            total_bytes: parts.total_bytes,
-            available_bytes,
+            device: device.transpose()?,
             largest_context_tokens,
-            advice: String::new(),
-            options_for_context: Vec::new(),
+            ..of_context(context)
         })
     }
 
-    fn parts(
+    /// The plan of main memory for a context of this length.
+    fn of_context(
         &self,
         options: &EngineOptions,
         shape: &CacheShape,
         sliding: &SlidingLayers,
-        scans_keys: bool,
         context: usize,
-    ) -> Parts {
-        let weights = self.config.weight_bytes;
+    ) -> MemoryPlan {
+        let weights_bytes = self.config.weight_bytes;
         let scratch_bytes = scratch_bytes(self.config, options, context);
         let process = ProcessPlan::new(options, self.vocabulary, context);
-        let beside = self
-            .recurrent_bytes(options)
+        let recurrent_bytes = self.recurrent_bytes(options);
+        let beside = recurrent_bytes
             .saturating_add(scratch_bytes)
             .saturating_add(process.total_bytes());
         let resident = match options.machine.device {
-            None => beside.saturating_add(weights),
+            None => beside.saturating_add(weights_bytes),
             Some(_) => beside,
         };
         let room = self.available_bytes.saturating_sub(resident);
-        let tiers = planned_tiers(options, sliding, context, scans_keys, room);
+        let tiers = planned_tiers(options, sliding, context, room);
         let kv_tiers = TierPlan::new(&tiers, shape, tiers.outlook.context_tokens);
         let pages = kv_tiers.device_bytes.saturating_add(kv_tiers.ram_bytes);
         let total_bytes = match options.machine.device {
             None => resident.saturating_add(pages),
             // Weights pass through main memory and are gone when the first page comes.
-            Some(_) => weights
+            Some(_) => weights_bytes
                 .saturating_add(process.total_bytes())
                 .max(resident.saturating_add(pages)),
         };
-        Parts {
-            scratch_bytes,
-            process,
+        MemoryPlan {
+            context_tokens: context,
+            weights_bytes,
+            kv_bytes_per_token: shape.bytes_per_token(),
             kv_bytes: tiers.pages_bytes(shape, tiers.outlook.context_tokens),
+            window_layers: sliding.layers.len(),
+            window_tokens: sliding.most_tokens().min(context),
             kv_tiers,
+            device: None,
+            recurrent_bytes,
+            scratch_bytes,
             total_bytes,
+            available_bytes: self.available_bytes,
+            process,
+            largest_context_tokens: 0,
+            advice: String::new(),
+            options_for_context: Vec::new(),
         }
     }
 
     fn recurrent_bytes(&self, options: &EngineOptions) -> u64 {
-        sequences(options) * (RECURRENT_STATES * self.config.recurrent_bytes() + self.config.recorded_bytes())
+        options.machine.sequences as u64
+            * (RECURRENT_STATES * self.config.recurrent_bytes() + self.config.recorded_bytes())
     }
-}
-
-/// Sequences that are alive at a time.
-fn sequences(options: &EngineOptions) -> u64 {
-    options.machine.sequences as u64
 }
 
 /// The shape of the cache a model needs under these options.
@@ -333,10 +287,12 @@ fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) 
     };
     let attention = (0..config.layers).map(of_layer).max().unwrap_or(0);
     let floats = batch * config.hidden_size + attention + config.hidden_size;
+    let shapes = policy_shapes(config, options);
     // A fork keeps as much of its sequence as a session does.
     let kept = (context * size_of::<u32>()) as u64
         + (config.vocab_size * size_of::<f32>()) as u64
-        + stored_bytes(config, options, context);
+        + options.sequence.prefill.stored_bytes(&shapes, context)
+        + options.sequence.decode.stored_bytes(&shapes, context);
     // Answers of several sequences go through the layers beside a prompt.
     let answers = match options.machine.sequences {
         1 => 0,
@@ -349,7 +305,7 @@ fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) 
         + hidden
         + predictor_bytes(config, options, context)
         + (floats * size_of::<f32>()) as u64
-        + sequences(options) * kept
+        + options.machine.sequences as u64 * kept
 }
 
 /// Bytes that drafts by the model's own layer for further tokens take beside its weights.
@@ -361,10 +317,4 @@ fn predictor_bytes(config: &ModelConfig, options: &EngineOptions, context: usize
     let runners = options.machine.sequences.min(2) as u64;
     let rows = PredictorRoom::rows_together(options);
     runners * PredictorForward::scratch_bytes(config, rows) + PredictorRoom::planned_bytes(config, options, context)
-}
-
-/// Bytes of what the policies keep of the sequence.
-fn stored_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) -> u64 {
-    let shapes = policy_shapes(config, options);
-    options.sequence.prefill.stored_bytes(&shapes, context) + options.sequence.decode.stored_bytes(&shapes, context)
 }

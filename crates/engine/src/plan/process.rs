@@ -1,9 +1,7 @@
 //! Bytes that the process takes beside weights, pages and scratch: its program, the tokenizer and the prompt's text.
 
-use riffle_model::ModelInfo;
 use serde::Serialize;
 
-use super::available_memory_bytes;
 use crate::{EngineOptions, PromptText};
 
 /// Bytes of the program itself: its code as far as it is read, the heap's own, and what libraries keep.
@@ -49,10 +47,10 @@ impl ProcessPlan {
         let (copies, tokens) = (text.prompts.max(1) as u64, text.bytes.min(context as u64));
         let ids = copies.saturating_mul(tokens * size_of::<u32>() as u64);
         let texts = (copies + 1).saturating_mul(text.bytes);
-        let encoding = encoding_bytes(text.bytes);
+        let encoding = text.bytes.saturating_mul(ENCODING_BYTES_PER_BYTE);
         Self {
             program_bytes: PROGRAM_BYTES + threads * THREAD_BYTES,
-            tokenizer_bytes: tokenizer_bytes(vocabulary),
+            tokenizer_bytes: vocabulary as u64 * BUILDING_BYTES_PER_TOKEN,
             prompt_bytes: match vocabulary {
                 0 => ids,
                 _ => ids.saturating_add(texts).saturating_add(encoding),
@@ -67,26 +65,23 @@ impl ProcessPlan {
     }
 }
 
+/// Bytes this process may still use: what the system has available, within its control group's limit.
+pub fn available_memory_bytes() -> u64 {
+    let mut system = sysinfo::System::new();
+    system.refresh_memory();
+    let free = system.available_memory();
+    // Without /proc nothing is known, and `sysinfo` must not be asked for limits: `memory_budget_bytes` says what may be used.
+    if system.total_memory() == 0 {
+        return 0;
+    }
+    match system.cgroup_limits() {
+        Some(limits) if limits.total_memory > 0 => free.min(limits.free_memory),
+        _ => free,
+    }
+}
+
 /// Bytes of the longest text that these options leave memory to encode.
 pub fn largest_text_bytes(options: &EngineOptions) -> u64 {
-    let available = options
-        .machine
-        .memory_budget_bytes
-        .unwrap_or_else(available_memory_bytes);
-    available / (ENCODING_BYTES_PER_BYTE + 2)
-}
-
-/// Tokens of the vocabulary of a model's tokenizer; 0 where it has none.
-pub(crate) fn vocabulary(info: &ModelInfo) -> usize {
-    info.tokenizer.as_ref().map_or(0, |tokenizer| tokenizer.vocab_size)
-}
-
-/// Bytes that a tokenizer of so many tokens takes at most while it is built.
-fn tokenizer_bytes(vocabulary: usize) -> u64 {
-    vocabulary as u64 * BUILDING_BYTES_PER_TOKEN
-}
-
-/// Bytes that the encoding of a text takes at most.
-fn encoding_bytes(text_bytes: u64) -> u64 {
-    text_bytes.saturating_mul(ENCODING_BYTES_PER_BYTE)
+    let budget = options.machine.memory_budget_bytes;
+    budget.unwrap_or_else(available_memory_bytes) / (ENCODING_BYTES_PER_BYTE + 2)
 }

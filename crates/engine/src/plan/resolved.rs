@@ -8,7 +8,7 @@ use riffle_policy::PolicyShape;
 use super::tiers::session_tiers;
 use super::{MemoryPlan, cache_shape, policy_shapes, room_options};
 use crate::EngineOptions;
-use crate::attention::rotation::Rotation;
+use crate::attention::Rotation;
 
 /// Shapes, tiers and budgets that everything which runs on an engine takes.
 pub(crate) struct Resolved {

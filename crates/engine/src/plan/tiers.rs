@@ -5,7 +5,7 @@ use riffle_model::ModelConfig;
 use serde::Serialize;
 
 use super::MemoryPlan;
-use crate::attention::sliding::SlidingLayers;
+use crate::attention::SlidingLayers;
 use crate::{EngineOptions, StreamWindow};
 use riffle_files::human_bytes;
 
@@ -74,7 +74,6 @@ pub(super) fn planned_tiers(
     options: &EngineOptions,
     sliding: &SlidingLayers,
     context: usize,
-    scans_keys: bool,
     room_bytes: u64,
 ) -> KvTiers {
     let mut tiers = options.cache.kv_tiers.clone();
@@ -89,9 +88,9 @@ pub(super) fn planned_tiers(
     tiers.outlook = Outlook {
         context_tokens: options.cache.pool_tokens.map_or(context, |tokens| tokens.max(context)),
         append_tokens: options.append_tokens().min(context),
-        scans_keys,
+        scans_keys: options.sequence.scans_keys(),
         sequences: options.machine.sequences,
-        window_layers: sliding.iter().map(|sliding| sliding.layer).collect(),
+        window_layers: sliding.layers.iter().map(|sliding| sliding.layer).collect(),
         window_tokens: sliding.most_tokens(),
     };
     tiers
@@ -100,7 +99,7 @@ pub(super) fn planned_tiers(
 /// The tiers of a session under a plan that fits.
 pub(super) fn session_tiers(config: &ModelConfig, options: &EngineOptions, plan: &MemoryPlan) -> KvTiers {
     let sliding = sliding_layers(config, options, options.sequence.window);
-    let mut tiers = planned_tiers(options, &sliding, plan.context_tokens, options.sequence.scans_keys(), 0);
+    let mut tiers = planned_tiers(options, &sliding, plan.context_tokens, 0);
     tiers.ram_budget_bytes = plan.kv_tiers.ram_budget_bytes;
     if !tiers.has_farther() {
         // Nothing but memory: what the plan says of it is the budget.

@@ -15,9 +15,10 @@ use riffle_policy::{Phase, PolicyRules, dense_below};
 use serde::Serialize;
 
 use crate::run::session_file::SessionFile;
-use crate::sharing::measured::MeasuredPrefixCache;
-use crate::sharing::store::SharedPrefixes;
-use crate::sharing::{PrefixCacheOptions, PrefixReport, SharedReport, SharedStoreOptions, fill_prefix, prefix_cuts};
+use crate::sharing::{
+    MeasuredPrefixCache, PrefixCacheOptions, PrefixReport, SharedPrefixes, SharedReport, SharedStoreOptions,
+    fill_prefix, prefix_cuts,
+};
 use crate::{
     AttentionTime, AuditReport, DraftCount, Engine, EngineError, GenerateOptions, Generation, MemoryPlan,
     PrefillProgress, Sequence, Session, SessionReport, StopReason, described_activations,
@@ -237,7 +238,7 @@ pub fn run(
     };
     Ok(RunReport {
         session: file.map(|file| file.report),
-        prefix_cache: prefix.map(|prefix| prefix.report().clone()),
+        prefix_cache: prefix.map(|prefix| prefix.report),
         shared_store: shared.map(SharedPrefixes::into_report),
         ..finished.report(session.sequence())
     })
@@ -333,7 +334,7 @@ impl Finished {
         let options = engine.options();
         // The longest over all layers.
         let below = |rules: &PolicyRules, phase| {
-            let layers = engine.resolved().policy.iter();
+            let layers = engine.resolved.policy.iter();
             let of_layers = layers.map(|layer| dense_below(&rules.base, phase, layer, &options.machine.cost));
             of_layers.max().unwrap_or(0)
         };

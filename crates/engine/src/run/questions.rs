@@ -285,11 +285,7 @@ fn take(questions: &mut [Question], event: Event<'_>) {
         Event::Token(_, written) => question.text.push_str(written.text),
         Event::Finished(_, report, sequence) => question.outcome = Some(Ok(question.report(report, sequence))),
         Event::Failed(_, error) => question.outcome = Some(Err(error)),
-        Event::Reading(..)
-        | Event::PromptProbabilities(..)
-        | Event::Compressed(..)
-        | Event::PrefixCacheLost(_)
-        | Event::SharedStore(_) => {}
+        _ => {}
     }
 }
 

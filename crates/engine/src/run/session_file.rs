@@ -1,6 +1,5 @@
 //! The file of a run's session: restored before, saved after, nobody else's meanwhile.
 
-use crate::sequence::common_prefix;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,6 +7,7 @@ use std::time::Instant;
 use riffle_kv::{KvCache, KvError, PathLock};
 use serde::Serialize;
 
+use crate::sequence::common_prefix;
 use crate::{Engine, EngineError, Session};
 
 /// The outcome of saving a session's file.

@@ -1,13 +1,12 @@
 //! Who gets a place, and room for pages.
 
-use crate::sharing::beginning::{beginning_step, can_share, has_evicted, known_beginning};
-use crate::sharing::memory::{adopt_prefix, adopt_prefix_for, fork_beginning};
 use std::time::Instant;
 
-use crate::scheduler::sessions::Amount;
-use crate::scheduler::step::Tell;
-use crate::scheduler::{Event, Lookup, Request, RequestId, Running, Scheduler, Stage, Waiting};
+use crate::scheduler::{Amount, Event, Lookup, Request, RequestId, Running, Scheduler, Stage, Tell, Waiting};
 use crate::sequence::common_prefix;
+use crate::sharing::{
+    adopt_prefix, adopt_prefix_for, beginning_step, can_share, fork_beginning, has_evicted, known_beginning,
+};
 use crate::{EngineError, Sequence};
 
 /// Tokens of a prompt that are worth waiting for while another request reads them.
@@ -29,13 +28,10 @@ impl Scheduler {
                 break;
             }
             let waiting = self.waiting.remove(place);
-            match self.start(waiting, tell) {
-                None => {}
-                Some(waiting) => {
-                    self.waiting.insert(place, waiting);
-                    self.is_blocked = !self.running.is_empty();
-                    place += 1;
-                }
+            if let Some(waiting) = self.start(waiting, tell) {
+                self.waiting.insert(place, waiting);
+                self.is_blocked = !self.running.is_empty();
+                place += 1;
             }
         }
         Ok(())
@@ -76,7 +72,7 @@ impl Scheduler {
 
     /// Parks the answer of the lowest priority below `priority`; false where there is none, or no room for a further sequence.
     fn make_place(&mut self, priority: i32) -> Result<bool, EngineError> {
-        if self.alive() - self.idle.len() >= self.engine.options().machine.sequences {
+        if self.alive() - self.idle.sequences.len() >= self.engine.options().machine.sequences {
             return Ok(false);
         }
         let answers = self.running.iter().enumerate().rev();
@@ -97,10 +93,10 @@ impl Scheduler {
             }
             None => {
                 waiting.clock.admitted = Instant::now();
-                let sequence = self.sequence_for(&waiting.request);
-                sequence.map(|sequence| {
-                    let stage = begin_stage(&waiting.request, &sequence);
-                    (sequence, stage)
+                self.sequence_for(&waiting.request).map(|sequence| {
+                    let reused_tokens = sequence.tokens().len();
+                    let resumed = None;
+                    (sequence, Stage::Reading { reused_tokens, resumed })
                 })
             }
         };
@@ -112,6 +108,10 @@ impl Scheduler {
             }
         };
         let mut started = waiting.placed(sequence, stage);
+        let reads_all = started.request.prompt_probabilities.is_some() || started.request.session.is_some();
+        if !was_parked && !reads_all && can_share(&started.sequence) {
+            started.lookup = Lookup::Ahead;
+        }
         started.promised_tokens = self.first_promise(&started);
         let rank = started.rank();
         while !self.has_room_for(&started) {
@@ -119,12 +119,9 @@ impl Scheduler {
             // A request that has begun takes pages of those behind it.
             let has_yielded = self.drop_oldest_idle() || is_placed && self.take_pages(rank, was_parked);
             if !has_yielded {
-                let parked = started.waits(is_held);
-                return Some(if was_parked {
-                    parked
-                } else {
-                    Waiting { parked: None, ..parked }
-                });
+                let mut waiting = started.waits(is_held);
+                waiting.parked = waiting.parked.filter(|_| was_parked);
+                return Some(waiting);
             }
         }
         self.running.push(started);
@@ -195,7 +192,7 @@ impl Scheduler {
     /// Sequences that read, answer, are parked, idle or lent.
     pub(super) fn alive(&self) -> usize {
         let parked = self.waiting.iter().filter(|waiting| waiting.parked.is_some());
-        self.running.len() + parked.count() + self.idle.len() + self.promised.amount().sequences
+        self.running.len() + parked.count() + self.idle.sequences.len() + self.promised.amount().sequences
     }
 
     /// Bytes of pages that a request may still take of what it is promised.
@@ -215,7 +212,7 @@ impl Scheduler {
     /// Bytes of the pages of so many tokens.
     pub(super) fn bytes_of(&self, tokens: usize) -> u64 {
         let tokens = tokens.min(self.engine.plan().context_tokens);
-        self.engine.resolved().pages_bytes(tokens)
+        self.engine.resolved.pages_bytes(tokens)
     }
 
     /// Bytes of pages that all sequences may take together.
@@ -235,18 +232,4 @@ fn adopt_again(request: &Request, sequence: &mut Sequence, stage: &mut Stage) ->
         *reused_tokens = adopt_prefix_for(sequence, &request.tokens, length)?;
     }
     Ok(())
-}
-
-/// The stage of a request that begins with what its sequence holds of the prompt.
-fn begin_stage(request: &Request, sequence: &Sequence) -> Stage {
-    let looks_up = request.prompt_probabilities.is_none() && request.session.is_none();
-    Stage::Reading {
-        reused_tokens: sequence.tokens().len(),
-        lookup: if can_share(sequence) && looks_up {
-            Lookup::Ahead
-        } else {
-            Lookup::Done
-        },
-        resumed: None,
-    }
 }

@@ -6,9 +6,8 @@ use std::time::Instant;
 use crate::Failure;
 use crate::answer::{Answer, Drawn};
 use crate::draft::{AnswerStep, DraftedAnswer, go_on};
-use crate::scheduler::step::Tell;
 use crate::scheduler::{
-    Event, Lookup, OpenAnswer, RequestId, RequestReport, RequestTimes, Running, Scheduler, Stage, WrittenToken,
+    Event, OpenAnswer, RequestId, RequestReport, RequestTimes, Running, Scheduler, Stage, Tell, WrittenToken,
 };
 use crate::sequence::check_logits;
 use crate::{EngineError, StopReason};
@@ -99,77 +98,46 @@ impl Scheduler {
             places.sort_unstable();
         }
         places.into_iter().partition(|place| match &self.running[*place].stage {
-            Stage::Answering(open) => open.is_whole(),
+            Stage::Answering(open) => open.again.is_empty(),
             Stage::Reading { .. } => false,
         })
     }
 
     /// Hands out the logits of rows of the latest pass of prompts; returns the requests that failed.
-    pub(super) fn take_logits(
-        &mut self,
-        rows: &[usize],
-        places: &[usize],
-        outcomes: Vec<Option<Failure>>,
-    ) -> Result<Vec<(usize, End)>, EngineError> {
+    pub(super) fn take_logits(&mut self, rows: &[usize], places: &[usize]) -> Result<Vec<(usize, End)>, EngineError> {
         self.prompts.logits_of(rows, &mut self.logits)?;
         let vocab_size = self.logits.len() / rows.len().max(1);
         let mut failed = Vec::new();
-        for ((place, outcome), logits) in places.iter().zip(outcomes).zip(self.logits.chunks(vocab_size.max(1))) {
+        for (place, logits) in places.iter().zip(self.logits.chunks(vocab_size.max(1))) {
             let sequence = &mut self.running[*place].sequence;
             sequence.answer_mut().set_logits(logits);
-            let outcome = outcome.map(|failure| failure.error);
-            let unsound = || check_logits(logits, sequence.tokens().len()).err();
-            if let Some(error) = outcome.or_else(unsound) {
-                failed.push((*place, End::Failed(error)));
-            }
+            let unsound = check_logits(logits, sequence.tokens().len()).err();
+            failed.extend(unsound.map(|error| (*place, End::Failed(error))));
         }
         Ok(failed)
     }
 
-    /// Draws the first token of an answer whose prompt has been read.
-    pub(super) fn begin_answer(&mut self, place: usize, tell: &mut Tell<'_>) -> Option<End> {
+    /// Draws the first token of an answer whose prompt has been read, and tells it; the answer goes on with it, or ends.
+    pub(super) fn begin_answer(&mut self, place: usize, tell: &mut Tell<'_>) -> Result<Option<End>, EngineError> {
         let running = &mut self.running[place];
         let Stage::Reading { reused_tokens, .. } = running.stage else {
-            return None;
+            return Ok(None);
         };
-        let answer = match DraftedAnswer::new(&running.sequence, running.request.generate.clone()) {
-            Ok(answer) => answer,
-            Err(error) => return Some(End::Failed(error)),
-        };
+        let mut answer = DraftedAnswer::new(&running.sequence, running.request.generate.clone())?;
         running.clock.begun = Instant::now();
         if answer.answer.is_full() {
-            Some(End::Finished(running.report(
-                reused_tokens,
-                answer,
-                StopReason::MaxTokens,
-            )))
-        } else {
-            self.draw_first(place, reused_tokens, answer, tell)
+            let report = running.report(reused_tokens, answer, StopReason::MaxTokens);
+            return Ok(Some(End::Finished(report)));
         }
-    }
-
-    /// Draws the first token of an answer and tells it; the answer goes on with it, or ends.
-    fn draw_first(
-        &mut self,
-        place: usize,
-        reused_tokens: usize,
-        mut answer: DraftedAnswer,
-        tell: &mut Tell<'_>,
-    ) -> Option<End> {
-        let running = &mut self.running[place];
-        let drawn = answer.answer.draw(&mut running.sequence);
-        match drawn.and_then(|drawn| tell_drawn(running.id, &mut answer.answer, drawn, tell)) {
-            Ok(told) => {
-                running.stage = Stage::Answering(Box::new(OpenAnswer {
-                    reused_tokens,
-                    answer,
-                    token: told.token,
-                    again: Vec::new(),
-                }));
-                self.take_drawn_row(place, told)
-            }
-            Err(error) => Some(End::Failed(error)),
-        }
+        let drawn = answer.answer.draw(&mut running.sequence)?;
+        let told = tell_drawn(running.id, &mut answer.answer, drawn, tell)?;
+        running.stage = Stage::Answering(Box::new(OpenAnswer {
+            reused_tokens,
+            answer,
+            token: told.token,
+            again: Vec::new(),
+        }));
+        Ok(self.take_drawn_row(place, told))
     }
 
     /// Goes on with the token that was told last, or ends.
@@ -238,11 +206,7 @@ impl Running {
         let Some(open) = self.take_answer() else {
             return;
         };
-        self.stage = Stage::Reading {
-            reused_tokens: 0,
-            lookup: Lookup::Done,
-            resumed: Some(open),
-        };
+        self.stage = Stage::from_the_start(Some(open));
         let text = self.sequence.turn_for(length);
         let answered = text.len() - self.request.tokens.len();
         self.resumed_tokens += answered;
@@ -272,12 +236,7 @@ impl Running {
 
     /// Takes the answer out, if there is one; the request has to end or to get it back.
     pub(super) fn take_answer(&mut self) -> Option<Box<OpenAnswer>> {
-        let ending = Stage::Reading {
-            reused_tokens: 0,
-            lookup: Lookup::Done,
-            resumed: None,
-        };
-        match std::mem::replace(&mut self.stage, ending) {
+        match std::mem::replace(&mut self.stage, Stage::from_the_start(None)) {
             Stage::Answering(open) => Some(open),
             reading => {
                 self.stage = reading;

@@ -6,9 +6,7 @@ use riffle_policy::Phase;
 
 use crate::compress::{CompressStep, Compression};
 use crate::pass::{Pass, Work};
-use crate::scheduler::sessions::{Amount, Room};
-use crate::scheduler::step::Tell;
-use crate::scheduler::{Event, LoanedSequence, RequestId, Scheduler, Stage};
+use crate::scheduler::{Amount, Event, LoanedSequence, RequestId, Room, Scheduler, Stage, Tell};
 use crate::{CompressOptions, EngineError, Sequence};
 
 /// A compression that has been asked for.
@@ -53,7 +51,7 @@ impl Scheduler {
         let copied = session.sequence.usage().bytes_by_tier.total();
         let wanted = Amount {
             sequences: 1,
-            bytes: self.bytes_of(compression.longest_tokens()).saturating_add(copied),
+            bytes: self.bytes_of(compression.longest_tokens).saturating_add(copied),
         };
         if !self.make_room(wanted) {
             return Err(EngineError::NoRoom("what is read to compress the session"));
@@ -144,10 +142,8 @@ impl Scheduler {
                     return Err(failure.error);
                 }
             }
-            Err(error) => {
-                self.prompts.abandon(pass, &mut work);
-                return Err(error);
-            }
+            // The scratch sequence goes with the compression.
+            Err(error) => return Err(error),
         }
         reading.read = end;
         if end == reading.tokens.len()
@@ -161,26 +157,11 @@ impl Scheduler {
 
     /// Ends a compression; false where there is none of this number.
     pub(super) fn cancel_compression(&mut self, id: RequestId) -> bool {
-        let Some(place) = self.compressing.iter().position(|compressing| compressing.id == id) else {
-            return false;
-        };
-        let Some(mut ended) = self.compressing.remove(place) else {
-            return false;
-        };
-        if let Some(reading) = &mut ended.reading {
-            let (goal, end) = reading.batch();
-            if let Some(pass) = reading.pass.take() {
-                let mut work = [Work {
-                    goal,
-                    sequence: &mut reading.scratch,
-                    tokens: &reading.tokens[reading.read..end],
-                    phase: Phase::Prefill,
-                }];
-                self.prompts.abandon(pass, &mut work);
-            }
-        }
-        self.is_blocked = false;
-        true
+        let place = self.compressing.iter().position(|compressing| compressing.id == id);
+        // A pass under way ends with its scratch sequence.
+        let is_ended = place.and_then(|place| self.compressing.remove(place)).is_some();
+        self.is_blocked &= !is_ended;
+        is_ended
     }
 }
 

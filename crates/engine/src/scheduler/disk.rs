@@ -1,13 +1,9 @@
 //! Beginnings on disk: looked up and kept in bounded steps.
 
-use crate::scheduler::holdings::Holdings;
-use crate::scheduler::step::Tell;
-use crate::scheduler::{Event, Running, Scheduler, Stage};
-use crate::sharing::beginning::{can_share, keepable_tokens};
-use crate::sharing::disk::{PrefixSearch, fill_next, find_prefix};
-use crate::sharing::measured::MeasuredPrefixCache;
-use crate::sharing::memory::share_prefix;
-use crate::sharing::store::SharedSearch;
+use crate::scheduler::{Event, Holdings, Idle, Offered, Running, Scheduler, Stage, Tell};
+use crate::sharing::{
+    MeasuredPrefixCache, PrefixSearch, SharedSearch, can_share, fill_next, find_prefix, keepable_tokens, share_prefix,
+};
 use crate::{EngineError, Sequence};
 
 /// Bytes of pages that are read or written in a step at most, apart from the first page.
@@ -70,38 +66,29 @@ fn keep(
 impl Scheduler {
     /// Takes one step of filling a prompt's beginning in from disk. False where no request has one ahead of it.
     pub(super) fn look_up_on_disk(&mut self, tell: &mut Tell<'_>) -> Result<bool, EngineError> {
-        for running in &mut self.running {
-            let Stage::Reading {
-                reused_tokens, lookup, ..
-            } = &mut running.stage
-            else {
-                continue;
-            };
-            if !matches!(lookup, Lookup::Ahead | Lookup::Filling(_)) {
-                continue;
+        let Some(disk) = &mut self.disk else {
+            return Ok(false);
+        };
+        let is_ahead = |running: &&mut Running| matches!(running.lookup, Lookup::Ahead | Lookup::Filling(_));
+        let Some(running) = self.running.iter_mut().find(is_ahead) else {
+            return Ok(false);
+        };
+        let (sequence, prompt) = (&mut running.sequence, &running.request.tokens);
+        let lookup = std::mem::replace(&mut running.lookup, Lookup::Elsewhere);
+        match look_up(disk, sequence, prompt, lookup) {
+            // A search removes damaged blocks, so the list of blocks may have changed.
+            Ok(Lookup::Elsewhere) => self.holdings.iter_mut().for_each(Holdings::look_at_prefix_cache),
+            Ok(next) => running.lookup = next,
+            Err(error) => {
+                self.disk = None;
+                tell(Event::PrefixCacheLost(error));
             }
-            let Some(disk) = &mut self.disk else {
-                continue;
-            };
-            let (sequence, prompt) = (&mut running.sequence, &running.request.tokens);
-            match look_up(disk, sequence, prompt, std::mem::replace(lookup, Lookup::Elsewhere)) {
-                // A search removes damaged blocks, so the list of blocks may have changed.
-                Ok(Lookup::Elsewhere) => {
-                    self.holdings.iter_mut().for_each(Holdings::look_at_prefix_cache);
-                }
-                Ok(next) => *lookup = next,
-                Err(error) => {
-                    self.disk = None;
-                    tell(Event::PrefixCacheLost(error));
-                }
-            }
-            *reused_tokens = sequence.tokens().len();
-            if !sequence.recurrence().is_recurrent() {
-                share_prefix(sequence)?;
-            }
-            return Ok(true);
         }
-        Ok(false)
+        running.count_reused();
+        if !running.sequence.recurrence().is_recurrent() {
+            share_prefix(&mut running.sequence)?;
+        }
+        Ok(true)
     }
 
     /// True if the prefix cache on disk is to be given more of what has been read.
@@ -111,21 +98,10 @@ impl Scheduler {
 
     /// The next sequence with a beginning that the disk has not been given, how much it has been given, and how much it is to be given.
     fn next_to_keep(&mut self) -> Option<(&Sequence, &mut usize, usize)> {
-        let whole = |running: &&mut Running| !running.is_cancelled && !running.is_arriving();
-        let running = self.running.iter_mut().filter(whole);
-        let running = running.map(|running| {
-            let answers = matches!(running.stage, Stage::Answering(_));
-            let is_read = answers || running.sequence.prefilled() >= running.request.tokens.len();
-            let goal = goal(&running.sequence, is_read);
-            (&running.sequence, &mut running.offered.disk, goal)
-        });
-        let idle = self.idle.iter_mut().map(|idle| {
-            let goal = goal(&idle.sequence, true);
-            (&idle.sequence, &mut idle.offered.disk, goal)
-        });
-        running
-            .chain(idle)
-            .find(|(sequence, stored, goal)| **stored < *goal && can_share(sequence))
+        let offers = offers(&mut self.running, &mut self.idle);
+        let mut goals =
+            offers.map(|(sequence, offered, is_read)| (sequence, &mut offered.disk, goal(sequence, is_read)));
+        goals.find(|(sequence, stored, goal)| **stored < *goal && can_share(sequence))
     }
 
     /// Writes some pages of a beginning to the prefix cache on disk.
@@ -145,6 +121,31 @@ impl Scheduler {
     }
 }
 
+impl Running {
+    /// Counts the tokens that its sequence holds as those that were there when its prompt began to be read.
+    pub(super) fn count_reused(&mut self) {
+        if let Stage::Reading { reused_tokens, .. } = &mut self.stage {
+            *reused_tokens = self.sequence.tokens().len();
+        }
+    }
+}
+
+/// The sequences that caches beyond the pool may be given more of, with what these have been offered, and true where the whole prompt has been
+/// read.
+pub(super) fn offers<'a>(
+    running: &'a mut [Running],
+    idle: &'a mut Idle,
+) -> impl Iterator<Item = (&'a Sequence, &'a mut Offered, bool)> {
+    let whole = |running: &&mut Running| !running.is_cancelled && !running.is_arriving();
+    let running = running.iter_mut().filter(whole).map(|running| {
+        let answers = matches!(running.stage, Stage::Answering(_));
+        let is_read = answers || running.sequence.prefilled() >= running.request.tokens.len();
+        (&running.sequence, &mut running.offered, is_read)
+    });
+    let idle = idle.sequences.iter_mut();
+    running.chain(idle.map(|idle| (&idle.sequence, &mut idle.offered, true)))
+}
+
 /// How many tokens of a sequence's prompt the disk should hold by now. A page that is filled in part is written only when the whole prompt
 /// is read: until then the next pass fills it further.
 fn goal(sequence: &Sequence, is_read: bool) -> usize {
@@ -154,10 +155,7 @@ fn goal(sequence: &Sequence, is_read: bool) -> usize {
 
 /// Tokens of whole pages that are read or written in a step.
 fn step_tokens(sequence: &Sequence) -> usize {
-    let (shape, page) = (
-        sequence.pool().shape().bytes_per_token(),
-        sequence.engine().options().cache.page_tokens,
-    );
-    let pages = STEP_BYTES / (shape * page as u64).max(1);
+    let page = sequence.engine().options().cache.page_tokens;
+    let pages = STEP_BYTES / (sequence.pool().shape().bytes_per_token() * page as u64).max(1);
     page * usize::try_from(pages.max(1)).unwrap_or(1)
 }

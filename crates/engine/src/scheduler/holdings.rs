@@ -1,6 +1,5 @@
 //! The texts that a scheduler holds, and their tiers: told as changes to whoever routes requests by it.
 
-use crate::sharing::beginning::serves_others;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -10,6 +9,7 @@ use riffle_policy::{PolicyRules, PolicySpec};
 
 use crate::origin::Origin;
 use crate::scheduler::Scheduler;
+use crate::sharing::serves_others;
 use crate::{Engine, EngineError, Sequence, SequenceOptions};
 
 /// How long a change that another process makes to the prefix cache may go unseen.
@@ -193,7 +193,7 @@ impl Scheduler {
             return Vec::new();
         };
         holdings.take_rows(self.pool.take_row_changes());
-        holdings.refresh_listing(self.disk.as_ref().map(|disk| disk.cache()));
+        holdings.refresh_listing(self.disk.as_ref().map(|disk| &disk.cache));
         if self.engine.model().config().has_states() {
             holdings.take_states(self.held_states());
         }
@@ -205,7 +205,7 @@ impl Scheduler {
     /// The blocks up to each state of recurrent layers that a request could go on from, and these states.
     fn held_states(&self) -> Vec<(TextBlock, RowTier, HeldKind)> {
         let running = self.running.iter().map(|running| &running.sequence);
-        let sequences = running.chain(self.idle.iter().map(|idle| &idle.sequence));
+        let sequences = running.chain(self.idle.sequences.iter().map(|idle| &idle.sequence));
         sequences.flat_map(blocks_up_to_states).collect()
     }
 }

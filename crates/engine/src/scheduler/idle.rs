@@ -1,17 +1,17 @@
 //! Sequences whose owners have gone.
 
-use crate::sharing::beginning::{known_beginning, serves_others};
 use std::path::Path;
 use std::time::Instant;
 
 use crate::Sequence;
-use crate::scheduler::sessions::FileState;
+use crate::scheduler::FileState;
+use crate::sharing::{known_beginning, serves_others};
 
 /// Sequences that nobody reads or writes, the one used last at the end. Their pages serve whoever asks for the same beginning,
 /// and go when their room is needed.
 #[derive(Default)]
 pub(super) struct Idle {
-    sequences: Vec<IdleSequence>,
+    pub(super) sequences: Vec<IdleSequence>,
 }
 
 /// Leading tokens of a sequence that caches beyond its pool have been offered.
@@ -41,18 +41,6 @@ impl IdleSequence {
 }
 
 impl Idle {
-    pub(super) fn len(&self) -> usize {
-        self.sequences.len()
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = &IdleSequence> {
-        self.sequences.iter()
-    }
-
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut IdleSequence> {
-        self.sequences.iter_mut()
-    }
-
     /// Keeps a sequence, if others could go on from what it has read.
     pub(super) fn keep(&mut self, sequence: Sequence, offered: Offered) {
         if serves_others(&sequence) {
@@ -79,13 +67,8 @@ impl Idle {
 
     /// Drops the sequence that was used longest ago and whose session file nobody asks for; false where there is none.
     pub(super) fn drop_oldest(&mut self, is_asked_for: impl Fn(&Path) -> bool) -> bool {
-        match self.sequences.iter().position(|idle| !idle.is_of(&is_asked_for)) {
-            Some(oldest) => {
-                self.sequences.remove(oldest);
-                true
-            }
-            None => false,
-        }
+        let oldest = self.sequences.iter().position(|idle| !idle.is_of(&is_asked_for));
+        oldest.map(|oldest| self.sequences.remove(oldest)).is_some()
     }
 
     /// The sequence of a session file.
@@ -128,12 +111,11 @@ impl Idle {
 
     /// The place of the idle sequence that can go back to the longest beginning of `tokens`, and that beginning's length.
     pub(super) fn longest(&self, tokens: &[u32]) -> Option<(usize, usize)> {
-        let known = |idle: &IdleSequence| known_beginning(&idle.sequence, tokens);
-        self.sequences
+        let known = self
+            .sequences
             .iter()
-            .map(known)
-            .enumerate()
-            .max_by_key(|(_, tokens)| *tokens)
+            .map(|idle| known_beginning(&idle.sequence, tokens));
+        known.enumerate().max_by_key(|(_, tokens)| *tokens)
     }
 
     /// The idle sequence that can go back to the longest beginning of `tokens` that it has read as prompt, and that beginning's

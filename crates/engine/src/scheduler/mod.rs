@@ -35,22 +35,21 @@ use std::time::Instant;
 use riffle_kv::PagePool;
 
 use crate::draft::DraftedAnswer;
+use crate::error::require;
 use crate::pass::{Pass, Runner};
-use crate::sharing::beginning::serves_others;
-use crate::sharing::measured::MeasuredPrefixCache;
-use crate::sharing::share_prefix;
-use crate::sharing::store::{SharedPrefixes, drop_fetch};
+use crate::sharing::{MeasuredPrefixCache, SharedPrefixes, drop_fetch, serves_others, share_prefix};
 use crate::{
     Engine, EngineError, EngineOptions, PrefixCacheOptions, PrefixReport, Sequence, SharedStoreOptions, StopReason,
 };
 use answers::End;
 use compressing::Compressing;
-use disk::Lookup;
+use disk::{Lookup, offers};
 use holdings::Holdings;
 pub use holdings::{HeldKind, HoldingChange};
 use idle::{Idle, Offered};
+use prompts::work_of;
 pub use request::{Event, Request, RequestId, RequestReport, RequestTimes, WrittenToken};
-use sessions::{Amount, Promised};
+use sessions::{Amount, FileState, Promised, Room};
 pub use sessions::{LoanedSequence, Restoring};
 use step::Tell;
 
@@ -139,6 +138,8 @@ struct Running {
     request: Request,
     sequence: Sequence,
     stage: Stage,
+    /// The search for the prompt's beginning, which comes before it is read. It is over where the request has been parked.
+    lookup: Lookup,
     clock: Clock,
     /// The latest pass of answers that it was part of.
     turn: u64,
@@ -157,8 +158,6 @@ enum Stage {
     Reading {
         /// Tokens of the prompt that were there when it began to be read.
         reused_tokens: usize,
-        /// The search on disk that comes first.
-        lookup: Lookup,
         /// The answer that goes on behind it, where its text is read again.
         resumed: Option<Box<OpenAnswer>>,
     },
@@ -212,49 +211,33 @@ impl Scheduler {
         if let Some(selection) = engine.options().model.token_selection {
             return Err(selection.refuse("requests that share an engine read every token in every layer"));
         }
-        if options.most_running == 0 {
-            return Err(EngineError::option(
-                "most_running",
-                0,
-                "at least 1 request must be able to run",
-            ));
-        }
-        if options.most_running > engine.options().machine.sequences {
-            return Err(EngineError::option(
-                "sequences",
-                engine.options().machine.sequences,
-                format!(
-                    "{} requests are to run at a time: give MachineOptions::sequences that number at least",
-                    options.most_running
-                ),
-            ));
-        }
-        let share = options.prompt_share;
-        if !(share > 0.0 && share < 1.0) {
-            return Err(EngineError::option(
-                "prompt_share",
-                share,
-                "it must be above 0 and below 1",
-            ));
-        }
+        let (most, sequences, share) = (
+            options.most_running,
+            engine.options().machine.sequences,
+            options.prompt_share,
+        );
+        require(most > 0, "most_running", 0, "at least 1 request must be able to run")?;
+        let requirement =
+            format!("{most} requests are to run at a time: give MachineOptions::sequences that number at least");
+        require(most <= sequences, "sequences", sequences, requirement)?;
+        let is_share = share > 0.0 && share < 1.0;
+        require(is_share, "prompt_share", share, "it must be above 0 and below 1")?;
         if options.prefix_cache.is_some() || options.shared_store.is_some() {
             // Beginnings are found by it, and the weights are read for it once.
             engine.fingerprint()?;
         }
         let pool = engine.page_pool()?;
         let holdings = || Holdings::new(engine, &pool, options.prefix_cache.is_some());
+        let disk = options.prefix_cache.as_ref().map(MeasuredPrefixCache::open);
+        let shared = options.shared_store.as_ref().map(SharedPrefixes::open);
         Ok(Self {
             holdings: options.tells_holdings.then(holdings).transpose()?,
             pool,
             waiting: Vec::new(),
             running: Vec::new(),
             idle: Idle::default(),
-            disk: options
-                .prefix_cache
-                .as_ref()
-                .map(MeasuredPrefixCache::open)
-                .transpose()?,
-            shared: options.shared_store.as_ref().map(SharedPrefixes::open).transpose()?,
+            disk: disk.transpose()?,
+            shared: shared.transpose()?,
             prompts: Runner::new(engine),
             answers: Runner::new(engine),
             prompt_pass: None,
@@ -306,7 +289,7 @@ impl Scheduler {
 
     /// Sequences that are kept for whoever asks next.
     pub fn idle(&self) -> usize {
-        self.idle.len()
+        self.idle.sequences.len()
     }
 
     /// Drops idle sequences that nobody has asked for since `time`; returns how many. Their pages go with them where no other
@@ -334,7 +317,7 @@ impl Scheduler {
 
     /// The use of the prefix cache on disk, where there is one.
     pub fn prefix_report(&self) -> Option<&PrefixReport> {
-        self.disk.as_ref().map(MeasuredPrefixCache::report)
+        self.disk.as_ref().map(|disk| &disk.report)
     }
 
     /// The sequence of a request that reads, answers or is parked.
@@ -390,11 +373,11 @@ impl Scheduler {
         let Some(place) = self.running.iter().position(|running| running.id == id) else {
             return false;
         };
-        if !self.is_in_pass(id) {
-            self.is_blocked = false;
-            self.retire(place);
+        self.is_blocked = false;
+        if self.is_in_pass(id) {
+            self.leave_pass(place);
         } else {
-            self.leave_pass(place)
+            self.retire(place);
         }
         true
     }
@@ -423,9 +406,10 @@ impl Scheduler {
 
     /// Gives a parked answer a place, without further room, so that it can end.
     fn place_to_end(&mut self, id: RequestId) {
+        let has_answer = |stage: &Stage| matches!(stage, Stage::Answering(_) | Stage::Reading { resumed: Some(_), .. });
         let is_answer = |waiting: &Waiting| {
-            let stage = waiting.parked.as_ref().map(|(_, stage)| stage);
-            waiting.id == id && stage.is_some_and(Stage::has_answer)
+            let mut parked = waiting.parked.iter();
+            waiting.id == id && parked.any(|(_, stage)| has_answer(stage))
         };
         let Some(place) = self.waiting.iter().position(is_answer) else {
             return;
@@ -469,11 +453,7 @@ impl Scheduler {
     /// Removes a request that has a place; its sequence becomes idle.
     fn retire(&mut self, place: usize) {
         let mut ended = self.running.remove(place);
-        if let Stage::Reading {
-            lookup: Lookup::Fetching(search) | Lookup::Arriving(search),
-            ..
-        } = &ended.stage
-        {
+        if let Lookup::Fetching(search) | Lookup::Arriving(search) = &ended.lookup {
             drop_fetch(&mut ended.sequence, search);
         }
         self.idle.keep(ended.sequence, ended.offered);

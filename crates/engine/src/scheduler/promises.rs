@@ -11,10 +11,8 @@ use riffle_policy::Phase;
 
 use crate::draft::{MOST_ROWS, rows_alike};
 use crate::pass::Work;
-use crate::scheduler::answers::End;
-use crate::scheduler::idle::Offered;
-use crate::scheduler::{Lookup, OpenAnswer, Request, RequestId, Running, Scheduler, Stage, Waiting};
-use crate::sharing::beginning::can_share;
+use crate::scheduler::{End, Lookup, Offered, Request, RequestId, Running, Scheduler, Stage, Waiting};
+use crate::sharing::can_share;
 use crate::{EngineError, Sequence};
 
 /// Most tokens of an answer that are promised at a time.
@@ -63,9 +61,6 @@ impl Scheduler {
     }
 
     /// Promises further slices to answers that have used theirs, the oldest first.
-    ///
-    /// # Errors
-    /// [`EngineError::Kv`] when the pages of an answer without room cannot be parked.
     pub(super) fn renew_promises(&mut self) -> Result<(), EngineError> {
         let has_used = |running: &&Running| {
             matches!(running.stage, Stage::Answering(_))
@@ -109,7 +104,7 @@ impl Scheduler {
         };
         if let Some(place) = self.running.iter().position(|running| running.id == id) {
             let mut running = self.running.remove(place);
-            running.forget();
+            forget(&running.request, &mut running.sequence, &mut running.stage);
             self.enqueue(running.waits(false));
         } else if let Some(waiting) = self.waiting.iter_mut().find(|waiting| waiting.id == id)
             && let Some((sequence, stage)) = &mut waiting.parked
@@ -124,7 +119,7 @@ impl Scheduler {
         let running = self.running.iter().map(|running| Holder {
             rank: running.rank(),
             can_yield: !in_pass.contains(&running.id)
-                && !running.is_fetching()
+                && matches!(running.lookup, Lookup::Ahead | Lookup::Elsewhere | Lookup::Done)
                 && is_read_again(&running.request, &running.sequence),
             is_running: true,
         });
@@ -187,13 +182,6 @@ impl Running {
         (Reverse(self.request.priority), self.id)
     }
 
-    fn is_fetching(&self) -> bool {
-        let Stage::Reading { lookup, .. } = &self.stage else {
-            return false;
-        };
-        !matches!(lookup, Lookup::Ahead | Lookup::Elsewhere | Lookup::Done)
-    }
-
     /// Tokens of the prompt and of the answer so far.
     fn text_tokens(&self) -> usize {
         match &self.stage {
@@ -202,10 +190,6 @@ impl Running {
             }
             Stage::Answering(open) => self.sequence.tokens().len() + open.again.len(),
         }
-    }
-
-    fn forget(&mut self) {
-        forget(&self.request, &mut self.sequence, &mut self.stage);
     }
 
     /// As it waits for a place.
@@ -233,6 +217,7 @@ impl Waiting {
             request: self.request,
             sequence,
             stage,
+            lookup: Lookup::Done,
             clock: self.clock,
             turn: 0,
             offered: Offered::default(),
@@ -243,36 +228,17 @@ impl Waiting {
     }
 }
 
-impl Stage {
-    /// True if tokens of the answer have been drawn.
-    pub(super) fn has_answer(&self) -> bool {
-        matches!(self, Self::Answering(_) | Self::Reading { resumed: Some(_), .. })
-    }
-}
-
-impl OpenAnswer {
-    /// True if its sequence holds the whole answer but the token drawn last.
-    pub(super) fn is_whole(&self) -> bool {
-        self.again.is_empty()
-    }
-}
-
 /// Frees the pages of a sequence, whose text is read again: the prompt in passes of prompts, then the tokens of the answer.
 fn forget(request: &Request, sequence: &mut Sequence, stage: &mut Stage) {
     let text = sequence.forget_all();
-    let from_the_start = |resumed| Stage::Reading {
-        reused_tokens: 0,
-        lookup: Lookup::Done,
-        resumed,
-    };
-    let resumed = match std::mem::replace(stage, from_the_start(None)) {
+    let resumed = match std::mem::replace(stage, Stage::from_the_start(None)) {
         Stage::Reading { resumed, .. } => resumed,
         Stage::Answering(mut open) => {
             open.again.splice(..0, text.into_iter().skip(request.tokens.len()));
             Some(open)
         }
     };
-    *stage = from_the_start(resumed);
+    *stage = Stage::from_the_start(resumed);
 }
 
 /// True if the pages of a request can be made again with the same bits.

@@ -1,18 +1,16 @@
 //! Prompts: read in passes of their own, which can wait between two pieces.
 
-use crate::sharing::beginning::{can_share, prefix_cuts, state_step};
-use crate::sharing::memory::share_prefix;
 use std::ops::{ControlFlow, Range};
 
 use riffle_policy::Phase;
 
 use crate::Failure;
 use crate::pass::Work;
-use crate::scheduler::answers::End;
-use crate::scheduler::disk::Lookup;
-use crate::scheduler::step::Tell;
-use crate::scheduler::{Event, PromptPart, PromptPass, Request, Running, Scheduler, Stage, Waiting};
+use crate::scheduler::{
+    End, Event, Lookup, OpenAnswer, PromptPart, PromptPass, Request, Running, Scheduler, Stage, Tell, Waiting,
+};
 use crate::sequence::common_prefix;
+use crate::sharing::{can_share, prefix_cuts, share_prefix, state_step};
 use crate::{EngineError, PrefillProgress, Sequence, TokenProbabilities};
 
 /// Tokens of a prompt that are read at a time where the probability of each is asked for: logits of all of them are computed in one
@@ -74,14 +72,12 @@ impl Scheduler {
         let most = self.engine.options().machine.batch_tokens;
         let (mut parts, mut rows, mut refused) = (Vec::new(), 0, Vec::new());
         for (place, running) in self.running.iter_mut().enumerate() {
-            let Stage::Reading {
-                reused_tokens,
-                lookup: Lookup::Done | Lookup::Arriving(_),
-                ..
-            } = running.stage
-            else {
+            let Stage::Reading { reused_tokens, .. } = running.stage else {
                 continue;
             };
+            if !matches!(running.lookup, Lookup::Done | Lookup::Arriving(_)) {
+                continue;
+            }
             let (sequence, prompt) = (&mut running.sequence, &running.request.tokens);
             let known = sequence.tokens().len();
             let cut = next_cut(sequence, prompt, &self.waiting);
@@ -129,7 +125,7 @@ impl Scheduler {
     ) -> Result<(), EngineError> {
         self.is_blocked = false;
         self.is_compressions_turn = true;
-        let (mut places, mut rows, mut kept) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut places, mut rows) = (Vec::new(), Vec::new());
         let (mut ended, mut row) = (Vec::new(), 0);
         for (part, outcome) in parts.into_iter().zip(outcomes) {
             row += part.tokens.len();
@@ -152,22 +148,21 @@ impl Scheduler {
                 None if is_read => {
                     places.push(place);
                     rows.push(row - 1);
-                    kept.push(None);
                 }
                 None if part.keeps_state => self.keep_state(place)?,
                 None => {}
             }
         }
         if !rows.is_empty() {
-            ended.extend(self.take_logits(&rows, &places, kept)?);
+            ended.extend(self.take_logits(&rows, &places)?);
         }
         for place in places {
             if ended.iter().any(|(other, _)| *other == place) {
                 continue;
             }
-            if let Some(end) = self.begin_answer(place, tell) {
-                ended.push((place, end));
-            }
+            let end = self.begin_answer(place, tell);
+            let end = end.unwrap_or_else(|error| Some(End::Failed(error)));
+            ended.extend(end.map(|end| (place, end)));
         }
         self.end(ended, tell);
         Ok(())
@@ -202,7 +197,6 @@ impl Scheduler {
         let Some(mut under_way) = self.prompt_pass.take() else {
             return;
         };
-        self.is_blocked = false;
         let id = self.running[place].id;
         if under_way.parts.len() == 1 {
             let mut work = work_of(&mut self.running, &under_way.parts);
@@ -224,11 +218,8 @@ impl Scheduler {
     fn tell_progress(&self, under_way: &PromptPass, tell: &mut Tell<'_>) {
         let share = under_way.pass.share_done();
         for PromptPart { id, tokens, .. } in &under_way.parts {
-            let Some(running) = self
-                .running
-                .iter()
-                .find(|running| running.id == *id && !running.is_cancelled)
-            else {
+            let mut running = self.running.iter();
+            let Some(running) = running.find(|running| running.id == *id && !running.is_cancelled) else {
                 continue;
             };
             let progress = PrefillProgress {
@@ -247,6 +238,14 @@ impl Scheduler {
 }
 
 impl Stage {
+    /// Reads the text from its first token on, and goes on with an answer behind it.
+    pub(super) fn from_the_start(resumed: Option<Box<OpenAnswer>>) -> Self {
+        Self::Reading {
+            reused_tokens: 0,
+            resumed,
+        }
+    }
+
     /// The length that decides how heads turn while a prompt is read. The latest token of an answer that goes on behind it counts as well.
     pub(super) fn text_length(&self, request: &Request) -> usize {
         let resumes = matches!(self, Self::Reading { resumed: Some(_), .. });

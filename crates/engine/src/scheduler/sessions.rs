@@ -1,8 +1,5 @@
 //! Sessions in files: brought into memory beside other work, held under their file, and gone on from by requests that name it.
 
-use crate::sequence::common_prefix;
-use crate::sharing::beginning::{can_share, goes_back_to};
-use crate::sharing::memory::{fork_beginning, share_prefix};
 use std::fs::{self, Metadata};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,6 +8,8 @@ use std::time::SystemTime;
 use riffle_kv::PagePool;
 
 use crate::scheduler::{Request, Scheduler, Waiting};
+use crate::sequence::common_prefix;
+use crate::sharing::{can_share, fork_beginning, goes_back_to, share_prefix};
 use crate::{Engine, EngineError, Sequence, SequenceOptions};
 
 /// A session file that is to be read into a scheduler's pool, by any thread.

@@ -1,19 +1,13 @@
 //! Beginnings in a shared store: fetched while others go on, published as they are read.
 
-use crate::sharing::beginning::can_share;
-use crate::sharing::memory::share_prefix;
 use std::time::Duration;
 
 use riffle_kv::SharedCounts;
 
-use crate::scheduler::disk::Lookup;
-use crate::scheduler::prompts::work_of;
-use crate::scheduler::step::Tell;
-use crate::scheduler::{Event, PromptPass, Running, Scheduler, Stage};
-use crate::sharing::store;
-use crate::sharing::store::{
-    Fetched, SharedReport, advance_early, advance_fetch, begin_early, begin_fetch, complete_early, drop_fetch,
-    give_up_early, has_layer,
+use crate::scheduler::{Event, Lookup, PromptPass, Running, Scheduler, Tell, offers, work_of};
+use crate::sharing::{
+    Fetched, SharedPrefixes, SharedReport, advance_early, advance_fetch, begin_early, begin_fetch, can_share,
+    complete_early, drop_fetch, give_up_early, has_layer, publish, share_prefix,
 };
 use crate::{EngineError, Sequence};
 
@@ -23,35 +17,17 @@ const PATIENCE: Duration = Duration::from_millis(5);
 impl Running {
     /// True if its blocks are on their way and none has arrived.
     pub(super) fn waits_for_blocks(&self) -> bool {
-        match &self.stage {
-            Stage::Reading {
-                lookup: Lookup::Fetching(search),
-                ..
-            } => !search.has_arrived(),
-            _ => false,
-        }
+        matches!(&self.lookup, Lookup::Fetching(search) if !search.has_arrived())
     }
 
     /// True if blocks of its beginning have arrived.
     pub(super) fn has_blocks(&self) -> bool {
-        match &self.stage {
-            Stage::Reading {
-                lookup: Lookup::Fetching(search) | Lookup::Arriving(search),
-                ..
-            } => search.has_arrived(),
-            _ => false,
-        }
+        matches!(&self.lookup, Lookup::Fetching(search) | Lookup::Arriving(search) if search.has_arrived())
     }
 
     /// True if it reads on from layers whose followers are still on their way: its pages serve nobody else yet.
     pub(super) fn is_arriving(&self) -> bool {
-        matches!(
-            self.stage,
-            Stage::Reading {
-                lookup: Lookup::Arriving(_),
-                ..
-            }
-        )
+        matches!(self.lookup, Lookup::Arriving(_))
     }
 }
 
@@ -63,7 +39,7 @@ impl Scheduler {
 
     /// As [`shared_report`](Self::shared_report), since the scheduler began.
     pub fn shared_counts(&self) -> Option<SharedCounts> {
-        self.shared.as_ref().map(|shared| shared.counts())
+        self.shared.as_ref().map(|shared| shared.blocks.counts())
     }
 
     /// Waits until what was published has been written to the shared store, at most `time`; false where that was too short.
@@ -73,7 +49,7 @@ impl Scheduler {
 
     /// Tells what the shared store has to say.
     pub(super) fn tell_notices(&self, tell: &mut Tell<'_>) {
-        let notices = self.shared.iter().flat_map(|shared| shared.take_notices());
+        let notices = self.shared.iter().flat_map(|shared| shared.blocks.take_notices());
         notices.for_each(|notice| tell(Event::SharedStore(notice)));
     }
 
@@ -81,12 +57,7 @@ impl Scheduler {
     pub(super) fn fetch(&mut self, tell: &mut Tell<'_>) -> Result<bool, EngineError> {
         let looks_on_disk = self.disk.is_some();
         for running in &mut self.running {
-            let Stage::Reading {
-                reused_tokens, lookup, ..
-            } = &mut running.stage
-            else {
-                continue;
-            };
+            let lookup = &mut running.lookup;
             if matches!(lookup, Lookup::Ahead | Lookup::Filling(_)) && !looks_on_disk {
                 *lookup = Lookup::Elsewhere;
             }
@@ -131,10 +102,10 @@ impl Scheduler {
             *lookup = next;
             // A pass that reads on does not change what was found.
             if !is_reading {
-                *reused_tokens = sequence.tokens().len();
+                running.count_reused();
             }
-            if matches!(lookup, Lookup::Done) && !sequence.recurrence().is_recurrent() {
-                share_prefix(sequence)?;
+            if matches!(running.lookup, Lookup::Done) && !running.sequence.recurrence().is_recurrent() {
+                share_prefix(&mut running.sequence)?;
             }
             return Ok(true);
         }
@@ -155,10 +126,7 @@ impl Scheduler {
             let Some(running) = parts.find(|running| running.id == part.id) else {
                 continue;
             };
-            if let Stage::Reading {
-                lookup: Lookup::Arriving(search),
-                ..
-            } = &mut running.stage
+            if let Lookup::Arriving(search) = &mut running.lookup
                 && !running.is_cancelled
             {
                 has_all &= has_layer(&mut running.sequence, search, layer)?;
@@ -183,16 +151,10 @@ impl Scheduler {
         self.prompts.abandon(pass, &mut work_of(&mut self.running, &parts));
         for running in &mut self.running {
             let is_part = parts.iter().any(|part| part.id == running.id);
-            let Stage::Reading {
-                reused_tokens, lookup, ..
-            } = &mut running.stage
-            else {
-                continue;
-            };
-            if let (true, Lookup::Arriving(search)) = (is_part, &lookup) {
+            if let (true, Lookup::Arriving(search)) = (is_part, &running.lookup) {
                 give_up_early(&mut running.sequence, search);
-                *reused_tokens = running.sequence.tokens().len();
-                *lookup = Lookup::Done;
+                running.count_reused();
+                running.lookup = Lookup::Done;
             }
         }
     }
@@ -200,41 +162,31 @@ impl Scheduler {
     /// Ends the fetch of a request whose pass has ended: it went through all layers, or failed.
     pub(super) fn end_arriving(&mut self, place: usize, is_read: bool) {
         let running = &mut self.running[place];
-        let Stage::Reading { lookup, .. } = &mut running.stage else {
-            return;
-        };
-        if let Lookup::Arriving(search) = lookup {
+        if let Lookup::Arriving(search) = &mut running.lookup {
             match (is_read, &mut self.shared) {
                 (true, Some(shared)) => complete_early(shared, search),
                 _ => drop_fetch(&mut running.sequence, search),
             }
-            *lookup = Lookup::Done;
+            running.lookup = Lookup::Done;
         }
     }
 
     /// Waits for a moment where requests wait for blocks; false where none does.
     pub(super) fn wait_for_blocks(&self) -> bool {
-        let searches = self.running.iter().filter_map(|running| match &running.stage {
-            Stage::Reading {
-                lookup: Lookup::Fetching(search) | Lookup::Arriving(search),
-                ..
-            } if !search.is_over() => Some(search),
+        let first = self.running.iter().find_map(|running| match &running.lookup {
+            Lookup::Fetching(search) | Lookup::Arriving(search) if !search.is_over => Some(search),
             _ => None,
         });
-        let first = searches.into_iter().next();
-        first.iter().for_each(|search| search.wait(PATIENCE));
+        first.iter().for_each(|search| search.fetch.wait(PATIENCE));
         first.is_some()
     }
 
     /// Publishes pages of a request that has just read some.
     pub(super) fn publish_read(&mut self, place: usize, tell: &mut Tell<'_>) {
         let running = &mut self.running[place];
-        if let Some(shared) = self
-            .shared
-            .as_ref()
-            .filter(|shared| shared.can_publish(&running.sequence))
-        {
-            publish(shared, &running.sequence, &mut running.offered.shared, tell);
+        let shared = self.shared.as_ref();
+        if let Some(shared) = shared.filter(|shared| can_publish(shared, &running.sequence)) {
+            publish_more(shared, &running.sequence, &mut running.offered.shared, tell);
         }
     }
 
@@ -243,12 +195,9 @@ impl Scheduler {
         let Some(shared) = &self.shared else {
             return false;
         };
-        let whole = |running: &&Running| !running.is_cancelled && !running.is_arriving();
-        let running = self.running.iter().filter(whole);
-        let running = running.map(|running| (&running.sequence, running.offered.shared));
-        let idle = self.idle.iter().map(|idle| (&idle.sequence, idle.offered.shared));
-        let mut offers = running.chain(idle);
-        offers.any(|(sequence, offered)| is_worth_publishing(sequence, offered) && shared.can_publish(sequence))
+        let mut offers =
+            offers(&mut self.running, &mut self.idle).map(|(sequence, offered, _)| (sequence, offered.shared));
+        offers.any(|(sequence, offered)| is_worth_publishing(sequence, offered) && can_publish(shared, sequence))
     }
 
     /// Publishes some pages of a beginning.
@@ -256,30 +205,19 @@ impl Scheduler {
         let Some(shared) = &self.shared else {
             return;
         };
-        let whole = |running: &&mut Running| !running.is_cancelled && !running.is_arriving();
-        let running = self.running.iter_mut().filter(whole);
-        let running = running.map(|running| (&running.sequence, &mut running.offered.shared));
-        let idle = self.idle.iter_mut();
-        let idle = idle.map(|idle| (&idle.sequence, &mut idle.offered.shared));
-        let next = running
-            .chain(idle)
-            .find(|(sequence, offered)| is_worth_publishing(sequence, **offered));
-        if let Some((sequence, offered)) = next {
-            publish(shared, sequence, offered, tell);
+        let mut offers = offers(&mut self.running, &mut self.idle);
+        let next = offers.find(|(sequence, offered, _)| is_worth_publishing(sequence, offered.shared));
+        if let Some((sequence, offered, _)) = next {
+            publish_more(shared, sequence, &mut offered.shared, tell);
         }
     }
 }
 
-fn publish(
-    shared: &crate::sharing::store::SharedPrefixes,
-    sequence: &Sequence,
-    offered: &mut usize,
-    tell: &mut Tell<'_>,
-) {
+fn publish_more(shared: &SharedPrefixes, sequence: &Sequence, offered: &mut usize, tell: &mut Tell<'_>) {
     if !is_worth_publishing(sequence, *offered) {
         return;
     }
-    match store::publish(sequence, shared, *offered) {
+    match publish(sequence, shared, *offered) {
         Ok(tokens) => *offered = tokens,
         Err(error) => {
             // A page that cannot be read now cannot be read later.
@@ -287,6 +225,10 @@ fn publish(
             tell(Event::SharedStore(format!("pages cannot be shared: {error}")));
         }
     }
+}
+
+fn can_publish(shared: &SharedPrefixes, sequence: &Sequence) -> bool {
+    shared.blocks.can_publish(sequence.pool().shape())
 }
 
 /// True if a sequence has read more of a prompt than has been offered.

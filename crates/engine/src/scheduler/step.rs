@@ -51,11 +51,8 @@ impl Standing {
             (self.keeps, Next::Keep),
             (self.publishes, Next::Publish),
         ];
-        let work = beside_answers
-            .into_iter()
-            .find_map(|(is_due, work)| is_due.then_some(work));
-        match work {
-            Some(work) if self.has_credit || !self.answers => work,
+        match beside_answers.into_iter().find(|(is_due, _)| *is_due) {
+            Some((_, work)) if self.has_credit || !self.answers => work,
             _ if self.answers => Next::Answer,
             _ => Next::Wait,
         }
@@ -131,40 +128,25 @@ mod tests {
 
     #[test]
     fn answers_and_prompts_share_the_time_and_the_disk_waits_for_both() {
-        let everything = Standing {
+        let mut standing = Standing {
             answers: true,
             reads: true,
             compresses: true,
             keeps: true,
             publishes: true,
-            has_credit: true,
-        };
-        assert_eq!(everything.next(), Next::Compress);
-        let without_compression = Standing {
-            compresses: false,
-            ..everything
-        };
-        assert_eq!(without_compression.next(), Next::Read);
-        let without_prompts = Standing {
-            reads: false,
-            ..without_compression
-        };
-        assert_eq!(without_prompts.next(), Next::Keep);
-        let kept = Standing {
-            keeps: false,
-            ..without_prompts
-        };
-        assert_eq!(kept.next(), Next::Publish);
-        let without_credit = Standing {
             has_credit: false,
-            ..everything
         };
-        assert_eq!(without_credit.next(), Next::Answer);
-        let alone = Standing {
-            answers: false,
-            ..without_credit
-        };
-        assert_eq!(alone.next(), Next::Compress, "nobody waits for an answer");
+        assert_eq!(standing.next(), Next::Answer);
+        standing.answers = false;
+        assert_eq!(standing.next(), Next::Compress, "nobody waits for an answer");
+        (standing.answers, standing.has_credit) = (true, true);
+        assert_eq!(standing.next(), Next::Compress);
+        standing.compresses = false;
+        assert_eq!(standing.next(), Next::Read);
+        standing.reads = false;
+        assert_eq!(standing.next(), Next::Keep);
+        standing.keeps = false;
+        assert_eq!(standing.next(), Next::Publish);
         assert_eq!(Standing::default().next(), Next::Wait);
     }
 }

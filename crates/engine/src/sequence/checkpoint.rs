@@ -3,8 +3,7 @@
 use riffle_policy::{Learned, Policy, PolicySet};
 
 use super::{LatestDraw, Sequence};
-use crate::attention::slots::Slot;
-use crate::attention::state::AttentionState;
+use crate::attention::{AttentionState, Slot};
 use crate::{EngineError, PairCount};
 
 /// A place in a sequence: [`Sequence::checkpoint`] makes it, [`Sequence::roll_back`] returns to it. It is good until the sequence
@@ -38,7 +37,7 @@ impl Sequence {
     pub fn checkpoint(&mut self) -> Result<Checkpoint, EngineError> {
         self.recurrence.keep_checkpoint()?;
         let tokens = self.text.tokens.len();
-        let Slot(first) = self.attention.slot(tokens);
+        let Slot(first) = self.attention.rolling.slot(tokens);
         self.attention.counters.count_rows_from(first);
         let learned = |policies: &PolicySet| -> Result<Vec<Learned>, EngineError> {
             if policies.follows_from_keys() {
@@ -54,7 +53,7 @@ impl Sequence {
             logits: self.answer.logits.clone(),
             pairs: self.attention.counters.pairs,
             policies: [learned(&policies.prefill)?, learned(&policies.decode)?],
-            evicted_since: self.attention.evicted.since(),
+            evicted_since: self.attention.evicted.since,
         })
     }
 
@@ -77,7 +76,7 @@ impl Sequence {
         let remembers = is_recorded && (self.recurrence.state.is_empty() || model.is_some());
         let to = if remembers { from + kept } else { from };
         let known = remembers || self.recurrence.knows(from);
-        let has_evicted = learns && attention.evicted.since() != checkpoint.evicted_since;
+        let has_evicted = learns && attention.evicted.since != checkpoint.evicted_since;
         if held < from + kept || has_evicted || !known || !attention.reaches(to) || !attention.windows_reach(to) {
             return Err(EngineError::StaleCheckpoint { tokens: from, held });
         }

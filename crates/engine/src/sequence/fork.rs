@@ -21,28 +21,28 @@ pub(crate) fn fork_pages(sequence: &mut Sequence, options: SequenceOptions) -> R
 
 /// An empty sequence over the same pool as another.
 pub(super) fn beside_with(sequence: &Sequence, options: SequenceOptions) -> Result<Sequence, EngineError> {
-    let (cache, reader) = (sequence.pool().cache(), sequence.attention.reader_beside());
+    let (cache, reader) = (sequence.pool().cache(), sequence.attention.reader.beside());
     Sequence::over(&sequence.setting.engine, cache, reader, options)
 }
 
-/// An empty sequence beside another that turns heads as that does, whatever it reads.
-pub(crate) fn beside_to_measure(sequence: &Sequence, options: SequenceOptions) -> Result<Sequence, EngineError> {
-    let mut beside = beside_with(sequence, options)?;
+/// An empty sequence beside another that turns heads as that does, whatever it reads, and whose queries read everything.
+pub(crate) fn beside_to_measure(sequence: &Sequence) -> Result<Sequence, EngineError> {
+    let mut beside = beside_with(sequence, SequenceOptions::default())?;
     beside.text.turn = sequence.text.turn;
     beside.text.turn.is_fixed = true;
     Ok(beside)
 }
 
-/// A fork that reads on with heads turned as they are, however long it grows; its policies know nothing of the tokens it holds.
-pub(crate) fn fork_to_measure(sequence: &mut Sequence, options: SequenceOptions) -> Result<Sequence, EngineError> {
-    let mut fork = fork_text(sequence, options)?;
+/// A fork that reads on with heads turned as they are, however long it grows, and whose queries read everything.
+pub(crate) fn fork_to_measure(sequence: &mut Sequence) -> Result<Sequence, EngineError> {
+    let mut fork = fork_text(sequence, SequenceOptions::default())?;
     fork.text.turn.is_fixed = true;
     Ok(fork)
 }
 
 /// A fork that holds the same tokens and pages; its policies know nothing of them.
 fn fork_text(sequence: &mut Sequence, options: SequenceOptions) -> Result<Sequence, EngineError> {
-    let reader = sequence.attention.fork_reader();
+    let reader = sequence.attention.reader.fork();
     let mut fork = Sequence::over(
         &sequence.setting.engine,
         sequence.attention.cache.fork(),

@@ -21,13 +21,9 @@ use std::sync::Arc;
 
 use riffle_device::TransferCount;
 use riffle_kv::{KvCache, KvUsage, PagePool};
-use riffle_policy::{Phase, PolicyRules, PolicySet};
+use riffle_policy::{Phase, PolicyRules};
 
-use crate::attention::audit::Audit;
-use crate::attention::auto::Auto;
-use crate::attention::reader::Reader;
-use crate::attention::state::AttentionState;
-use crate::attention::tiles::Heads;
+use crate::attention::{AttentionState, Audit, Auto, Heads, Policies, Reader};
 use crate::predictor::PredictorRows;
 use crate::sampler::SamplerState;
 use crate::{AttentionTime, AuditReport, Engine, EngineError, PairCount, SequenceOptions};
@@ -180,25 +176,19 @@ impl Sequence {
     ) -> Result<Self, EngineError> {
         let engine_options = engine.options();
         let config = engine.model().config();
-        let shapes = &engine.resolved().policy;
-        let policies = |rules: &PolicyRules, phase| {
-            rules.check_places(shapes)?;
-            PolicySet::new(rules, phase, shapes, &engine_options.machine.cost)
-        };
-        let (prefill, decode) = (
-            policies(&options.prefill, Phase::Prefill)?,
-            policies(&options.decode, Phase::Decode)?,
-        );
-        let mut attention = AttentionState::new(cache, reader, prefill, decode);
+        let shapes = &engine.resolved.policy;
+        let cost = &engine_options.machine.cost;
+        let policies = Policies::new([&options.prefill, &options.decode], shapes, cost)?;
+        let mut attention = AttentionState::new(cache, reader, policies);
         attention.sliding = engine.sliding_layers(options.window);
         let target = options.auto_target;
         attention.audit = (options.audit || target.is_some()).then(|| {
             let layers = config.cached_layers().map(|layer| Heads::of_layer(config, layer));
             Audit::new(layers.collect(), target.unwrap_or(0.0))
         });
-        attention.auto = target.map(|_| Auto::new(shapes, &engine_options.machine.cost, engine.plan().context_tokens));
+        attention.auto = target.map(|_| Auto::new(shapes, cost, engine.plan().context_tokens));
         // A window moves the tokens, and nothing is drafted.
-        let predictor_room = engine.predictor_room().filter(|_| options.window.is_none());
+        let predictor_room = engine.predictor_room.as_ref().filter(|_| options.window.is_none());
         Ok(Self {
             attention,
             recurrence: Recurrence::new(config),
@@ -338,7 +328,7 @@ impl Sequence {
 
     /// Counts of its attention since it began.
     pub fn counts(&self) -> SequenceCounts {
-        let (counters, reader) = (&self.attention.counters, self.attention.reader());
+        let (counters, reader) = (&self.attention.counters, &self.attention.reader);
         SequenceCounts {
             pairs: counters.pairs,
             prefill_time: counters.time(Phase::Prefill),
@@ -469,12 +459,8 @@ impl Sequence {
     /// Goes back to the first `tokens` tokens; returns those that have to be read again.
     pub(crate) fn go_back(&mut self, tokens: usize) -> Result<Vec<u32>, EngineError> {
         let tokens = if self.attention.reaches(tokens) { tokens } else { 0 };
-        let known = if self.attention.windows_reach(tokens) {
-            tokens
-        } else {
-            0
-        };
-        let known = self.recurrence.restore(known)?;
+        let is_there = self.attention.windows_reach(tokens);
+        let known = self.recurrence.restore(if is_there { tokens } else { 0 })?;
         let again = self.text.tokens[known..tokens].to_vec();
         self.text.tokens.truncate(known);
         self.text.prefilled = self.text.prefilled.min(known);

@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-use crate::attention::state::AttentionState;
-use crate::attention::watch::AttentionWatch;
+use crate::attention::{AttentionState, AttentionWatch};
 use crate::{AuditedQuery, Engine, EngineError};
 
 /// Lets others look on at the attention of a [`Sequence`](crate::Sequence). Answers do not change by a bit.

@@ -9,11 +9,8 @@ use riffle_model::RecurrentState;
 use riffle_policy::PolicySet;
 use serde::{Deserialize, Serialize};
 
-use crate::attention::audit::HeadSums;
-use crate::attention::auto::{Auto, AutoState};
-use crate::attention::evicted::Evicted;
-use crate::attention::rolling::RollingWindow;
-use crate::origin::Origin;
+use crate::attention::{Auto, AutoState, Evicted, HeadSums, RollingWindow};
+use crate::origin::{Origin, rules_text};
 use crate::sampler::SamplerState;
 use crate::sequence::LatestDraw;
 use crate::{Engine, EngineError, PairCount, Sequence, SequenceOptions};
@@ -73,7 +70,7 @@ impl Sequence {
             turns_long: text.turn.is_long,
             recurrent: self.recurrence.state.to_bytes(),
             auto: attention.auto.as_ref().map(Auto::state),
-            audit: attention.audit.as_ref().map(|audit| audit.sums().to_vec()),
+            audit: attention.audit.as_ref().map(|audit| audit.sums.clone()),
         };
         let record = postcard::to_allocvec(&record).expect("a record holds nothing that cannot be written");
         let origin = origin(&self.setting.engine, &self.setting.options)?.to_bytes();
@@ -172,8 +169,10 @@ fn take_record(sequence: &mut Sequence, record: Record) -> Result<bool, EngineEr
     Ok(true)
 }
 
+/// The origin of what a sequence under these options holds.
 fn origin(engine: &Engine, options: &SequenceOptions) -> Result<Origin, EngineError> {
-    let mut origin = Origin::of_sequence(engine, options)?;
+    let mut origin = Origin::of_pages(engine, options)?;
+    origin.add("--decode", rules_text(&options.decode));
     origin.add("version", VERSION.to_owned());
     Ok(origin)
 }

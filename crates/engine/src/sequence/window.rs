@@ -1,8 +1,6 @@
 //! Pages that leave a sequence: evicted tokens, sliding layers, and the window of an endless sequence.
 
-use crate::attention::rotation::{rotate, rotated_widths};
-use crate::attention::slots::{Position, Slot};
-use crate::attention::state::AttentionState;
+use crate::attention::{AttentionState, Position, Slot, rotate, rotated_widths};
 use crate::{Engine, EngineError, Failure, Sequence};
 
 /// Tokens whose keys are turned at a time.
@@ -38,7 +36,7 @@ impl Sequence {
         let (engine, tokens) = (&self.setting.engine, self.text.tokens.len());
         let page = engine.options().cache.page_tokens;
         let sink_pages = window.sink_tokens.div_ceil(page);
-        let Slot(next) = self.attention.slot(tokens);
+        let Slot(next) = self.attention.rolling.slot(tokens);
         let window_page = (next + 1).saturating_sub(window.window_tokens) / page;
         let pages = window_page.saturating_sub(sink_pages);
         if pages > 0 {
@@ -48,13 +46,13 @@ impl Sequence {
             self.attention.rolling.drop_tokens(pages * page, tokens);
         }
         let most = engine.model().config().max_position;
-        let Position(position) = self.attention.position(tokens);
-        let turns_back = self.attention.rolling.offset() > 0 && position + batch > most;
+        let Position(position) = self.attention.rolling.position(tokens);
+        let turns_back = self.attention.rolling.offset > 0 && position + batch > most;
         if pages == 0 && !turns_back {
             return Ok(());
         }
         let turned = if turns_back {
-            let Slot(end) = self.attention.slot(tokens);
+            let Slot(end) = self.attention.rolling.slot(tokens);
             turn_window_back(engine, &mut self.attention, sink_pages * page..end)
         } else {
             Ok(())
@@ -62,7 +60,8 @@ impl Sequence {
         if let Err(error) = turned.and_then(|()| place_sinks(engine, &mut self.attention)) {
             return Err(failure(error, self.forget_all()));
         }
-        self.attention.forget_moved_pages();
+        // Keys have moved or turned: those on a device are others.
+        self.attention.reader.truncate(0);
         Ok(())
     }
 }
@@ -73,12 +72,10 @@ fn failure(error: EngineError, again: Vec<u32>) -> Box<Failure> {
 
 /// Keeps the keys of the sinks as they stand at their first positions.
 fn keep_sinks(engine: &Engine, attention: &mut AttentionState, tokens: usize) -> Result<(), EngineError> {
-    if attention.rolling.lacks_sinks() && tokens > 0 {
+    if attention.rolling.sinks.is_empty() && tokens > 0 {
         let layers = 0..attention.cache.shape().layers.count();
-        let sinks: Result<_, EngineError> = layers
-            .map(|layer| read_turnable(engine, attention, layer, (0, tokens)))
-            .collect();
-        attention.rolling.keep_sinks(sinks?);
+        let sinks = layers.map(|layer| read_turnable(engine, attention, layer, (0, tokens)));
+        attention.rolling.sinks = sinks.collect::<Result<_, EngineError>>()?;
     }
     Ok(())
 }
@@ -86,9 +83,9 @@ fn keep_sinks(engine: &Engine, attention: &mut AttentionState, tokens: usize) ->
 /// Turns the sinks from their first positions to those before the window.
 fn place_sinks(engine: &Engine, attention: &mut AttentionState) -> Result<(), EngineError> {
     for layer in attention_layers(engine) {
-        if let Some(sinks) = attention.rolling.sinks(layer.1) {
-            let turned = [0, attention.rolling.offset()].map(Position);
-            write_turned(engine, attention, layer, Slot(0), (sinks.to_vec(), turned))?;
+        if let Some(sinks) = attention.rolling.sinks.get(layer.1) {
+            let turned = [0, attention.rolling.offset].map(Position);
+            write_turned(engine, attention, layer, Slot(0), (sinks.clone(), turned))?;
         }
     }
     Ok(())
@@ -100,7 +97,7 @@ fn turn_window_back(
     attention: &mut AttentionState,
     slots: std::ops::Range<usize>,
 ) -> Result<(), EngineError> {
-    let offset = attention.rolling.offset();
+    let offset = attention.rolling.offset;
     for layer in attention_layers(engine) {
         for slot in slots.clone().step_by(TURNED_TOKENS) {
             let tokens = TURNED_TOKENS.min(slots.end - slot);
@@ -109,7 +106,7 @@ fn turn_window_back(
             write_turned(engine, attention, layer, Slot(slot), (keys, turned))?;
         }
     }
-    attention.rolling.turn_back();
+    attention.rolling.offset = 0;
     Ok(())
 }
 
@@ -121,7 +118,7 @@ fn read_turnable(
     (slot, tokens): (usize, usize),
 ) -> Result<Vec<f32>, EngineError> {
     let mut keys = attention.cache.read_keys(cache_layer, slot, tokens)?;
-    if engine.resolved().rotation.keys {
+    if engine.resolved.rotation.keys {
         rotate(
             &mut keys,
             rotated_widths(&attention.cache.shape().layer(cache_layer))[0],
@@ -141,7 +138,7 @@ fn write_turned(
     engine
         .model()
         .move_keys(layer, &mut keys, from, to, engine.model().config().max_position);
-    if engine.resolved().rotation.keys {
+    if engine.resolved.rotation.keys {
         rotate(
             &mut keys,
             rotated_widths(&attention.cache.shape().layer(cache_layer))[0],

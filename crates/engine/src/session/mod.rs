@@ -68,21 +68,6 @@ impl Session {
         }
     }
 
-    /// A session of a sequence, with a runner that another has used.
-    pub(crate) fn with_runner(sequence: Sequence, runner: &mut Runner) -> Self {
-        let fresh = Runner::new(sequence.engine());
-        Self {
-            runner: std::mem::replace(runner, fresh),
-            sequence,
-        }
-    }
-
-    /// Its sequence; the runner goes back to where it came from.
-    pub(crate) fn give_runner_back(self, runner: &mut Runner) -> Sequence {
-        *runner = self.runner;
-        self.sequence
-    }
-
     /// The session that [`Sequence::save`] wrote, made by the same model under the same options.
     ///
     /// # Errors
@@ -126,11 +111,9 @@ impl Session {
 
     /// Scratch of a pass is the plan's once: it goes to the session that reads next, as a rule the fork.
     fn hand_scratch_to(&mut self, sequence: Sequence) -> Self {
-        let fresh = Runner::new(sequence.engine());
-        Self {
-            sequence,
-            runner: std::mem::replace(&mut self.runner, fresh),
-        }
+        let mut session = Self::over(sequence);
+        session.take_scratch(self);
+        session
     }
 
     /// Takes the scratch of a pass from a session that does not read next: the plan has it once for all sessions of an engine.
@@ -191,11 +174,7 @@ impl Session {
     /// # Errors
     /// [`EngineError::ContextExceeded`] when the context is full.
     pub fn advance(&mut self, token: u32) -> Result<(), EngineError> {
-        check_room(&self.sequence, "the answer", 1)?;
-        self.turn_for(self.tokens().len() + 1)?;
-        let goal = self.tokens().len() + 1;
-        self.read_batch(&[token], Phase::Decode, goal, &mut |_| ControlFlow::Continue(()))?;
-        self.sequence.answer_mut().drawn.pending = None;
+        self.read_generated("the answer", &[token])?;
         self.take_last_logits()
     }
 
@@ -231,16 +210,10 @@ impl Session {
         if tokens.is_empty() {
             return Err(EngineError::EmptyPrompt);
         }
-        check_room(&self.sequence, "the draft", tokens.len())?;
-        self.turn_for(self.tokens().len() + tokens.len())?;
-        let goal = self.tokens().len() + tokens.len();
-        self.read_batch(tokens, Phase::Decode, goal, &mut |_| ControlFlow::Continue(()))?;
-        self.sequence.answer_mut().drawn.pending = None;
+        self.read_generated("the draft", tokens)?;
         self.runner.logits(0..tokens.len(), logits)?;
-        let vocab_size = logits.len() / tokens.len();
-        self.sequence
-            .answer_mut()
-            .set_logits(&logits[(tokens.len() - 1) * vocab_size..]);
+        let last = logits.len() - logits.len() / tokens.len();
+        self.sequence.answer_mut().set_logits(&logits[last..]);
         check_logits(self.logits(), self.tokens().len())
     }
 
@@ -274,19 +247,15 @@ impl Session {
     /// As [`Session::truncate`].
     pub fn keep_shared(&mut self, tokens: &[u32]) -> Result<usize, EngineError> {
         let shared = common_prefix(self.tokens(), tokens);
-        let whole = shared == self.tokens().len() && !self.logits().is_empty();
-        if whole {
+        if shared == self.tokens().len() && !self.logits().is_empty() {
             self.sequence.answer_mut().end();
             return Ok(shared);
         }
         // Logits are those of the last token that is read: one is read again where all of them are known.
         let kept = shared.min(tokens.len().saturating_sub(1));
         // The caller reads again what has to be read, and shows how far it is.
-        self.truncate(if self.sequence.attention().windows_reach(kept) {
-            kept
-        } else {
-            0
-        })?;
+        let is_there = self.sequence.attention().windows_reach(kept);
+        self.truncate(if is_there { kept } else { 0 })?;
         Ok(self.tokens().len())
     }
 
@@ -341,6 +310,16 @@ impl Session {
         self.take_last_logits()
     }
 
+    /// Reads tokens of an answer, or those that are drafted for it.
+    fn read_generated(&mut self, what: &'static str, tokens: &[u32]) -> Result<(), EngineError> {
+        check_room(&self.sequence, what, tokens.len())?;
+        self.turn_for(self.tokens().len() + tokens.len())?;
+        let goal = self.tokens().len() + tokens.len();
+        self.read_batch(tokens, Phase::Decode, goal, &mut |_| ControlFlow::Continue(()))?;
+        self.sequence.answer_mut().drawn.pending = None;
+        Ok(())
+    }
+
     /// Takes a logical batch through every layer; after a failure the session holds what it held before.
     fn read_batch(
         &mut self,
@@ -361,14 +340,12 @@ impl Session {
 
     /// The outcome of a pass; after a failure the session reads again what it held.
     fn outcome(&mut self, mut outcomes: Vec<Option<Failure>>) -> Result<(), EngineError> {
-        match outcomes.pop().flatten() {
-            None => Ok(()),
-            Some(failure) => {
-                // The failure is told, not what may fail on the way back: that leaves fewer tokens, all of them whole.
-                drop(self.read_again(&failure.again));
-                Err(failure.error)
-            }
-        }
+        let Some(failure) = outcomes.pop().flatten() else {
+            return Ok(());
+        };
+        // The failure is told, not what may fail on the way back: that leaves fewer tokens, all of them whole.
+        drop(self.read_again(&failure.again));
+        Err(failure.error)
     }
 
     /// Reads everything again where the model turns heads otherwise in a sequence of `length` tokens.
@@ -378,20 +355,8 @@ impl Session {
     }
 
     fn read_again(&mut self, tokens: &[u32]) -> Result<(), EngineError> {
-        let goal = self.tokens().len() + tokens.len();
-        for batch in tokens.chunks(self.sequence.batch_tokens()) {
-            let work = Work {
-                sequence: &mut self.sequence,
-                tokens: batch,
-                phase: Phase::Prefill,
-                goal,
-            };
-            let outcomes = self.runner.pass(&mut [work], &mut |_| ControlFlow::Continue(()))?;
-            if let Some(failure) = outcomes.into_iter().flatten().next() {
-                return Err(failure.error);
-            }
-        }
-        Ok(())
+        let runner = &mut self.runner;
+        runner.read(&mut self.sequence, tokens, &mut |_| ControlFlow::Continue(()))
     }
 
     /// Logits after the last token of the latest batch.

@@ -1,6 +1,8 @@
 //! Lengths at which sequences go on from one another, and policies that allow it.
 
-use crate::attention::sliding::lcm;
+use riffle_model::RecurrentState;
+
+use crate::attention::lcm;
 use crate::origin::{CHUNKS, Origin};
 use crate::sequence::common_prefix;
 use crate::{EngineError, EngineOptions, Sequence};
@@ -68,13 +70,34 @@ pub(crate) fn beginning_step(sequence: &Sequence) -> usize {
 /// Tokens that a beginning may have.
 pub(crate) fn servable_tokens(sequence: &Sequence) -> usize {
     let options = sequence.engine().options();
-    let window = sequence
-        .options()
-        .window
-        .map(|window| window.whole_tokens(options.cache.page_tokens));
-    window
-        .or(sequence.attention().sliding.whole_tokens())
-        .unwrap_or(usize::MAX)
+    let window = sequence.options().window;
+    let window = window.map(|window| window.whole_tokens(options.cache.page_tokens));
+    let whole = window.or(sequence.attention().sliding.whole_tokens());
+    whole.unwrap_or(usize::MAX)
+}
+
+/// How many of the first `tokens` tokens of a prompt a sequence may be filled with, and how many to look up: without a state to go with
+/// whole pages the last page may be used in part.
+pub(super) fn fillable_tokens(sequence: &Sequence, tokens: usize) -> [usize; 2] {
+    let (grid, servable) = (prompt_grid(sequence), servable_tokens(sequence));
+    let most = tokens.saturating_sub(1).min(servable) / grid * grid;
+    if sequence.recurrence().is_recurrent() {
+        return [most, most];
+    }
+    let page = sequence.engine().options().cache.page_tokens;
+    [most, most.next_multiple_of(page).min(tokens).min(servable)]
+}
+
+/// Goes on from a recurrent state that was kept with the first `tokens` tokens, which the sequence holds; false where it is damaged, and
+/// the sequence is empty then.
+pub(super) fn resume_state(sequence: &mut Sequence, kept: &[u8], tokens: usize) -> Result<bool, EngineError> {
+    match RecurrentState::from_bytes(sequence.engine().model().config(), kept) {
+        Ok(state) if state.tokens() == Some(tokens) => sequence.recurrence_mut().resume(state).map(|()| true),
+        _ => {
+            sequence.forget_all();
+            Ok(false)
+        }
+    }
 }
 
 /// How many of the first prompt tokens are worth keeping on disk: all whole pages, and the part of the last page up to a place
@@ -134,9 +157,8 @@ pub(crate) fn known_beginning(sequence: &Sequence, tokens: &[u32]) -> usize {
 /// Refuses policies that pages of another sequence cannot serve.
 pub(crate) fn check_prefix(sequence: &Sequence) -> Result<(), EngineError> {
     if let Some(selection) = sequence.engine().options().model.token_selection {
-        return Err(
-            selection.refuse("the keys that it leaves depend on a prompt's end, so no other prompt can use them")
-        );
+        let problem = "the keys that it leaves depend on a prompt's end, so no other prompt can use them";
+        return Err(selection.refuse(problem));
     }
     let options = sequence.options();
     let policies = &sequence.attention().policies;
@@ -161,23 +183,14 @@ pub(crate) fn prefix_identity(sequence: &Sequence) -> Result<Vec<u8>, EngineErro
     }
     if !sequence.options().prefill.is_dense() {
         // The choices of such a policy depend on the chunk it is asked for.
-        origin.add(
-            CHUNKS,
-            format!("{} {}", options.machine.batch_tokens, options.machine.chunk_tokens),
-        );
+        let (batch, chunk) = (options.machine.batch_tokens, options.machine.chunk_tokens);
+        origin.add(CHUNKS, format!("{batch} {chunk}"));
     }
     Ok(origin.to_bytes())
 }
 
 /// A prompt is cut into chunks at these places, whatever its length: to go on from there gives the same chunks.
 fn chunk_grid(options: &EngineOptions) -> usize {
-    if options
-        .machine
-        .batch_tokens
-        .is_multiple_of(options.machine.chunk_tokens)
-    {
-        options.machine.chunk_tokens
-    } else {
-        options.machine.batch_tokens
-    }
+    let (batch, chunk) = (options.machine.batch_tokens, options.machine.chunk_tokens);
+    if batch.is_multiple_of(chunk) { chunk } else { batch }
 }

@@ -1,10 +1,9 @@
 //! Beginnings on disk, read by this process before or by another.
 
 use riffle_kv::PrefixCache;
-use riffle_model::RecurrentState;
 
-use super::beginning::{keepable_tokens, keeps_state, prefix_identity, prompt_grid, servable_tokens};
-use crate::attention::sliding::lcm;
+use super::beginning::{fillable_tokens, keepable_tokens, keeps_state, prefix_identity, prompt_grid, resume_state};
+use crate::attention::lcm;
 use crate::{EngineError, Sequence};
 
 /// A beginning that a prefix cache keeps and a sequence is being filled with.
@@ -49,12 +48,8 @@ pub(crate) fn find_prefix(
     tokens: &[u32],
 ) -> Result<PrefixSearch, EngineError> {
     let identity = prefix_identity(sequence)?;
-    let (shape, page) = (
-        *sequence.attention().cache.shape(),
-        sequence.engine().options().cache.page_tokens,
-    );
-    let grid = prompt_grid(sequence);
-    let most = tokens.len().saturating_sub(1).min(servable_tokens(sequence)) / grid * grid;
+    let (shape, grid) = (*sequence.attention().cache.shape(), prompt_grid(sequence));
+    let [most, looked_at] = fillable_tokens(sequence, tokens.len());
     let mut search = PrefixSearch {
         identity,
         tokens: 0,
@@ -67,10 +62,6 @@ pub(crate) fn find_prefix(
         search.tokens = found.tokens;
         search.state = found.note;
     } else {
-        let looked_at = most
-            .next_multiple_of(page)
-            .min(tokens.len())
-            .min(servable_tokens(sequence));
         let known = cache.known_tokens(&shape, &search.identity, &tokens[..looked_at])?;
         search.tokens = known.min(most) / grid * grid;
     }
@@ -127,13 +118,7 @@ pub(crate) fn fill_next(
         return Ok(true);
     }
     if let Some(note) = search.state.take() {
-        match RecurrentState::from_bytes(sequence.engine().model().config(), &note) {
-            Ok(state) if state.tokens() == Some(kept) => sequence.recurrence_mut().resume(state)?,
-            _ => {
-                sequence.forget_all();
-                search.damaged_blocks += 1;
-            }
-        }
+        search.damaged_blocks += usize::from(!resume_state(sequence, &note, kept)?);
     }
     Ok(false)
 }
@@ -161,15 +146,13 @@ pub(crate) fn store_prefix_up_to(
 ) -> Result<(usize, u64), EngineError> {
     let identity = prefix_identity(sequence)?;
     let read = &sequence.tokens()[..keepable_tokens(sequence).min(most_tokens)];
-    let is_whole = sequence.attention().is_whole();
-    let stored = match &sequence.recurrence().state {
-        _ if !is_whole => cache.store(&sequence.attention().cache, &identity, &[])?,
-        state if state.is_empty() => cache.store(&sequence.attention().cache, &identity, read)?,
-        state if keeps_state(sequence) && read.len() == sequence.prefilled() => {
-            cache.store_with_note(&sequence.attention().cache, &identity, read, &state.to_bytes())?
-        }
-        _ if keeps_state(sequence) => cache.store(&sequence.attention().cache, &identity, read)?,
-        _ => cache.store(&sequence.attention().cache, &identity, &[])?,
+    let (attention, state) = (sequence.attention(), &sequence.recurrence().state);
+    let is_kept = attention.is_whole() && (state.is_empty() || keeps_state(sequence));
+    let read = if is_kept { read } else { &[] };
+    let stored = if is_kept && !state.is_empty() && read.len() == sequence.prefilled() {
+        cache.store_with_note(&attention.cache, &identity, read, &state.to_bytes())?
+    } else {
+        cache.store(&attention.cache, &identity, read)?
     };
     Ok((stored.tokens, stored.bytes))
 }

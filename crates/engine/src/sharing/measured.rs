@@ -45,8 +45,8 @@ pub struct PrefixReport {
 
 /// A prefix cache whose use is measured.
 pub(crate) struct MeasuredPrefixCache {
-    cache: PrefixCache,
-    report: PrefixReport,
+    pub(crate) cache: PrefixCache,
+    pub(crate) report: PrefixReport,
     /// True once the folder could not be read or written: it is not asked again.
     is_lost: bool,
 }
@@ -61,14 +61,6 @@ impl MeasuredPrefixCache {
             },
             is_lost: false,
         })
-    }
-
-    pub(crate) fn cache(&self) -> &PrefixCache {
-        &self.cache
-    }
-
-    pub(crate) fn report(&self) -> &PrefixReport {
-        &self.report
     }
 
     /// Measures `load`, which fills a sequence with pages of the cache and returns its own result and the number of
@@ -95,10 +87,7 @@ impl MeasuredPrefixCache {
         if !self.is_lost
             && let Err(error) = self.store(sequence, usize::MAX)
         {
-            self.is_lost = true;
-            self.report
-                .notices
-                .push(format!("what was read could not be kept: {error}"));
+            self.lose_folder(format!("what was read could not be kept: {error}"));
         }
     }
 
@@ -109,14 +98,16 @@ impl MeasuredPrefixCache {
     pub(crate) fn lose(&mut self, error: EngineError) -> Result<(), EngineError> {
         match error {
             EngineError::Kv(error @ (KvError::File { .. } | KvError::Index { .. } | KvError::Busy { .. })) => {
-                self.is_lost = true;
-                self.report
-                    .notices
-                    .push(format!("what was read is neither looked up nor kept: {error}"));
+                self.lose_folder(format!("what was read is neither looked up nor kept: {error}"));
                 Ok(())
             }
             error => Err(error),
         }
+    }
+
+    fn lose_folder(&mut self, notice: String) {
+        self.is_lost = true;
+        self.report.notices.push(notice);
     }
 
     /// Measures [`store_prefix_up_to`]. Returns the tokens that the cache keeps of these.

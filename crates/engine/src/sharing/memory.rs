@@ -6,9 +6,6 @@ use crate::{EngineError, Sequence, SequenceOptions};
 
 /// A sequence under `options` that goes on from the first `tokens` tokens of this one, which it read as prompt; nothing has been
 /// counted of it yet. `None` where `options` would have made other pages, or this sequence cannot go back so far.
-///
-/// # Errors
-/// As [`Sequence::fork`].
 pub(crate) fn fork_beginning(
     sequence: &mut Sequence,
     tokens: usize,

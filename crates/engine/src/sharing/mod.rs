@@ -8,14 +8,24 @@
 //! | `measured.rs` | that folder, with counts and times of its use |
 //! | `store.rs` | a store that other processes and machines share |
 
-pub(crate) mod beginning;
-pub(crate) mod disk;
-pub(crate) mod measured;
-pub(crate) mod memory;
-pub(crate) mod store;
+mod beginning;
+mod disk;
+mod measured;
+mod memory;
+mod store;
 
 pub use beginning::prefix_cuts;
+pub(crate) use beginning::{
+    beginning_step, can_share, goes_back_to, has_evicted, keepable_tokens, known_beginning, serves_others, state_step,
+};
+pub(crate) use disk::{PrefixSearch, fill_next, find_prefix};
 pub use disk::{fill_prefix, store_prefix};
+pub(crate) use measured::MeasuredPrefixCache;
 pub use measured::{DEFAULT_PREFIX_CACHE_BYTES, PrefixCacheOptions, PrefixReport};
 pub use memory::{adopt_prefix, share_prefix};
+pub(crate) use memory::{adopt_prefix_for, fork_beginning};
+pub(crate) use store::{
+    Fetched, SharedPrefixes, SharedSearch, advance_early, advance_fetch, begin_early, begin_fetch, complete_early,
+    drop_fetch, give_up_early, has_layer, publish,
+};
 pub use store::{SharedReport, SharedStoreOptions};

@@ -3,13 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use riffle_kv::{BlockStore, FetchRequest, SharedBlocks, SharedCounts, SharedFetch, SharedOptions};
-use riffle_model::RecurrentState;
+use riffle_kv::{BlockStore, FetchRequest, SharedBlocks, SharedFetch, SharedOptions};
 use serde::Serialize;
 
-use crate::attention::sliding::lcm;
-use crate::sharing::beginning::{keeps_state, prefix_identity, prompt_grid, servable_tokens};
-use crate::{EngineError, Sequence};
+use crate::attention::lcm;
+use crate::sharing::beginning::{fillable_tokens, keeps_state, prefix_identity, prompt_grid, resume_state};
+use crate::{Engine, EngineError, Sequence};
 
 /// Bytes of pages that are taken from a fetch, or copied to be published, in a step.
 pub(crate) const STEP_BYTES: usize = 32 << 20;
@@ -55,14 +54,14 @@ pub struct SharedReport {
 
 /// A shared store in use.
 pub(crate) struct SharedPrefixes {
-    blocks: SharedBlocks,
+    pub(crate) blocks: SharedBlocks,
     any_machine: bool,
     report: SharedReport,
 }
 
 /// A beginning on its way into a sequence.
 pub(crate) struct SharedSearch {
-    fetch: SharedFetch,
+    pub(crate) fetch: SharedFetch,
     began: Instant,
     /// Tokens that the sequence held, in whole pages; it is cut to them when the first block arrives.
     held: usize,
@@ -70,7 +69,7 @@ pub(crate) struct SharedSearch {
     /// Tokens that the sequence may hold at most.
     most: usize,
     /// True if nothing more will come.
-    is_over: bool,
+    pub(crate) is_over: bool,
     early: Option<Early>,
 }
 
@@ -106,13 +105,13 @@ impl SharedPrefixes {
     /// The report at the end of a run, with what went wrong.
     pub(crate) fn into_report(self) -> SharedReport {
         SharedReport {
-            notices: self.take_notices(),
+            notices: self.blocks.take_notices(),
             ..self.report()
         }
     }
 
     pub(crate) fn report(&self) -> SharedReport {
-        let counts = self.counts();
+        let counts = self.blocks.counts();
         SharedReport {
             fetched_bytes: counts.fetched_bytes,
             bad_blocks: counts.bad_blocks,
@@ -123,18 +122,6 @@ impl SharedPrefixes {
             notices: Vec::new(),
             ..self.report.clone()
         }
-    }
-
-    pub(crate) fn counts(&self) -> SharedCounts {
-        self.blocks.counts()
-    }
-
-    pub(crate) fn take_notices(&self) -> Vec<String> {
-        self.blocks.take_notices()
-    }
-
-    pub(crate) fn can_publish(&self, sequence: &Sequence) -> bool {
-        self.blocks.can_publish(sequence.pool().shape())
     }
 
     /// Waits until what was published has been written, at most `time`.
@@ -151,7 +138,7 @@ impl SharedPrefixes {
         loop {
             match advance_fetch(sequence, self, &mut search, tokens)? {
                 Fetched::Some => {}
-                Fetched::NotYet => search.wait(Duration::from_millis(200)),
+                Fetched::NotYet => search.fetch.wait(Duration::from_millis(200)),
                 Fetched::Over => return Ok(()),
             }
         }
@@ -177,16 +164,6 @@ impl SharedPrefixes {
 }
 
 impl SharedSearch {
-    /// Waits until something can be taken, at most `time`.
-    pub(crate) fn wait(&self, time: Duration) {
-        self.fetch.wait(time);
-    }
-
-    /// True if nothing more will come to a pass that reads on already.
-    pub(crate) fn is_over(&self) -> bool {
-        self.is_over
-    }
-
     /// True if a step would find something to do.
     pub(crate) fn has_arrived(&self) -> bool {
         !self.is_over && self.fetch.has_arrived()
@@ -201,18 +178,9 @@ pub(crate) fn begin_fetch(
     tokens: &[u32],
 ) -> Result<SharedSearch, EngineError> {
     let identity = shared_identity(sequence, shared.any_machine)?;
-    let (page, grid) = (sequence.engine().options().cache.page_tokens, prompt_grid(sequence));
-    let most = tokens.len().saturating_sub(1).min(servable_tokens(sequence)) / grid * grid;
-    let step = lcm(page, grid);
+    let step = lcm(sequence.engine().options().cache.page_tokens, prompt_grid(sequence));
     let held = sequence.tokens().len() / step * step;
-    // A state goes with whole pages; without one the last page may be used in part.
-    let looked_at = if sequence.recurrence().is_recurrent() {
-        most
-    } else {
-        most.next_multiple_of(page)
-            .min(tokens.len())
-            .min(servable_tokens(sequence))
-    };
+    let [most, looked_at] = fillable_tokens(sequence, tokens.len());
     let fetch = shared.blocks.fetch(&FetchRequest {
         shape: *sequence.attention().cache.shape(),
         identity: &identity,
@@ -270,20 +238,14 @@ fn end_fetch(sequence: &mut Sequence, search: &mut SharedSearch, tokens: &[u32])
     }
     let whole = search.fetch.whole_tokens(&sequence.attention().cache);
     if sequence.recurrence().is_recurrent() {
-        let Some((noted, note)) = search.fetch.take_note().filter(|(noted, _)| *noted <= whole) else {
-            sequence.forget_all();
-            return Ok(());
-        };
-        return match RecurrentState::from_bytes(sequence.engine().model().config(), &note) {
-            Ok(state) if state.tokens() == Some(noted) => {
+        match search.fetch.take_note().filter(|(noted, _)| *noted <= whole) {
+            Some((noted, note)) => {
                 sequence.hold_prompt(search.held, noted, tokens);
-                sequence.recurrence_mut().resume(state)
+                resume_state(sequence, &note, noted)?;
             }
-            _ => {
-                sequence.forget_all();
-                Ok(())
-            }
-        };
+            None => drop(sequence.forget_all()),
+        }
+        return Ok(());
     }
     let grid = prompt_grid(sequence);
     sequence.hold_prompt(search.held, whole.min(search.most) / grid * grid, tokens);
@@ -294,7 +256,7 @@ fn end_fetch(sequence: &mut Sequence, search: &mut SharedSearch, tokens: &[u32])
 /// [`has_layer`](Self::has_layer) says how far it may go. False where it is too early, or something looks at all layers before a pass.
 pub(crate) fn begin_early(sequence: &mut Sequence, search: &mut SharedSearch, tokens: &[u32]) -> bool {
     let looks_at_all = sequence.recurrence().is_recurrent()
-        || sequence.attention().reader().may_keep_results()
+        || sequence.attention().reader.may_keep_results()
         || sequence.options().window.is_some();
     let expected = search.fetch.expected_tokens().unwrap_or(0);
     let kept = expected.min(search.most) / prompt_grid(sequence) * prompt_grid(sequence);
@@ -352,15 +314,10 @@ pub(crate) fn complete_early(shared: &mut SharedPrefixes, search: &SharedSearch)
 /// Goes back to what has arrived whole, where a pass was given up because a layer did not. The sequence holds no more than it was
 /// taken to have read.
 pub(crate) fn give_up_early(sequence: &mut Sequence, search: &SharedSearch) {
-    let whole = search
-        .fetch
-        .whole_tokens(&sequence.attention().cache)
-        .min(sequence.tokens().len());
-    sequence.hold_prompt(
-        whole / prompt_grid(sequence) * prompt_grid(sequence),
-        whole / prompt_grid(sequence) * prompt_grid(sequence),
-        &[],
-    );
+    let whole = search.fetch.whole_tokens(&sequence.attention().cache);
+    let grid = prompt_grid(sequence);
+    let held = whole.min(sequence.tokens().len()) / grid * grid;
+    sequence.hold_prompt(held, held, &[]);
 }
 
 /// Leaves what a fetch that is given up has brought.
@@ -377,21 +334,16 @@ pub(crate) fn drop_fetch(sequence: &mut Sequence, search: &SharedSearch) {
 /// Copies pages of what was read as prompt, from the token `from` on, and the state of recurrent layers where it is known, so that
 /// they are written to a shared store behind: a bounded step. Returns the tokens that need not be offered again.
 pub(crate) fn publish(sequence: &Sequence, shared: &SharedPrefixes, from: usize) -> Result<usize, EngineError> {
-    let is_whole = sequence.attention().is_whole();
-    if !is_whole {
+    let (attention, blocks) = (sequence.attention(), &shared.blocks);
+    if !attention.is_whole() {
         return Ok(sequence.prefilled());
     }
     let identity = shared_identity(sequence, shared.any_machine)?;
     let read = &sequence.tokens()[..sequence.prefilled()];
-    let offered = shared
-        .blocks
-        .publish(&sequence.attention().cache, &identity, read, from, STEP_BYTES)?;
+    let offered = blocks.publish(&attention.cache, &identity, read, from, STEP_BYTES)?;
     if sequence.recurrence().is_recurrent() && offered == sequence.prefilled() && keeps_state(sequence) {
         let note = sequence.recurrence().state.to_bytes();
-        if !shared
-            .blocks
-            .publish_note(sequence.attention().cache.shape(), &identity, read, note)
-        {
+        if !blocks.publish_note(attention.cache.shape(), &identity, read, note) {
             return Ok(offered - sequence.engine().options().cache.page_tokens);
         }
     }
@@ -408,19 +360,12 @@ fn shared_identity(sequence: &Sequence, any_machine: bool) -> Result<Vec<u8>, En
 
 /// The parts of a machine that decide over the last bits of keys and values beside the model and its options: attention sums in the order of its vectors,
 /// and angles come from the system's mathematics.
-fn machine(engine: &crate::Engine) -> String {
-    let device = engine.compute().name();
-    let system = if cfg!(target_env = "musl") {
-        "musl"
-    } else {
-        std::env::consts::OS
-    };
-    format!(
-        "machine\t{} {} {system} {device} {}\n",
-        std::env::consts::ARCH,
-        riffle_attention::instruction_set(),
-        env!("CARGO_PKG_VERSION"),
-    )
+fn machine(engine: &Engine) -> String {
+    let (architecture, instructions) = (std::env::consts::ARCH, riffle_attention::instruction_set());
+    let is_musl = cfg!(target_env = "musl");
+    let system = if is_musl { "musl" } else { std::env::consts::OS };
+    let (device, version) = (engine.compute().name(), env!("CARGO_PKG_VERSION"));
+    format!("machine\t{architecture} {instructions} {system} {device} {version}\n")
 }
 
 #[cfg(test)]
@@ -428,7 +373,7 @@ mod tests {
     use std::ops::ControlFlow;
 
     use super::*;
-    use crate::{Engine, EngineOptions, Session, prefix_cuts};
+    use crate::{EngineOptions, Session, prefix_cuts};
 
     fn prefill(session: &mut Session, tokens: &[u32]) {
         session.prefill(tokens, &mut |_| ControlFlow::Continue(())).unwrap();

@@ -71,14 +71,12 @@ fn request(engine: &Engine, tokens: &[u32], scales: [f32; 2]) -> Request {
 /// Steps until everything has ended; the tokens of the answers, and how many of each prompt others had read.
 fn finish(scheduler: &mut Scheduler) -> BTreeMap<RequestId, (Vec<u32>, usize)> {
     let mut ended = BTreeMap::new();
-    let run = scheduler.run(&mut |event| {
-        match event {
-            Event::Finished(id, report, _) => {
-                ended.insert(id, (report.generation.tokens, report.reused_tokens));
-            }
-            Event::Failed(id, error) => panic!("{id:?}: {error}"),
-            _ => {}
+    let run = scheduler.run(&mut |event| match event {
+        Event::Finished(id, report, _) => {
+            ended.insert(id, (report.generation.tokens, report.reused_tokens));
         }
+        Event::Failed(id, error) => panic!("{id:?}: {error}"),
+        _ => {}
     });
     run.unwrap();
     ended
@@ -170,12 +168,18 @@ fn other_adapters_than_those_in_memory_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let engine = engine(folder.path(), [1.0, 0.0]);
     let error = engine.with_options(options()).err().expect("refused").to_string();
-    assert!(error.contains("adapters") && error.contains("load the model again"), "{error}");
+    assert!(
+        error.contains("adapters") && error.contains("load the model again"),
+        "{error}"
+    );
     let scaled = options().with_adapters(vec![AdapterSpec {
         path: folder.path().join("first"),
         scale: f32::NAN,
     }]);
-    let error = Engine::load(fixture("model"), scaled).err().expect("refused").to_string();
+    let error = Engine::load(fixture("model"), scaled)
+        .err()
+        .expect("refused")
+        .to_string();
     assert!(error.contains("the scale must be a number"), "{error}");
     let plan = engine.plan().weights_bytes - Engine::load(fixture("model"), options()).unwrap().plan().weights_bytes;
     let bytes: u64 = engine.adapters().iter().map(|adapter| adapter.bytes).sum();

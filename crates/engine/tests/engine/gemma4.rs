@@ -75,10 +75,10 @@ fn answers_are_the_same_to_the_bit_wherever_pages_lie_and_however_tokens_come() 
 
 #[test]
 fn a_session_in_a_file_a_fork_and_a_beginning_on_disk_go_on_to_the_bit() {
-    let folder = tempfile::tempdir().unwrap();
+    let (folder, stored) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let engine = engine(options().with_keeps_beginnings(true));
     let tokens = prompt(300);
-    let cache = PrefixCache::open(&folder.path().join("cache"), u64::MAX).unwrap();
+    let cache = PrefixCache::open(stored.path(), u64::MAX).unwrap();
     let mut session = Session::new(&engine).unwrap();
     session.prefill(&tokens, &mut go_on).unwrap();
     store_prefix(session.sequence(), &cache).unwrap();
@@ -91,7 +91,11 @@ fn a_session_in_a_file_a_fork_and_a_beginning_on_disk_go_on_to_the_bit() {
     assert_eq!(filled.sequence().tokens().len(), 299);
     filled.prefill(&tokens[299..], &mut go_on).unwrap();
     let expected = write(&mut session, 10);
-    for (name, other) in [("restored", &mut restored), ("forked", &mut fork), ("filled", &mut filled)] {
+    for (name, other) in [
+        ("restored", &mut restored),
+        ("forked", &mut fork),
+        ("filled", &mut filled),
+    ] {
         assert!(write(other, 10) == expected, "{name}");
     }
 }

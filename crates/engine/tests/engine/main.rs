@@ -1,6 +1,7 @@
 //! Sessions of an engine: what they read, keep, share, evict and give back.
 
 mod adapters;
+mod answer;
 mod attention_watch;
 mod cached_attention;
 mod compress;
@@ -27,12 +28,16 @@ mod policies;
 mod precision;
 mod predictor;
 mod prefix;
+mod profile;
 mod questions;
 mod rotation;
+mod run;
+mod sampler;
 mod saved;
 mod scheduler;
 mod session;
 mod sliding;
+mod spelling;
 #[path = "../testing/mod.rs"]
 mod testing;
 mod tiers;

@@ -39,7 +39,10 @@ impl<'a> Look<'a> {
 
     /// Shows a GGUF file that is written to `path`, once enough of it is there.
     pub(crate) fn pass(&mut self, there_bytes: u64, path: &Path, file: &RemoteFile) -> Result<(), HubError> {
-        if self.on_beginning.is_none() || there_bytes < self.head_bytes.min(file.bytes) || gguf_stem(&file.path).is_none() {
+        if self.on_beginning.is_none()
+            || there_bytes < self.head_bytes.min(file.bytes)
+            || gguf_stem(&file.path).is_none()
+        {
             return Ok(());
         }
         self.show(&Beginning::Head(path, file.bytes))

@@ -120,12 +120,7 @@ fn offer(model: &Gguf, listing: &Listing) -> Offer {
     )
 }
 
-fn pull_by(
-    client: &Client,
-    settings: &Settings,
-    name: &ModelName,
-    steps: PullSteps<'_>,
-) -> Result<Pulled, HubError> {
+fn pull_by(client: &Client, settings: &Settings, name: &ModelName, steps: PullSteps<'_>) -> Result<Pulled, HubError> {
     let on_progress = steps.progress;
     let look = Look::new(name.repository(), settings.head_bytes, steps.look);
     let mut progress = Progress::new();
@@ -175,9 +170,7 @@ fn pull_by(
         Chosen::Folder { .. } => None,
     };
     let taken = match (&name.part, &chosen) {
-        (ModelPart::Preferred, Chosen::Gguf(model)) => {
-            name.with_part(ModelPart::File(model.first().to_owned()))
-        }
+        (ModelPart::Preferred, Chosen::Gguf(model)) => name.with_part(ModelPart::File(model.first().to_owned())),
         _ => name.clone(),
     };
     Ok(Pulled {

@@ -16,7 +16,12 @@ pub(super) fn list(folder: &Path) -> Vec<OtherModel> {
         let name: ModelName = name.parse().ok()?;
         let prefix = prefix(&name);
         let place = |path: &str| folder.join(format!("{prefix}{path}"));
-        Some(of_files(Program::LlamaCpp, &name, &of_repository(&files, &name), &place))
+        Some(of_files(
+            Program::LlamaCpp,
+            &name,
+            &of_repository(&files, &name),
+            &place,
+        ))
     });
     models.flatten().collect()
 }
@@ -25,7 +30,9 @@ pub(super) fn list(folder: &Path) -> Vec<OtherModel> {
 pub(super) fn find(folder: &Path, name: &ModelName) -> Result<Option<OtherModel>, HubError> {
     let prefix = prefix(name);
     let files = of_repository(&files_below(folder), name);
-    chosen(Program::LlamaCpp, name, &files, &|path| folder.join(format!("{prefix}{path}")))
+    chosen(Program::LlamaCpp, name, &files, &|path| {
+        folder.join(format!("{prefix}{path}"))
+    })
 }
 
 fn prefix(name: &ModelName) -> String {

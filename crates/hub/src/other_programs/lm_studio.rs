@@ -16,8 +16,12 @@ const LARGEST_POINTER: u64 = 4096;
 /// The folders of models of a user of LM Studio whose home is `home`.
 pub(super) fn folders(home: &Path) -> Vec<PathBuf> {
     let pointed = riffle_files::read_text(home.join(".lmstudio-home-pointer"), LARGEST_POINTER).ok();
-    let pointed = pointed.map(|text| PathBuf::from(text.trim())).filter(|path| path.is_absolute());
-    let homes = pointed.into_iter().chain([home.join(".lmstudio"), home.join(".cache/lm-studio")]);
+    let pointed = pointed
+        .map(|text| PathBuf::from(text.trim()))
+        .filter(|path| path.is_absolute());
+    let homes = pointed
+        .into_iter()
+        .chain([home.join(".lmstudio"), home.join(".cache/lm-studio")]);
     let mut folders = Vec::new();
     for studio in homes {
         for folder in downloads_folder(&studio).into_iter().chain([studio.join("models")]) {
@@ -51,7 +55,9 @@ pub(super) fn list(folder: &Path) -> Vec<OtherModel> {
     }
     let models = repositories.into_iter().filter_map(|(name, files)| {
         let name: ModelName = name.parse().ok()?;
-        Some(of_files(Program::LmStudio, &name, &files, &|path| folder.join(name.repository()).join(path)))
+        Some(of_files(Program::LmStudio, &name, &files, &|path| {
+            folder.join(name.repository()).join(path)
+        }))
     });
     models.flatten().collect()
 }

@@ -156,7 +156,9 @@ fn files_below(folder: &Path) -> Vec<Found> {
                 }
                 continue;
             }
-            let Ok(metadata) = fs::metadata(entry.path()) else { continue };
+            let Ok(metadata) = fs::metadata(entry.path()) else {
+                continue;
+            };
             if metadata.is_file() && found.len() < MOST_ENTRIES {
                 found.push(Found {
                     path,

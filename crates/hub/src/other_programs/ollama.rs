@@ -57,7 +57,10 @@ fn name_of(path: &str) -> Option<String> {
     let (rest, tag) = path.rsplit_once('/')?;
     let (host, model) = rest.split_once('/')?;
     let shown = match host {
-        REGISTRY => model.strip_prefix(LIBRARY).and_then(|model| model.strip_prefix('/')).unwrap_or(model),
+        REGISTRY => model
+            .strip_prefix(LIBRARY)
+            .and_then(|model| model.strip_prefix('/'))
+            .unwrap_or(model),
         _ => rest,
     };
     let is_hidden = path.split('/').any(|part| part.starts_with('.'));
@@ -92,7 +95,10 @@ fn described(folder: &Path, manifest: &Path, name: String) -> OtherModel {
 /// Reads a manifest into `model`; returns the GGUF file, or the reason why there is none to open.
 fn read(folder: &Path, manifest: &Path, model: &mut OtherModel) -> Result<PathBuf, String> {
     let damaged = |problem: &dyn std::fmt::Display| {
-        format!("its manifest {} is damaged ({problem}); pull it again with ollama pull", manifest.display())
+        format!(
+            "its manifest {} is damaged ({problem}); pull it again with ollama pull",
+            manifest.display()
+        )
     };
     let text = riffle_files::read(manifest, LARGEST_JSON).map_err(|error| damaged(&error))?;
     let value: Value = serde_json::from_slice(&text).map_err(|error| damaged(&error))?;
@@ -102,7 +108,9 @@ fn read(folder: &Path, manifest: &Path, model: &mut OtherModel) -> Result<PathBu
         let is_kind = |layer: &&Value| layer.get("mediaType").and_then(Value::as_str) == Some(kind);
         layers.iter().filter(is_kind).collect::<Vec<_>>()
     };
-    model.format = value.get("config").and_then(|config| format(&blob(folder, config).ok()?));
+    model.format = value
+        .get("config")
+        .and_then(|config| format(&blob(folder, config).ok()?));
     let models = of(MODEL);
     let [layer] = models[..] else {
         return Err(match models.len() {
@@ -114,7 +122,10 @@ fn read(folder: &Path, manifest: &Path, model: &mut OtherModel) -> Result<PathBu
     let missing = || {
         let size = layer.get("size").and_then(Value::as_u64).unwrap_or(0);
         let size = riffle_files::human_bytes(size);
-        format!("its file of {size}, {}, is missing; pull it again with ollama pull", path.display())
+        format!(
+            "its file of {size}, {}, is missing; pull it again with ollama pull",
+            path.display()
+        )
     };
     let metadata = fs::metadata(&path).map_err(|_| missing())?;
     model.bytes = metadata.len();
@@ -153,7 +164,10 @@ mod tests {
     fn the_place_of_a_manifest_tells_the_name() {
         for (path, name) in [
             ("registry.ollama.ai/library/llama3.2/1b", Some("llama3.2:1b")),
-            ("registry.ollama.ai/somebody/tuned/latest", Some("somebody/tuned:latest")),
+            (
+                "registry.ollama.ai/somebody/tuned/latest",
+                Some("somebody/tuned:latest"),
+            ),
             ("hf.co/owner/model-GGUF/Q4_K_M", Some("hf.co/owner/model-GGUF:Q4_K_M")),
             ("registry.ollama.ai/library/llama3.2/.DS_Store", None),
             ("stray", None),

@@ -42,7 +42,10 @@ pub(super) fn chosen(
     };
     let (format, path) = match &chosen {
         Chosen::Gguf(model) if model.missing > 0 => {
-            let problem = format!("{} of its files are missing; download it again with {program}", model.missing);
+            let problem = format!(
+                "{} of its files are missing; download it again with {program}",
+                model.missing
+            );
             (model.quantisation.clone(), Err(problem))
         }
         Chosen::Gguf(model) => (model.quantisation.clone(), Ok(place(model.first()))),

@@ -113,7 +113,10 @@ fn a_caller_chooses_among_the_quantisations_of_a_repository() {
     assert_eq!(offered, expected, "models of which files are missing are not offered");
     assert_eq!((split.quantisation.as_deref(), split.bytes), (Some("UD-Q8_K_XL"), 7000));
     assert!(split.path.ends_with("UD/m-UD-Q8_K_XL-00001-of-00002.gguf"));
-    assert_eq!(pulled("owner/model", &mut |_| None).quantisation.as_deref(), Some("Q4_K_M"));
+    assert_eq!(
+        pulled("owner/model", &mut |_| None).quantisation.as_deref(),
+        Some("Q4_K_M")
+    );
     let named = pulled("owner/model:Q8_K_XL", &mut |_| panic!("the name chooses"));
     assert_eq!(named.quantisation.as_deref(), Some("UD-Q8_K_XL"));
 }

@@ -116,6 +116,9 @@ impl Adapter {
     /// # Errors
     /// [`ModelError::AdapterRefused`] by name for what is not supported or does not belong to the model; errors of its files.
     pub(crate) fn open(path: &Path, base: &Base<'_>) -> Result<Self, ModelError> {
+        if !path.exists() {
+            return Err(unusable(path, "no such file or folder; check the path"));
+        }
         let files = if path.is_dir() {
             peft::open(path, base)?
         } else {
@@ -146,7 +149,9 @@ impl Adapter {
 
     /// Takes the part for the projection `name`, whose own rows lie in `order` in the model's file.
     pub(crate) fn take(&mut self, name: &str, order: Option<RowOrder>) -> Result<Option<LowRankWeights>, ModelError> {
-        let Some(module) = self.modules.get(name) else { return Ok(None) };
+        let Some(module) = self.modules.get(name) else {
+            return Ok(None);
+        };
         self.taken.insert(name.to_owned());
         let (down, up) = (format!("{name}{DOWN}"), format!("{name}{UP}"));
         if let Some(RowOrder::PartlyInterleaved { heads, first, rotated }) = order {

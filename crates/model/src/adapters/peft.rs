@@ -25,9 +25,18 @@ const FLAGS: [(&str, &str); 4] = [
 /// Settings that change the computation and are not computed, where they hold anything.
 const LISTS: [(&str, &str); 4] = [
     ("modules_to_save", "whole modules (modules_to_save)"),
-    ("trainable_token_indices", "tokens of their own (trainable_token_indices)"),
-    ("target_parameters", "parameters that are no linear layers (target_parameters)"),
-    ("alora_invocation_tokens", "activation by tokens (alora_invocation_tokens)"),
+    (
+        "trainable_token_indices",
+        "tokens of their own (trainable_token_indices)",
+    ),
+    (
+        "target_parameters",
+        "parameters that are no linear layers (target_parameters)",
+    ),
+    (
+        "alora_invocation_tokens",
+        "activation by tokens (alora_invocation_tokens)",
+    ),
 ];
 /// Beginnings of adapters whose base model was changed with them.
 const CHANGED_BASE: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
@@ -61,7 +70,10 @@ fn check(fields: &Fields, folder: &Path) -> Result<(), ModelError> {
     let refused = |what: &str| Err(unusable(folder, format!("it has {what}, which is not supported")));
     let kind = fields.text("peft_type")?.unwrap_or("LORA");
     if !kind.eq_ignore_ascii_case("LORA") {
-        return Err(unusable(folder, format!("it is of the type {kind:?}; only LORA is supported")));
+        return Err(unusable(
+            folder,
+            format!("it is of the type {kind:?}; only LORA is supported"),
+        ));
     }
     for (name, what) in FLAGS {
         if fields.flag(name, false)? {
@@ -94,7 +106,11 @@ fn add_weights(weights: &mut Checkpoint, folder: &Path, base: &Base<'_>) -> Resu
     let path = folder.join(WEIGHTS);
     if !path.exists() {
         let pickle = folder.join("adapter_model.bin").exists();
-        let pickle = if pickle { "; adapter_model.bin can run code and is not read" } else { "" };
+        let pickle = if pickle {
+            "; adapter_model.bin can run code and is not read"
+        } else {
+            ""
+        };
         return Err(unusable(folder, format!("it holds no {WEIGHTS}{pickle}")));
     }
     let mut file = riffle_files::open(&path).map_err(|error| ModelError::file(&path, error))?;
@@ -108,7 +124,12 @@ fn add_weights(weights: &mut Checkpoint, folder: &Path, base: &Base<'_>) -> Resu
 
 /// The name of a tensor here: `model.layers.0.self_attn.q_proj.lora_A`.
 fn known(name: &str, folder: &Path, base: &Base<'_>) -> Result<String, ModelError> {
-    let refused = |what: &str| Err(unusable(folder, format!("it has {what} ({name}), which is not supported")));
+    let refused = |what: &str| {
+        Err(unusable(
+            folder,
+            format!("it has {what} ({name}), which is not supported"),
+        ))
+    };
     let below = name.strip_prefix(PREFIX).unwrap_or(name);
     if below.contains(".lora_embedding_") {
         return refused("an adapter of an embedding");
@@ -138,10 +159,16 @@ impl Scale {
     fn read(fields: &Fields) -> Result<Self, ModelError> {
         const PATTERNS: &str = "alpha_pattern";
         let mut patterns = Vec::new();
-        for (pattern, alpha) in fields.object(PATTERNS)?.map(|object| object.values()).unwrap_or_default() {
+        for (pattern, alpha) in fields
+            .object(PATTERNS)?
+            .map(|object| object.values())
+            .unwrap_or_default()
+        {
             let regex = Regex::new(&format!("^(?:.*\\.)?(?:{pattern})$"));
             let regex = regex.map_err(|_| fields.error(PATTERNS, format!("{pattern:?} is no pattern")))?;
-            let alpha = alpha.as_f64().ok_or_else(|| fields.error(PATTERNS, "must hold numbers"))?;
+            let alpha = alpha
+                .as_f64()
+                .ok_or_else(|| fields.error(PATTERNS, "must hold numbers"))?;
             patterns.push((regex, alpha));
         }
         Ok(Self {

@@ -54,7 +54,11 @@ impl LowRank {
     /// Adds the part, `scale` times as strong, to `output`, `[rows, outputs]`, of `input`, `[rows, inputs]`. A row has the same bits
     /// whatever other rows there are.
     pub(crate) fn add(&self, scale: f32, input: &[f32], output: &mut [f32]) {
-        let (rank, inputs, outputs) = (self.down.out_features(), self.down.in_features(), self.up.out_features());
+        let (rank, inputs, outputs) = (
+            self.down.out_features(),
+            self.down.in_features(),
+            self.up.out_features(),
+        );
         let mut inner = vec![0.0; input.len() / inputs * rank];
         self.down.matmul(input, &mut inner);
         let factor = scale * self.scale;

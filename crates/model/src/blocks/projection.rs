@@ -14,7 +14,7 @@ use crate::{ModelError, SegmentPart};
 /// `output = weight · input + bias`, and the parts of adapters.
 pub struct Projection {
     weight: PackedMatrix,
-    bias: Option<Vec<f32>>,
+    bias: Option<Box<[f32]>>,
     /// Where inputs are summed.
     sums: Option<Arc<InputSums>>,
     low_rank: Vec<LowRank>,
@@ -60,7 +60,9 @@ impl Projection {
         let adapted = adapted.map(|part| Ok((LowRank::shared(&part)?, part)));
         let adapted: Vec<_> = adapted.collect::<Result<_, _>>().map_err(unpacked)?;
         let low_rank = |own: Range<usize>| -> Result<Vec<LowRank>, ModelError> {
-            let parts = adapted.iter().map(|(down, part)| LowRank::new(part, down, stride, own.clone()));
+            let parts = adapted
+                .iter()
+                .map(|(down, part)| LowRank::new(part, down, stride, own.clone()));
             parts.collect::<Result<_, _>>().map_err(unpacked)
         };
         let mut part = 0;

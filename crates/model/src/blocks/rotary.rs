@@ -319,15 +319,10 @@ impl Rotary {
                 })
                 .collect()
             }
-            Scaling::Proportional { factor, turning } => base
-                .map(|(frequency, pair)| {
-                    if pair < *turning {
-                        frequency / *factor as f32
-                    } else {
-                        0.0
-                    }
-                })
-                .collect(),
+            Scaling::Proportional { factor, turning } => {
+                let turns = base.map(|(frequency, pair)| f32::from(pair < *turning) * frequency / *factor as f32);
+                turns.collect()
+            }
             Scaling::Factors(factors) => base
                 .zip(factors)
                 .map(|((frequency, _), factor)| (f64::from(frequency) / factor) as f32)
@@ -335,14 +330,11 @@ impl Rotary {
             Scaling::Long(settings) => {
                 magnitude = settings.attention_factor;
                 let base: Vec<f32> = base.map(|(frequency, _)| frequency).collect();
-                let stretch = |factors: &[f64]| -> Vec<f32> {
-                    let pairs = base.iter().zip(factors);
-                    pairs
-                        .map(|(frequency, factor)| (f64::from(*frequency) / factor) as f32)
-                        .collect()
-                };
-                beyond = Some((settings.original_max_position as usize, stretch(&settings.long)));
-                stretch(&settings.short)
+                beyond = Some((
+                    settings.original_max_position as usize,
+                    stretched(&base, &settings.long),
+                ));
+                stretched(&base, &settings.short)
             }
         };
         Rotary {
@@ -500,6 +492,14 @@ impl Rotary {
             *sine = angle.sin() as f32 * self.magnitude;
         }
     }
+}
+
+/// Frequencies, each divided by its own factor.
+fn stretched(frequencies: &[f32], factors: &[f64]) -> Vec<f32> {
+    let pairs = frequencies.iter().zip(factors);
+    pairs
+        .map(|(frequency, factor)| (f64::from(*frequency) / factor) as f32)
+        .collect()
 }
 
 /// A number that no other rotation has.

@@ -15,17 +15,42 @@ pub(super) struct Wrapper {
     pub(super) class: &'static str,
     /// The `model_type` of its text model, where config.json names none.
     pub(super) text_type: &'static str,
+    /// A factor of the text model that the class does not compute.
+    ignored_factor: Option<&'static str>,
 }
 
 const fn wrapper(class: &'static str, text_type: &'static str) -> Wrapper {
-    Wrapper { class, text_type }
+    Wrapper {
+        class,
+        text_type,
+        ignored_factor: None,
+    }
 }
+
+/// A class that computes a text model without one of its factors.
+const fn wrapper_without(factor: &'static str, class: &'static str, text_type: &'static str) -> Wrapper {
+    Wrapper {
+        ignored_factor: Some(factor),
+        ..wrapper(class, text_type)
+    }
+}
+
+/// The settings of a class around a text model that hold for the text model too.
+const SHARED: [&str; 8] = [
+    "architectures",
+    "tie_word_embeddings",
+    "quantization_config",
+    "compression_config",
+    "text_config",
+    "eos_token_id",
+    "bos_token_id",
+    "pad_token_id",
+];
 
 const WRAPPERS: &[Wrapper] = &[
     wrapper("AudioFlamingo3ForConditionalGeneration", "qwen2"),
-    wrapper("AyaVisionForConditionalGeneration", "cohere2"),
-    wrapper("Cohere2VisionForConditionalGeneration", "cohere2"),
-    wrapper("Cosmos3OmniForConditionalGeneration", "qwen3_vl_text"),
+    wrapper_without("logit_scale", "AyaVisionForConditionalGeneration", "cohere2"),
+    wrapper_without("logit_scale", "Cohere2VisionForConditionalGeneration", "cohere2"),
     wrapper("DeepseekVLForConditionalGeneration", "llama"),
     wrapper("DeepseekVLHybridForConditionalGeneration", "llama"),
     wrapper("Exaone4_5_ForConditionalGeneration", "exaone4"),
@@ -36,8 +61,8 @@ const WRAPPERS: &[Wrapper] = &[
     wrapper("Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text"),
     wrapper("GlmAsrForConditionalGeneration", "llama"),
     wrapper("GotOcr2ForConditionalGeneration", "qwen2"),
-    wrapper("GraniteSpeechForConditionalGeneration", "granite"),
-    wrapper("GraniteSpeechPlusForConditionalGeneration", "granite"),
+    wrapper_without("logits_scaling", "GraniteSpeechForConditionalGeneration", "granite"),
+    wrapper_without("logits_scaling", "GraniteSpeechPlusForConditionalGeneration", "granite"),
     wrapper("HyperCLOVAXVisionV2ForConditionalGeneration", "hyperclovax"),
     wrapper("Idefics2ForConditionalGeneration", "mistral"),
     wrapper("Idefics3ForConditionalGeneration", "llama"),
@@ -92,6 +117,7 @@ pub(crate) const NAMES: &[(&str, &str)] = &[
     ("model.language_model.model.", "model."),
     ("model.language_model.lm_head.", "lm_head."),
     ("model.language_model.", "model."),
+    ("language_model.model.encoder.", "model."),
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
     ("model.text_model.", "model."),
@@ -168,9 +194,21 @@ pub(crate) fn text_fields(fields: Fields) -> Result<Fields, ModelError> {
         };
     };
     let is_nested = fields.object("text_config")?.is_some();
-    let mut fields = fields.of_text_model()?;
     if !is_nested {
-        return Ok(fields);
+        return fields.of_text_model();
+    }
+    // The settings of the whole class say it; those of the text model are not read.
+    let tied = fields.get("tie_word_embeddings").cloned();
+    let fields = fields
+        .with_only(&SHARED)
+        .of_text_model()?
+        .without("tie_word_embeddings");
+    let mut fields = match tied {
+        Some(tied) => fields.with("tie_word_embeddings", tied),
+        None => fields,
+    };
+    if let Some(factor) = wrapper.ignored_factor {
+        fields = fields.with(factor, 1.0);
     }
     let text_type = match fields.object("text_config")? {
         Some(text) => text.text("model_type")?.unwrap_or(wrapper.text_type).to_owned(),

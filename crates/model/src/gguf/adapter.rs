@@ -21,7 +21,9 @@ pub(crate) fn open_adapter(path: &Path, base: &Base<'_>) -> Result<AdapterFiles,
         (Some("adapter"), Some("lora")) => {}
         (Some("adapter"), kind) => {
             let kind = kind.unwrap_or("(none)");
-            return Err(refused(format!("it is an adapter of the type {kind:?}; only lora is supported")));
+            return Err(refused(format!(
+                "it is an adapter of the type {kind:?}; only lora is supported"
+            )));
         }
         _ => return Err(refused("it is a model and no adapter: give it as the model".to_owned())),
     }
@@ -31,17 +33,23 @@ pub(crate) fn open_adapter(path: &Path, base: &Base<'_>) -> Result<AdapterFiles,
         _ => return Err(refused(format!("{ALPHA} is missing"))),
     };
     if header.metadata.keys().any(|key| key.starts_with("adapter.alora.")) {
-        return Err(refused("it is activated by tokens (aLoRA), which is not supported".to_owned()));
+        return Err(refused(
+            "it is activated by tokens (aLoRA), which is not supported".to_owned(),
+        ));
     }
     let architecture = settings::architecture(&header)?;
     let mut tensors = Vec::with_capacity(header.tensors.len());
     for stored in &header.tensors {
         let found = &stored.info.name;
         let parts = [(".lora_a", DOWN), (".lora_b", UP)];
-        let part = parts.iter().find_map(|(end, own)| Some((found.strip_suffix(end)?, *own)));
+        let part = parts
+            .iter()
+            .find_map(|(end, own)| Some((found.strip_suffix(end)?, *own)));
         let weight = part.and_then(|(weight, own)| Some((names::family_name(architecture, weight)?, own)));
         let Some((weight, own)) = weight else {
-            return Err(refused(format!("its tensor {found} is no low-rank part of a layer that is known")));
+            return Err(refused(format!(
+                "its tensor {found} is no low-rank part of a layer that is known"
+            )));
         };
         let module = weight.strip_suffix(".weight").unwrap_or(&weight);
         let order = match own {
@@ -57,14 +65,22 @@ pub(crate) fn open_adapter(path: &Path, base: &Base<'_>) -> Result<AdapterFiles,
         weights,
         settings: XxHash3_128::oneshot(&alpha.to_le_bytes()),
         // As in llama.cpp, an alpha of zero divides by nothing.
-        scale: Box::new(move |_, rank| Ok(if alpha == 0.0 { 1.0 } else { (alpha / rank as f64) as f32 })),
+        scale: Box::new(move |_, rank| {
+            Ok(if alpha == 0.0 {
+                1.0
+            } else {
+                (alpha / rank as f64) as f32
+            })
+        }),
         is_gguf: true,
     })
 }
 
 /// Rows of queries and keys lie in pairs, as in files of the model itself.
 fn row_order(module: &str, base: &Base<'_>) -> RowOrder {
-    let layer = module.strip_prefix("model.layers.").and_then(|below| below.split('.').next()?.parse().ok());
+    let layer = module
+        .strip_prefix("model.layers.")
+        .and_then(|below| below.split('.').next()?.parse().ok());
     let Some(layer) = layer.filter(|layer| *layer < base.config.layers) else {
         return RowOrder::Plain;
     };

@@ -239,9 +239,10 @@ fn rotation(architecture: Architecture, parts: &Parts) -> Result<Stored, ModelEr
     };
     let width = parts.config.attention_of(0).key_width;
     let theta = settings.number_of_either("rope_theta")?.unwrap_or(10_000.0);
+    let share = settings.number_of_either("partial_rotary_factor")?.unwrap_or(1.0);
     let mut entries = vec![
         GgufEntry::number(settings.key("rope.freq_base"), theta as f32),
-        GgufEntry::count(settings.key("rope.dimension_count"), width as u32),
+        GgufEntry::count(settings.key("rope.dimension_count"), (width as f64 * share) as u32),
     ];
     let local = match &local {
         Some(local) => local.optional_number("rope_theta")?,

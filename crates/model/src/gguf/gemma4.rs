@@ -1,4 +1,4 @@
-//! Settings of Gemma 4 that its directory spells otherwise: heads, KV heads and feed-forward widths of single layers.
+//! Settings of Gemma 4 and of Muse Glimmer that their directories spell otherwise: what single layers have.
 
 use serde_json::{Map, Value, json};
 
@@ -127,4 +127,21 @@ fn sizes(keys: &OwnKeys<'_>, key: &str, layers: usize) -> Result<Vec<usize>, Mod
             Err(keys.error(key, problem))
         }
     }
+}
+
+/// Adds what files of Muse Glimmer spell otherwise: layers without a window carry no positions, and logits have a factor.
+pub(super) fn muse_glimmer(keys: &OwnKeys<'_>, settings: &mut Map<String, Value>) -> Result<(), ModelError> {
+    if let Some(kinds) = settings.get("layer_types").and_then(Value::as_array) {
+        let bases = kinds.iter().map(|kind| u64::from(kind == "sliding_attention"));
+        let bases: Vec<u64> = bases.collect();
+        settings.insert("layer_rope_theta".into(), bases.into());
+    }
+    if let Some(scale) = keys.json("logit_scale")? {
+        settings.insert("output_multiplier".into(), scale);
+    }
+    // Zero means none.
+    if matches!(keys.number("final_logit_softcapping")?, None | Some(0.0)) {
+        settings.insert("final_logit_softcapping".into(), Value::Null);
+    }
+    Ok(())
 }

@@ -39,7 +39,7 @@ enum For {
 
 use Architecture::{
     Cohere2, CommandR, Deepseek2, Exaone4, FalconH1, Gemma2, Gemma3, Gemma4, Granite, GraniteHybrid, Lfm2, Mamba2,
-    MiniCpm3, Mistral3, MuseGlimmer, NemotronH, Olmo2, Phi2, Qwen2Vl, Qwen3Vl, Qwen35,
+    MiniCpm3, Mistral3, MuseGlimmer, NemotronH, Olmo2, Phi2, Qwen2Vl, Qwen3Vl, Qwen35, StableLm,
 };
 use For::{All, None as NoOne, Only};
 use KeyKind::{Any, Count, Counts, Flag, List, NotNegative, Number, Positive, Size, Text};
@@ -122,7 +122,7 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     ("attention.causal", Flag, NoOne, &[1.0]),
     ("attention.clamp_kqv", Number, NoOne, &[0.0]),
     ("attention.max_alibi_bias", Number, NoOne, &[0.0]),
-    ("use_parallel_residual", Flag, Only(&[Phi2]), &[0.0]),
+    ("use_parallel_residual", Flag, Only(&[Phi2, StableLm]), &[0.0]),
     (
         "logit_scale",
         Number,
@@ -187,7 +187,7 @@ pub(super) fn check_general(header: &Header<'_>) -> Result<(), ModelError> {
         None | Some("model") => Ok(()),
         Some("adapter") => Err(header.error(
             "general.type",
-            "is \"adapter\": the file holds an adapter and no model; give a model, and this as one of its `adapters`",
+            "is \"adapter\": the file holds an adapter and no model; give a model, and add this with `adapters`",
         )),
         Some(other) => Err(header.error("general.type", format!("is {other:?}; give the file of a whole model"))),
     }

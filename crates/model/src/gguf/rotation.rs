@@ -40,6 +40,10 @@ pub(super) fn rotation(keys: &OwnKeys<'_>, weights: &mut Checkpoint) -> Result<M
         }
         (None, None, None) => match kind {
             "none" => "default",
+            "longrope" => {
+                let problem = "is \"longrope\", but the tensors rope_factors_short and rope_factors_long are missing; take another file of the model";
+                return Err(keys.error(TYPE, problem));
+            }
             other => other,
         },
         _ => {

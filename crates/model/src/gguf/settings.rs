@@ -50,6 +50,8 @@ pub(super) enum Architecture {
     NemotronH,
     Gemma4,
     MuseGlimmer,
+    Olmo,
+    StableLm,
 }
 
 /// Name in the file, architecture, name in config.json.
@@ -93,6 +95,8 @@ const ARCHITECTURES: &[(&str, Architecture, &str)] = &[
     ("nemotron_h", Architecture::NemotronH, "NemotronHForCausalLM"),
     ("gemma4", Architecture::Gemma4, "Gemma4ForCausalLM"),
     ("muse-glimmer", Architecture::MuseGlimmer, "MuseGlimmerForCausalLM"),
+    ("olmo", Architecture::Olmo, "OlmoForCausalLM"),
+    ("stablelm", Architecture::StableLm, "StableLmForCausalLM"),
 ];
 
 /// Metadata below the architecture's name, and the setting it is.
@@ -109,6 +113,7 @@ const SETTINGS: &[(&str, &str)] = &[
     ("attention.layer_norm_epsilon", "norm_epsilon"),
     ("context_length", "max_position_embeddings"),
     ("vocab_size", "vocab_size"),
+    ("use_parallel_residual", "use_parallel_residual"),
     ("hidden_activation", "hidden_act"),
     ("hidden_activation", "hidden_activation"),
     ("ssm.conv_kernel", "linear_conv_kernel_dim"),
@@ -200,6 +205,7 @@ impl Architecture {
                 | Architecture::GraniteHybrid
                 | Architecture::Arcee
                 | Architecture::MuseGlimmer
+                | Architecture::Olmo
         )
     }
 
@@ -332,44 +338,71 @@ pub(super) fn fields(
     }
     settings.insert("head_dim".into(), head_dim.into());
     windows(architecture, &keys, &known, &mut settings)?;
-    let mut score_width = head_dim;
-    if architecture == Architecture::Gemma4 {
-        let known = read(header, &keys, &settings)?;
-        gemma4::layers(&keys, &known, &mut settings, &has)?;
-        if let Some(table) = weights.info("model.embed_tokens_per_layer.weight") {
-            settings.insert("vocab_size_per_layer_input".into(), table.shape[0].into());
-        }
-        score_width = 1;
-    }
-    if architecture == Architecture::MuseGlimmer {
-        muse_glimmer(&keys, &mut settings)?;
-    }
-    if matches!(architecture, Architecture::Gemma2 | Architecture::Gemma3) {
-        // The files do not tell the scale: it is by head_dim but for the models of 27 billion weights.
-        let by_width = matches!(
-            (architecture, known.size("num_hidden_layers")?),
-            (Architecture::Gemma2, 46) | (Architecture::Gemma3, 62)
-        );
-        score_width = if by_width { hidden / heads } else { head_dim };
-        settings.insert("query_pre_attn_scalar".into(), score_width.into());
-        // Zero means none.
-        if keys.number("final_logit_softcapping")? == Some(0.0) {
-            settings.insert("final_logit_softcapping".into(), Value::Null);
-        }
-    }
+    let score_width = of_architecture(architecture, &keys, weights, &mut settings)?;
     if matches!(architecture, Architecture::Granite | Architecture::GraniteHybrid) {
         multipliers(&keys, &mut settings)?;
     } else {
         check_scale(&keys, score_width)?;
     }
-    let mut rotation = rotation(&keys, weights)?;
-    if architecture == Architecture::Mistral3 {
-        growing_queries(&keys, &mut rotation, &mut settings)?;
+    let rotation = rotations(architecture, &keys, rotation(&keys, weights)?, &mut settings)?;
+    settings.insert("rope_parameters".into(), rotation);
+    read(header, &keys, &settings)
+}
+
+/// Adds what files of an architecture spell in their own way; returns the width whose inverse root is the factor on query · key.
+fn of_architecture(
+    architecture: Architecture,
+    keys: &OwnKeys<'_>,
+    weights: &Checkpoint,
+    settings: &mut Map<String, Value>,
+) -> Result<usize, ModelError> {
+    let known = read(keys.header, keys, settings)?;
+    let has = |name: &str| weights.info(name).is_some();
+    let head_dim = known.size("head_dim")?;
+    match architecture {
+        Architecture::Gemma4 => {
+            gemma4::layers(keys, &known, settings, &has)?;
+            if let Some(table) = weights.info("model.embed_tokens_per_layer.weight") {
+                settings.insert("vocab_size_per_layer_input".into(), table.shape[0].into());
+            }
+            return Ok(1);
+        }
+        Architecture::SmolLm3 if has("model.layers.0.self_attn.q_proj.bias") => {
+            let problem = "is \"smollm3\", whose layers have no biases, and the file holds blk.0.attn_q.bias";
+            return Err(keys.header.error("general.architecture", problem));
+        }
+        Architecture::MuseGlimmer => gemma4::muse_glimmer(keys, settings)?,
+        Architecture::Gemma2 | Architecture::Gemma3 => {
+            // The files do not tell the scale: it is by head_dim but for the models of 27 billion weights.
+            let by_width = matches!(
+                (architecture, known.size("num_hidden_layers")?),
+                (Architecture::Gemma2, 46) | (Architecture::Gemma3, 62)
+            );
+            let width = if by_width {
+                known.size("hidden_size")? / known.size("num_attention_heads")?
+            } else {
+                head_dim
+            };
+            settings.insert("query_pre_attn_scalar".into(), width.into());
+            // Zero means none.
+            if keys.number("final_logit_softcapping")? == Some(0.0) {
+                settings.insert("final_logit_softcapping".into(), Value::Null);
+            }
+            return Ok(width);
+        }
+        _ => {}
     }
-    if architecture == Architecture::Deepseek2 {
-        mixed::magnitudes(&keys, &mut rotation)?;
-    }
-    let rotation = match architecture {
+    Ok(head_dim)
+}
+
+/// The rotation of a file as its directory spells it: for each kind of layers where they differ.
+fn rotations(
+    architecture: Architecture,
+    keys: &OwnKeys<'_>,
+    mut rotation: Map<String, Value>,
+    settings: &mut Map<String, Value>,
+) -> Result<Value, ModelError> {
+    Ok(match architecture {
         // A window tells the third generation from the second.
         Architecture::Olmo2 if settings.get("sliding_window").is_some_and(|window| !window.is_null()) => {
             settings.insert("architectures".into(), json!(["Olmo3ForCausalLM"]));
@@ -383,11 +416,17 @@ pub(super) fn fields(
             let local = keys.json("rope.freq_base_swa")?.unwrap_or(json!(10_000.0));
             json!({"full_attention": rotation, "sliding_attention": {"rope_theta": local}})
         }
-        Architecture::Gemma4 => gemma4::rotations(&keys, rotation)?,
+        Architecture::Gemma4 => gemma4::rotations(keys, rotation)?,
+        Architecture::Mistral3 => {
+            growing_queries(keys, &mut rotation, settings)?;
+            Value::Object(rotation)
+        }
+        Architecture::Deepseek2 => {
+            mixed::magnitudes(keys, &mut rotation)?;
+            Value::Object(rotation)
+        }
         _ => Value::Object(rotation),
-    };
-    settings.insert("rope_parameters".into(), rotation);
-    read(header, &keys, &settings)
+    })
 }
 
 /// The settings that follow from one key or from one tensor.
@@ -405,11 +444,14 @@ fn direct(keys: &OwnKeys<'_>, family: &str, weights: &Checkpoint) -> Result<Map<
     }
     let has = |name: &str| weights.info(name).is_some();
     let first = |part: &str| has(&format!("model.layers.0.{part}.bias"));
-    settings.insert("tie_word_embeddings".into(), (!has("lm_head.weight")).into());
+    // Files of Nemotron that lack an output head lack more than that, and llama.cpp refuses them.
+    let is_tied = !has("lm_head.weight") && family != "NemotronForCausalLM";
+    settings.insert("tie_word_embeddings".into(), is_tied.into());
     settings.insert("attention_bias".into(), first("self_attn.q_proj").into());
     let mlp_bias = ["mlp.gate_proj", "mlp.up_proj"].iter().any(|part| first(part));
     settings.insert("mlp_bias".into(), mlp_bias.into());
     settings.insert("use_bias".into(), first("self_attn.q_proj").into());
+    settings.insert("use_qkv_bias".into(), first("self_attn.q_proj").into());
     settings.insert("attention_out_bias".into(), first("self_attn.o_proj").into());
     settings.insert(
         "use_qk_norm".into(),
@@ -510,23 +552,6 @@ fn check_scale(keys: &OwnKeys<'_>, score_width: usize) -> Result<(), ModelError>
         }
         _ => Ok(()),
     }
-}
-
-/// Layers without a window carry no positions; logits have a factor.
-fn muse_glimmer(keys: &OwnKeys<'_>, settings: &mut Map<String, Value>) -> Result<(), ModelError> {
-    if let Some(kinds) = settings.get("layer_types").and_then(Value::as_array) {
-        let bases = kinds.iter().map(|kind| u64::from(kind == "sliding_attention"));
-        let bases: Vec<u64> = bases.collect();
-        settings.insert("layer_rope_theta".into(), bases.into());
-    }
-    if let Some(scale) = keys.json("logit_scale")? {
-        settings.insert("output_multiplier".into(), scale);
-    }
-    // Zero means none.
-    if matches!(keys.number("final_logit_softcapping")?, None | Some(0.0)) {
-        settings.insert("final_logit_softcapping".into(), Value::Null);
-    }
-    Ok(())
 }
 
 /// The factors of Granite: of scores, embeddings, branches and, as a divisor, logits. Zero means none.

@@ -29,7 +29,7 @@ pub struct SourceTensor {
     pub(super) origin: Origin,
 }
 
-/// Where the values of a tensor come from.
+/// The origin of the values of a tensor.
 #[derive(Debug, Clone)]
 pub(super) enum Origin {
     /// A tensor of the files by its name there, changed so.
@@ -54,7 +54,7 @@ impl WeightSource {
     /// Opens the model at `path`, a folder or a GGUF file (the first of its shards). Nothing of the weights is read.
     ///
     /// # Errors
-    /// Whatever is wrong with the files; [`ModelError::UnknownArchitecture`] for a folder whose form as GGUF is not known.
+    /// [`ModelError`] for damaged files; [`ModelError::UnknownArchitecture`] for a folder whose form as GGUF is not known.
     pub fn open(path: impl AsRef<Path>) -> Result<WeightSource, ModelError> {
         match ModelPlace::find(path.as_ref())? {
             ModelPlace::Directory(path) => export::open(&path),
@@ -65,7 +65,7 @@ impl WeightSource {
     /// Opens any GGUF file, not only that of a model.
     ///
     /// # Errors
-    /// Whatever is wrong with the file.
+    /// [`ModelError`] for a damaged file.
     pub fn open_file(path: &Path) -> Result<WeightSource, ModelError> {
         let (file, map) = read(path)?;
         let header = Header::parse(path, &map)?;

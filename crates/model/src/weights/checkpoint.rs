@@ -1,6 +1,7 @@
 //! All weight files of a model as one set of named tensors.
 
 use std::borrow::Cow;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -214,7 +215,10 @@ impl Checkpoint {
 
     /// Takes the parts that adapters have for the matrix `{name}.weight`.
     pub(crate) fn low_rank(&mut self, name: &str) -> Result<Vec<LowRankWeights>, ModelError> {
-        let order = self.tensors.get(&format!("{name}.weight")).map(|location| location.row_order);
+        let order = self
+            .tensors
+            .get(&format!("{name}.weight"))
+            .map(|location| location.row_order);
         let mut parts = Vec::new();
         for (adapter, files) in self.adapters.iter_mut().enumerate() {
             parts.extend(files.take(name, order)?.map(|part| LowRankWeights { adapter, ..part }));
@@ -350,8 +354,8 @@ impl Checkpoint {
             Some(recipe) => {
                 let mut maps = BTreeMap::new();
                 for part in recipe.parts.all() {
-                    if !maps.contains_key(&part.file) {
-                        maps.insert(part.file, map(part.file)?);
+                    if let Entry::Vacant(vacant) = maps.entry(part.file) {
+                        vacant.insert(map(part.file)?);
                     }
                 }
                 let Made { bytes, factor, order } = recipe.make(|part| {

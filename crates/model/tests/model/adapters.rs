@@ -3,9 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use riffle_model::{
-    AdapterScales, AdapterSpec, Decoder, HostForward, LoadOptions, ModelError, OpenedModel, inspect,
-};
+use riffle_model::{AdapterScales, AdapterSpec, Decoder, HostForward, LoadOptions, ModelError, OpenedModel, inspect};
 use serde_json::{Value, json};
 
 use crate::testing::{Expected, Reader, Sequence, read_together, vectors};
@@ -34,7 +32,11 @@ fn opened(model: &Path, adapters: &[PathBuf]) -> Result<OpenedModel, ModelError>
 
 fn loaded(model: &Path, adapters: &[PathBuf]) -> Arc<Decoder> {
     let loaded = opened(model, adapters).and_then(OpenedModel::load);
-    Arc::new(loaded.unwrap_or_else(|error| panic!("{}: {error}", model.display())).model)
+    Arc::new(
+        loaded
+            .unwrap_or_else(|error| panic!("{}: {error}", model.display()))
+            .model,
+    )
 }
 
 fn logits(model: &Arc<Decoder>, tokens: &[u32], scales: &[f32]) -> Vec<f32> {
@@ -53,18 +55,31 @@ fn assert_near(found: &[f32], expected: &[f32], what: &str) {
     assert!(difference <= TOLERANCE, "{what}: {difference:e} of the largest logit");
 }
 
-const CASES: [&str; 5] = ["llama-all", "llama-rs", "qwen3-patterns", "phi3-fused", "qwen3_5-states"];
+const CASES: [&str; 5] = [
+    "llama-all",
+    "llama-rs",
+    "qwen3-patterns",
+    "phi3-fused",
+    "qwen3_5-states",
+];
 
 #[test]
 fn logits_under_an_adapter_equal_those_of_peft() {
     for case in CASES {
         let expected = Expected::read(&folder(case).join("expected.safetensors"));
         let model = loaded(&base(case), &[folder(case)]);
-        assert_near(&logits(&model, &expected.tokens, &[1.0]), &expected.floats("logits"), case);
+        assert_near(
+            &logits(&model, &expected.tokens, &[1.0]),
+            &expected.floats("logits"),
+            case,
+        );
         let without = logits(&model, &expected.tokens, &[]);
         assert_near(&without, &expected.floats("without"), case);
         let plain = loaded(&base(case), &[]);
-        assert!(without == logits(&plain, &expected.tokens, &[1.0]), "{case}: bits without the adapter");
+        assert!(
+            without == logits(&plain, &expected.tokens, &[1.0]),
+            "{case}: bits without the adapter"
+        );
     }
 }
 
@@ -133,7 +148,9 @@ fn sequences_under_other_adapters_have_the_bits_that_they_have_alone() {
 fn a_plan_knows_what_adapters_take_and_loading_takes_it() {
     for case in CASES {
         let info = opened(&base(case), &[folder(case)]).unwrap().info();
-        let [adapter] = &info.adapters[..] else { panic!("one adapter") };
+        let [adapter] = &info.adapters[..] else {
+            panic!("one adapter")
+        };
         let plain = inspect(base(case)).unwrap();
         assert_eq!(info.config.weight_bytes, plain.config.weight_bytes + adapter.bytes);
         assert!(adapter.modules > 0 && adapter.rank > 0);
@@ -143,7 +160,11 @@ fn a_plan_knows_what_adapters_take_and_loading_takes_it() {
             loaded.info.config.weight_bytes
         };
         let taken = difference(&base(case), &[folder(case)]) - difference(&base(case), &[]);
-        assert!(taken <= adapter.bytes && 2 * taken > adapter.bytes, "{case}: {taken} of {}", adapter.bytes);
+        assert!(
+            taken <= adapter.bytes && 2 * taken > adapter.bytes,
+            "{case}: {taken} of {}",
+            adapter.bytes
+        );
         assert!(info.config.host_only.is_some(), "a device refuses it by name");
     }
 }
@@ -195,8 +216,17 @@ fn adapters_that_are_not_computed_are_refused_by_name() {
 
 #[test]
 fn adapters_of_another_model_and_other_files_are_told_as_what_they_are() {
-    refused(&base("phi3-fused"), &folder("llama-all"), &["does not have"]);
-    refused(&vectors().join("llama-2"), &folder("llama-all"), &["belongs to another model"]);
+    refused(&base("phi3-fused"), &folder("llama-all"), &["belongs to another model"]);
+    refused(
+        &base("llama-all"),
+        &folder("qwen3_5-states"),
+        &["linear_attn", "does not have"],
+    );
+    refused(
+        &vectors().join("llama-2"),
+        &folder("llama-all"),
+        &["belongs to another model"],
+    );
     let model = vectors().join("gguf/llama-0.gguf");
     refused(&base("llama-all"), &model, &["a model and no adapter"]);
     refused(&base("llama-all"), &base("llama-all"), &["no adapter_config.json"]);
@@ -205,7 +235,9 @@ fn adapters_of_another_model_and_other_files_are_told_as_what_they_are() {
     refused(&base("llama-all"), empty.path(), &["no adapter_model.safetensors"]);
     let of_states = vectors().join("gguf/qwen3_5-0.gguf");
     refused(&of_states, &folder("qwen3_5-states"), &["linear_attn", "in one format"]);
-    let adapter = riffle_model::inspect(folder("llama-all").join("adapter.gguf")).unwrap_err().to_string();
+    let adapter = riffle_model::inspect(folder("llama-all").join("adapter.gguf"))
+        .unwrap_err()
+        .to_string();
     assert!(adapter.contains("holds an adapter and no model"), "{adapter}");
     let many = vec![folder("llama-all"); 9];
     let many = opened(&base("llama-all"), &many).err().unwrap().to_string();

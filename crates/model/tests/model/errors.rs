@@ -74,6 +74,22 @@ fn adapters_are_told_as_what_they_are() {
 }
 
 #[test]
+fn layers_under_the_names_of_another_architecture_are_told_as_what_they_are() {
+    bent(
+        |model| {
+            for tensor in &mut model.tensors {
+                tensor.name = tensor.name.replace("model.layers.", "transformer.h.");
+            }
+        },
+        &[
+            "architectures",
+            "LlamaForCausalLM",
+            "names of another architecture (transformer.h.0.",
+        ],
+    );
+}
+
+#[test]
 fn unknown_architectures_are_refused_with_the_known_ones() {
     for (architectures, found) in [
         (json!(["FooForCausalLM"]), "FooForCausalLM"),

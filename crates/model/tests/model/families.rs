@@ -20,9 +20,11 @@ fn logits_of_every_dense_family_equal_the_reference_for_every_batch_size() {
 #[test]
 fn gguf_files_of_families_with_other_mixers_give_the_logits_of_their_directories() {
     let all = cases(&vectors().join("dense"), "");
-    let files = all.iter().filter(|case| case.join("model.gguf").exists());
-    let compared = files.map(|case| check_against(&case.join("model.gguf"), case)).count();
-    assert!(compared >= 5, "only {compared} files were compared");
+    let files: Vec<_> = all.iter().filter(|case| case.join("model.gguf").exists()).collect();
+    assert!(files.len() >= 5, "only {} files are compared", files.len());
+    for case in files {
+        check_against(&case.join("model.gguf"), case);
+    }
 }
 
 /// The directory of a model of `class` around the text model of `case`, whose tensors' names begin with `beginning`.
@@ -107,10 +109,62 @@ fn a_class_around_a_text_model_gives_the_logits_of_the_text_model() {
             "qwen3_vl_text",
             "model.language_model.",
         ),
+        (
+            "dense/gemma4_text",
+            "Gemma4ForConditionalGeneration",
+            "gemma4_text",
+            "model.language_model.",
+        ),
     ] {
         let case = vectors().join(case);
         let directory = wrap(&case, class, text_type, beginning);
         check_against(directory.path(), &case);
+    }
+}
+
+#[test]
+fn settings_that_belong_to_a_class_are_not_those_of_its_text_model() {
+    let case = vectors().join("llama-0");
+    let directory = wrap(
+        &case,
+        "MusicFlamingoForConditionalGeneration",
+        "llama",
+        "language_model.model.",
+    );
+    let path = directory.path().join("config.json");
+    let mut settings: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    // Of the tower for sound.
+    settings["head_dim"] = json!(1280);
+    settings["max_position_embeddings"] = json!(1200.0);
+    std::fs::write(&path, settings.to_string()).unwrap();
+    check_against(directory.path(), &case);
+}
+
+#[test]
+fn layers_of_gemma_4_that_do_not_fit_together_are_refused_by_name() {
+    let case = vectors().join("dense/gemma4_text");
+    let settings: Value = serde_json::from_slice(&std::fs::read(case.join("config.json")).unwrap()).unwrap();
+    let layers = settings["num_hidden_layers"].as_u64().unwrap();
+    for (name, value, words) in [
+        ("num_kv_shared_layers", json!(layers), "num_kv_shared_layers"),
+        ("num_kv_shared_layers", json!(layers - 1), "no layer of its type"),
+        ("enable_moe_block", json!(true), "enable_moe_block"),
+        (
+            "use_bidirectional_attention",
+            json!("all"),
+            "use_bidirectional_attention",
+        ),
+        ("vocab_size_per_layer_input", json!(7), "vocab_size_per_layer_input"),
+        ("per_layer_config", json!({"2": {"hidden_size": 8}}), "hidden_size"),
+        ("rope_parameters", json!({"full_attention": {}}), "sliding_attention"),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("config.json");
+        let mut bent = settings.clone();
+        bent[name] = value;
+        std::fs::write(&path, bent.to_string()).unwrap();
+        let error = riffle_model::configure(&path, &LoadOptions::default()).unwrap_err();
+        assert!(error.to_string().contains(words), "{name}: {error}");
     }
 }
 

@@ -214,3 +214,12 @@ fn a_window_of_zero_means_none() {
     assert_eq!(inspect(&path).unwrap().config.windows, [None, None]);
     assert_eq!(inspect(&file).unwrap().config.windows, [Some(33), None]);
 }
+
+#[test]
+fn a_rotation_whose_factors_are_missing_names_their_tensors() {
+    let pair = text("llama.rope.scaling.type", "longrope");
+    refused(
+        &file_with(std::slice::from_ref(&pair)),
+        &["model.gguf", "rope_factors_short and rope_factors_long are missing"],
+    );
+}

@@ -9,6 +9,7 @@ mod full;
 mod h2o;
 mod h2o_chunk;
 mod log_stride;
+mod mass;
 mod peaks;
 mod quest;
 mod snapkv;
@@ -17,6 +18,9 @@ mod tri_shape;
 mod twilight;
 mod vertical_slash;
 mod xattention;
+
+/// Policies of drafts alone, for [`PolicySpec::parse_among`](crate::PolicySpec::parse_among): the catalogue does not list them.
+pub static DRAFT_POLICIES: [PolicyInfo; 1] = [mass::INFO];
 
 /// In the order of lists: by phase, then by what decides.
 pub(crate) static CATALOGUE: [PolicyInfo; 15] = [

@@ -151,12 +151,13 @@ impl Line {
             scale: (ones * xqs - xs * qs) / determinant,
             minimum: (qs * xqs - qqs * xs) / determinant,
         };
-        match line.minimum < 0.0 && keeps_sign {
-            true if qqs > 0.0 => Line {
+        if line.minimum < 0.0 && keeps_sign && qqs > 0.0 {
+            Line {
                 scale: xqs / qqs,
                 minimum: 0.0,
-            },
-            _ => line,
+            }
+        } else {
+            line
         }
     }
 }

@@ -205,7 +205,7 @@ impl Speech {
         let marks = begins.iter().chain(&ends);
         (self.takes_calls() && (marks.into_iter().any(|mark| *mark == special) || special == "[ARGS]"))
             || (self.takes_calls() && self.markup.calls == CallStyle::Gemma4 && special == calls::QUOTE)
-            || (self.markup.thoughts).is_some_and(|marks| [marks.begin, marks.end].contains(&special))
+            || self.markup.thoughts.is_some_and(|marks| [marks.begin, marks.end].contains(&special))
     }
 
     fn takes_calls(&self) -> bool {

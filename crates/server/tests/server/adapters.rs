@@ -21,7 +21,10 @@ fn a_request_chooses_its_adapters_and_their_scales() {
         .map(|number| {
             let path = folder.path().join(number.to_string());
             write_shipped_adapter(&path, u64::from(number) + 7);
-            AdapterSpec { path, scale: f32::from(number) }
+            AdapterSpec {
+                path,
+                scale: f32::from(number),
+            }
         })
         .collect();
     let engine_options = EngineOptions::default()
@@ -57,7 +60,10 @@ fn a_request_chooses_its_adapters_and_their_scales() {
         (json!({"id": 0}), "it must be a list"),
         (json!([{"id": 0, "strength": 1}]), "strength"),
     ] {
-        let refused = server.post("/v1/completions", &json!({"prompt": PROMPT, "max_tokens": 1, "lora": lora}));
+        let refused = server.post(
+            "/v1/completions",
+            &json!({"prompt": PROMPT, "max_tokens": 1, "lora": lora}),
+        );
         assert_eq!(refused.status, 400, "{}", refused.body);
         assert!(refused.body.contains(part), "{part}: {}", refused.body);
         assert_eq!(server.post("/lora-adapters", &lora).status, 400);
@@ -68,7 +74,14 @@ fn a_request_chooses_its_adapters_and_their_scales() {
 fn a_server_without_adapters_says_so() {
     let server = start(options());
     assert_eq!(server.get("/lora-adapters").json(), json!([]));
-    let refused = server.post("/v1/completions", &json!({"prompt": PROMPT, "max_tokens": 1, "lora": [{"id": 0}]}));
-    assert!(refused.status == 400 && refused.body.contains("--lora"), "{}", refused.body);
+    let refused = server.post(
+        "/v1/completions",
+        &json!({"prompt": PROMPT, "max_tokens": 1, "lora": [{"id": 0}]}),
+    );
+    assert!(
+        refused.status == 400 && refused.body.contains("--lora"),
+        "{}",
+        refused.body
+    );
     assert_eq!(text(&server, json!([])), text(&server, Value::Null));
 }

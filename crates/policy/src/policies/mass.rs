@@ -5,7 +5,8 @@
 //! its mass takes a second look at the keys.
 
 use riffle_attention::{QueryTile, Selection, Span};
-use riffle_policy::{
+
+use crate::{
     BudgetParameter, ChunkSize, ChunkWork, ColumnMass, Learn, ParameterInfo, Parameters, Persist, PolicyError,
     PolicyInfo, SelectContext, SparsePolicy, Traits,
 };
@@ -13,8 +14,7 @@ use riffle_policy::{
 /// Most tokens that a parameter may name.
 const MOST: usize = 1 << 20;
 
-/// The policies that drafts may have beside those of the catalogue.
-pub(super) static POLICIES: [PolicyInfo; 1] = [PolicyInfo::outside(
+pub(crate) const INFO: PolicyInfo = PolicyInfo::outside(
     "mass",
     Traits::DECODE
         .with_learning()
@@ -41,7 +41,7 @@ pub(super) static POLICIES: [PolicyInfo; 1] = [PolicyInfo::outside(
         })
     },
 )
-.with_source("Vegas, arXiv:2602.07223")];
+.with_source("Vegas, arXiv:2602.07223");
 
 fn work(parameters: &Parameters, chunk: &ChunkSize) -> ChunkWork {
     let [budget, recent, sinks] = ["budget", "recent", "sinks"].map(|name| parameters.count(name));

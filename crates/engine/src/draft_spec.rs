@@ -1,13 +1,11 @@
 //! The sources of drafts.
 
-mod mass;
-
 use std::fmt;
 use std::ops::AddAssign;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use riffle_policy::{Phase, PolicyRules, PolicySpec};
+use riffle_policy::{DRAFT_POLICIES, Phase, PolicyRules, PolicySpec};
 use serde::Serialize;
 
 use crate::EngineError;
@@ -154,7 +152,7 @@ impl FromStr for DraftSpec {
             Some("sparse") => Some(own_policy()),
             Some(rest) => {
                 let policy = rest.strip_prefix("sparse:").ok_or_else(refused)?;
-                Some(PolicySpec::parse_among(policy, &mass::POLICIES)?.into())
+                Some(PolicySpec::parse_among(policy, &DRAFT_POLICIES)?.into())
             }
         };
         let spec = Self {
@@ -210,57 +208,5 @@ impl AddAssign for DraftCount {
         self.accepted += more.accepted;
         self.passes += more.passes;
         self.undone_pairs += more.undone_pairs;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn drafts_are_spelled_as_they_print() {
-        for text in [
-            "none",
-            "auto",
-            "ngram",
-            "sparse:quest@1",
-            "ngram@15",
-            "sparse:mass:budget=64",
-            "ngram+sparse:streaming:sinks=4,window=64",
-            "model:some/model.gguf",
-            "ngram+model:a@b/c+d.gguf@7",
-            "mtp",
-            "mtp@3",
-            "ngram+mtp@2",
-        ] {
-            let spec: DraftSpec = text.parse().unwrap();
-            assert_eq!(spec.to_string().parse::<DraftSpec>().unwrap(), spec, "{text}");
-        }
-        assert!(DraftSpec::default().is_none());
-        let [short, long] = ["sparse", "sparse:streaming:window=512"].map(|text| text.parse::<DraftSpec>().unwrap());
-        assert_eq!(short, long);
-    }
-
-    #[test]
-    fn other_words_and_policies_that_learn_are_refused() {
-        for (text, said) in [
-            ("", "it must be"),
-            ("mtp:2", "it must be"),
-            ("mtp+ngram", "it must be"),
-            ("auto@3", "it must be"),
-            ("ngram@0", "it must be"),
-            ("ngram@16", "it must be"),
-            ("ngram@", "it must be"),
-            ("ngram+", "it must be"),
-            ("ngram+quest", "it must be"),
-            ("model:", "it must be"),
-            ("model:small.gguf@99", "it must be"),
-            ("sparse:nothing", "nothing"),
-            ("sparse:h2o", "must not evict"),
-            ("sparse:xattention", "xattention"),
-        ] {
-            let message = text.parse::<DraftSpec>().unwrap_err().to_string();
-            assert!(message.contains(said), "{text}: {message}");
-        }
     }
 }
