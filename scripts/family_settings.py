@@ -138,7 +138,7 @@ DENSE = {
         dict(head_dim=16, layer_types=["full_attention", "conv", "sliding_attention", "conv"], conv_bias=True, conv_L_cache=3, use_sandwich_norm=False, use_attention_gate=False, attention_bias=True, tie_word_embeddings=False, **WINDOW),
     ],
     "granitemoehybrid": [
-        like(B16, GRANITE, MAMBA, head_dim=16, layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"]),
+        like(B16, GRANITE, MAMBA, layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"]),
         like(GRANITE, MAMBA, gguf=False, mamba_d_head="auto", position_embedding_type="rope", attention_bias=True, mamba_proj_bias=True, mamba_conv_bias=False, mamba_n_groups=2, time_step_limit=(0.1, 1.5), tie_word_embeddings=True, layer_types=["full_attention", "linear_attention"] * 2),
         like(GRANITE, MAMBA, gguf=False, position_embedding_type="nope", layer_types=["full_attention"] * 4),
         like(GRANITE, MAMBA, num_local_experts=4, layer_types=["linear_attention", "full_attention"] * 2),
@@ -148,7 +148,7 @@ DENSE = {
         like(MAMBA, attn_layer_indices=[0], mamba_n_groups=2, mamba_proj_bias=True, attention_bias=True, mlp_bias=True, time_step_limit=(0.2, 1.0), tie_word_embeddings=True),
     ],
     "falcon_h1": [
-        like(B16, MAMBA, head_dim=16, mamba_d_ssm=64, embedding_multiplier=3.0, lm_head_multiplier=0.3, key_multiplier=0.5, attention_in_multiplier=0.8, attention_out_multiplier=0.6, ssm_in_multiplier=1.3, ssm_out_multiplier=0.4, ssm_multipliers=[0.7, 0.9, 1.2, 0.8, 1.1], mlp_multipliers=[0.9, 0.5]),
+        like(MAMBA, head_dim=16, mamba_d_ssm=64, embedding_multiplier=3.0, lm_head_multiplier=0.3, key_multiplier=0.5, attention_in_multiplier=0.8, attention_out_multiplier=0.6, ssm_in_multiplier=1.3, ssm_out_multiplier=0.4, ssm_multipliers=[0.7, 0.9, 1.2, 0.8, 1.1], mlp_multipliers=[0.9, 0.5]),
         like(MAMBA, mamba_d_ssm=48, mamba_n_heads=3, mamba_rms_norm=True, mamba_norm_before_gate=False, mamba_proj_bias=True, projectors_bias=True, attention_bias=True, mlp_bias=True, head_dim=16, key_multiplier=0.4, attention_in_multiplier=1.5, ssm_multipliers=[0.7, 0.9, 1.2, 0.8, 1.1], mlp_multipliers=[0.8, 1.4], ssm_in_multiplier=0.9, ssm_out_multiplier=1.2, attention_out_multiplier=1.1, tie_word_embeddings=True),
         like(MAMBA, gguf=False, mamba_d_ssm=64, mamba_n_groups=2, mamba_rms_norm=True, mamba_norm_before_gate=True, mamba_conv_bias=False, projectors_bias=True),
     ],

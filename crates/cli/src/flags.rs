@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 /// Fields that messages of the libraries name, and the flags that set them. No two commands have different flags for one field.
-const FLAGS: [(&str, &str); 50] = [
+const FLAGS: [(&str, &str); 51] = [
     ("activations", "--activations"),
     ("adapters", "--lora"),
     ("api_keys", "--api-key-file"),

@@ -139,12 +139,11 @@ fn windows(engine: &Engine, text: &str, options: &WeightDivergenceOptions) -> Re
     Ok(windows.collect())
 }
 
+/// Takes the token that follows, and the logits of its prediction.
+type TakePrediction<'a> = dyn FnMut(u32, &[f32]) -> Result<(), EvalError> + 'a;
+
 /// Calls `take` with the predictions for the second half of a window, and the tokens that follow.
-fn read(
-    engine: &Arc<Engine>,
-    window: &[u32],
-    take: &mut dyn FnMut(u32, &[f32]) -> Result<(), EvalError>,
-) -> Result<(), EvalError> {
+fn read(engine: &Arc<Engine>, window: &[u32], take: &mut TakePrediction<'_>) -> Result<(), EvalError> {
     let vocabulary = engine.model().config().vocab_size;
     let mut session = Session::new(engine)?;
     let mut failed = None;

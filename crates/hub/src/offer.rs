@@ -101,7 +101,7 @@ impl Machine {
             offers[at].is(names)
         };
         let largest = fitting.iter().find(comfortable);
-        // Where all are slow, one above the compromise would be slower still.
+        // A choice above the compromise would be slower still, if all are slow.
         let slower = || {
             let below = |&&at: &&usize| has_few_bits(&offers[at]);
             fitting.iter().find(compromise).or_else(|| fitting.iter().find(below))

@@ -14,13 +14,13 @@ pub struct TriedModel {
     pub file_bytes: u64,
     /// Tokens that it was made for.
     pub context_tokens: u64,
-    /// What its KV cache holds.
+    /// The layers that its KV cache serves.
     pub cache: CacheShape,
-    /// What is known of it here.
+    /// How it was tested.
     pub evidence: Evidence,
 }
 
-/// What is known of a model.
+/// How a model was tested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Evidence {

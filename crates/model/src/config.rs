@@ -189,8 +189,14 @@ impl ModelConfig {
             has_bf16_weights: false,
             weight_bytes: 0,
         };
+        config.check_heads(fields)?;
+        Ok(config)
+    }
+
+    fn check_heads(&self, fields: &Fields) -> Result<(), ModelError> {
+        let (heads, kv_heads, head_dim) = (self.heads, self.kv_heads, self.head_dim);
         for (name, count) in [
-            ("num_hidden_layers", config.layers),
+            ("num_hidden_layers", self.layers),
             ("num_attention_heads", heads),
             ("head_dim", head_dim),
         ] {
@@ -207,7 +213,7 @@ impl ModelConfig {
         if head_dim % 2 != 0 {
             return Err(fields.error("head_dim", format!("{head_dim} is odd, rotation needs pairs")));
         }
-        Ok(config)
+        Ok(())
     }
 
     /// Which layers slide and how far they see: `layer_types` where config.json lists them, else as `slides` says.

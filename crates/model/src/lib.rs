@@ -81,8 +81,8 @@ mod workspace;
 pub use adapters::{AdapterInfo, AdapterScales, AdapterSpec, MOST_ADAPTERS};
 pub use batch::{Batch, CutGrid, Segment, SegmentPart, SegmentTokens};
 pub use blocks::{
-    Activation, Attention, GatedDeltaNet, HeadProjection, KeyValue, LatentQuery, LayerInput, LayerInputs, Mamba2, Mixer, Mlp, Norm, Projection,
-    Rotary, ShortConvolution,
+    Activation, Attention, GatedDeltaNet, HeadProjection, KeyValue, LatentQuery, LayerInput, LayerInputs, Mamba2,
+    Mixer, Mlp, Norm, Projection, Rotary, ShortConvolution,
 };
 pub use chat::{ChatMessage, ChatTemplate, ConversationText, TemplateLimit};
 pub use config::{AttentionShape, ModelConfig};

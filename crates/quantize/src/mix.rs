@@ -143,7 +143,7 @@ impl Mix {
     }
 
     /// The type of a matrix by its name and the layer it belongs to.
-    pub(crate) fn format_of(self, name: &str, shape: &Shape) -> WeightFormat {
+    pub(crate) fn format_of(self, name: &str, columns: usize, shape: &Shape) -> WeightFormat {
         let format = self.row.format;
         if matches!(format, F32 | F16 | Bf16) {
             return format;
@@ -151,6 +151,8 @@ impl Mix {
         let part = part_of(name);
         let is_head = part == Part::Output || part == Part::Embedding && shape.is_tied;
         match (is_head, part) {
+            // Rows that the mix's own type does not hold: eight bits, whatever the mix.
+            (true, _) if !columns.is_multiple_of(format.block_weights()) => Q8_0,
             (true, _) => match self.row.kind {
                 Kind::Low(_) | Kind::Iq3Xxs => Q5K,
                 _ if format == Q8_0 => format,

@@ -186,7 +186,7 @@ fn plan_tensor(
     };
     let columns = info.shape.last().copied().unwrap_or(1);
     let (wanted, to) = if is_quantised(&info.name, &info.shape) {
-        let wanted = wanted(&info.name, options, shape);
+        let wanted = wanted(&info.name, columns, options, shape);
         (wanted, fallback(wanted, columns))
     } else if from.ggml_type().is_some() && !matches!(from, WeightFormat::F16 | WeightFormat::Bf16) {
         (from, from)
@@ -236,13 +236,14 @@ fn plan_tensor(
 }
 
 /// The type for a matrix, whether its rows fit or not.
-fn wanted(name: &str, options: &QuantizeOptions, shape: &Shape) -> WeightFormat {
+fn wanted(name: &str, columns: usize, options: &QuantizeOptions, shape: &Shape) -> WeightFormat {
     let is_embedding = name == "token_embd.weight";
     let is_head = name == "output.weight" || is_embedding && shape.is_tied;
     let own = options.embedding_type.filter(|_| is_embedding);
     let own = own.or(options.output_type.filter(|_| is_head));
     let rule = || options.rules.iter().find_map(|rule| rule.format_of(name));
-    own.or_else(rule).unwrap_or_else(|| options.mix.format_of(name, shape))
+    own.or_else(rule)
+        .unwrap_or_else(|| options.mix.format_of(name, columns, shape))
 }
 
 fn shape_of(source: &WeightSource, options: &QuantizeOptions) -> Shape {

@@ -196,11 +196,8 @@ fn an_interrupted_run_goes_on_where_it_stopped_and_leaves_no_half_file() {
     assert!(matches!(stop_at(9), Err(QuantizeError::Interrupted)));
     assert!(!output.exists());
     // Bytes of a tensor that are damaged meanwhile are written again, with all behind them.
-    let partial = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
-    let partial = partial
-        .filter(|path| path.to_string_lossy().ends_with(".partial"))
-        .next()
-        .unwrap();
+    let mut files = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    let partial = files.find(|path| path.to_string_lossy().ends_with(".partial")).unwrap();
     let mut bytes = fs::read(&partial).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;

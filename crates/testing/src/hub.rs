@@ -417,6 +417,12 @@ pub fn other_home(content: &[u8]) -> tempfile::TempDir {
         ".ollama/models/manifests/registry.ollama.ai/library/damaged/latest",
         b"{\"layers\": [",
     );
+    write_flat_stores(&write, content);
+    home
+}
+
+/// Models of LM Studio and llama.cpp: files under names of repositories.
+fn write_flat_stores(write: &dyn Fn(&str, &[u8]), content: &[u8]) {
     write(".lmstudio/models/publisher/model-GGUF/model-Q4_K_M.gguf", content);
     write(".lmstudio/models/publisher/model-GGUF/mmproj-model-F16.gguf", b"");
     write(".lmstudio/models/publisher/split/m-Q8_0-00001-of-00002.gguf", content);
@@ -426,5 +432,4 @@ pub fn other_home(content: &[u8]) -> tempfile::TempDir {
     write(".cache/llama.cpp/manifest=owner=cached-GGUF=latest.json", b"{}");
     write(".cache/llama.cpp/owner_cached-GGUF_cached-Q8_0.gguf", content);
     write(".cache/llama.cpp/owner_cached-GGUF_cached-Q8_0.gguf.json", b"{}");
-    home
 }

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use riffle_kv::PagePool;
-use riffle_model::{AdapterInfo, ChatTemplate, GenerationDefaults, InputSums, LoadTimes, ModelInfo, ModelOutline, Tokenizer};
+use riffle_model::{
+    AdapterInfo, ChatTemplate, GenerationDefaults, InputSums, LoadTimes, ModelInfo, ModelOutline, Tokenizer,
+};
 
 use crate::attention::{Reader, SharedRoom, SlidingLayers};
 use crate::compute::Compute;
@@ -113,16 +115,7 @@ impl Engine {
             let problem = "the weights in memory were loaded with the other: load the model again with it";
             return Err(EngineError::option("activations", options.model.activations, problem));
         }
-        if options.model.adapters != self.options.model.adapters {
-            let paths = options
-                .model
-                .adapters
-                .iter()
-                .map(|adapter| adapter.path.display().to_string());
-            let paths = paths.collect::<Vec<_>>().join(", ");
-            let problem = "the weights in memory were loaded with others: load the model again with these";
-            return Err(EngineError::option("adapters", paths, problem));
-        }
+        self.check_adapters(&options)?;
         let config = self.model().config();
         options.check_device(config)?;
         if options.model.draft_model.is_some() && options.model.draft_model != self.options.model.draft_model {
@@ -157,6 +150,18 @@ impl Engine {
             engine.draft_model = Some(model.beside(&engine)?);
         }
         Ok(Arc::new(engine))
+    }
+
+    /// Refuses other adapters than those in memory.
+    fn check_adapters(&self, options: &EngineOptions) -> Result<(), EngineError> {
+        let adapters = &options.model.adapters;
+        if *adapters == self.options.model.adapters {
+            return Ok(());
+        }
+        let paths = adapters.iter().map(|adapter| adapter.path.display().to_string());
+        let paths = paths.collect::<Vec<_>>().join(", ");
+        let problem = "the weights in memory were loaded with others: load the model again with these";
+        Err(EngineError::option("adapters", paths, problem))
     }
 
     /// The path that the model was loaded from.

@@ -134,7 +134,7 @@ fn sessions_and_prefix_caches_belong_to_their_adapters_and_scales() {
     let (own, other) = (engine(folder.path(), [1.0, 0.0]), engine(folder.path(), [0.5, 0.0]));
     let plain = Engine::load(fixture("model"), options()).unwrap();
     let tokens = prompt(200);
-    let cache = PrefixCache::open(&folder.path().join("cache"), u64::MAX).unwrap();
+    let cache = PrefixCache::open(folder.path().join("cache"), u64::MAX).unwrap();
     let file = folder.path().join("session");
     let mut session = Session::new(&own).unwrap();
     session.prefill(&tokens, &mut go_on).unwrap();

@@ -58,7 +58,10 @@ struct Module {
     scale: f32,
 }
 
-/// What is read of an adapter's files.
+/// The factor of a module, by its name and rank.
+pub(crate) type ScaleOf = dyn Fn(&str, usize) -> Result<f32, ModelError>;
+
+/// The contents of the files of an adapter.
 pub(crate) struct AdapterFiles {
     /// The folder or the file.
     pub(crate) path: PathBuf,
@@ -67,7 +70,7 @@ pub(crate) struct AdapterFiles {
     /// A hash of the settings.
     pub(crate) settings: u128,
     /// The factor of a module of a rank.
-    pub(crate) scale: Box<dyn Fn(&str, usize) -> Result<f32, ModelError>>,
+    pub(crate) scale: Box<ScaleOf>,
     /// True for a GGUF file.
     pub(crate) is_gguf: bool,
 }

@@ -15,7 +15,7 @@ use crate::{ModelError, SegmentPart};
 pub struct Projection {
     weight: PackedMatrix,
     bias: Option<Box<[f32]>>,
-    /// Where inputs are summed.
+    /// The sums of its inputs, where they are asked for.
     sums: Option<Arc<InputSums>>,
     low_rank: Vec<LowRank>,
 }

@@ -40,11 +40,8 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
     for layer in 0..config.layers {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         let mut head_norm = |part: &str| {
-            if head_norms {
-                norm(config, weights, &name(part), config.head_dim).map(Some)
-            } else {
-                Ok(None)
-            }
+            let norm = head_norms.then(|| norm(config, weights, &name(part), config.head_dim));
+            norm.transpose()
         };
         let (query_norm, key_norm) = (head_norm("self_attn.q_layernorm")?, head_norm("self_attn.k_layernorm")?);
         let norm = Arc::new(norm(config, weights, &name("input_layernorm"), hidden)?);

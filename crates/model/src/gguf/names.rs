@@ -248,13 +248,17 @@ pub(super) fn family_name(architecture: Architecture, name: &str) -> Option<Stri
     Some(format!("{whole}.{kind}"))
 }
 
-/// The names of the three vectors of a Mamba2, which have no part of their own in the model: `blk.N.ssm_a`, `.ssm_d`, `.ssm_dt.bias`.
+/// The names of the three vectors of a Mamba2, which have no part of their own in the model: `blk.N.ssm_a`, `.ssm_d`, `.ssm_dt.bias`;
+/// and of Falcon-H1's `blk.N.ffn_norm`, which llama.cpp's converter writes without its kind.
 fn mamba_vector(architecture: Architecture, below: &str, kind: &str) -> Option<String> {
     let mixer = match architecture {
         Architecture::GraniteHybrid | Architecture::FalconH1 => "mamba",
         Architecture::Mamba2 | Architecture::NemotronH => "mixer",
         _ => return None,
     };
+    if (architecture, kind) == (Architecture::FalconH1, "ffn_norm") {
+        return Some(format!("model.layers.{below}.pre_ff_layernorm.weight"));
+    }
     let (layer, vector) = match (below.split_once('.'), kind) {
         (None, "ssm_a") => (below, "A"),
         (None, "ssm_d") => (below, "D"),

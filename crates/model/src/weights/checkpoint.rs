@@ -16,8 +16,8 @@ use super::rows::{RowSource, TensorRows};
 use super::tensor::first_not_finite;
 use super::{StoredTensor, TensorInfo, TensorType, mapping, to_f32};
 use crate::ModelError;
-use crate::inputs::InputSums;
 use crate::adapters::{Adapter, LowRankWeights};
+use crate::inputs::InputSums;
 
 /// The tensors of a model by name. Data is mapped only when a tensor is taken, and each tensor is taken once: loading refuses a model
 /// of which tensors are left over.

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use riffle_model::{
-    AdapterScales, AttentionShape, Batch, Decoder, Forward, HostForward, ModelConfig, Projected, RecurrentState, SegmentTokens,
+    AdapterScales, AttentionShape, Batch, Decoder, Forward, HostForward, ModelConfig, Projected, RecurrentState,
+    SegmentTokens,
 };
 
 /// Plain causal attention over everything a sequence has seen, within each layer's window, summed in f64.

@@ -164,6 +164,15 @@ impl Driver {
             shared_store: options.shared_store.clone(),
             tells_holdings: options.kv_events.is_some() || sink.is_some(),
         };
+        // Events name blocks by their tokens alone, so a router would take the pages of an adapter for those of the model.
+        if scheduling.tells_holdings && !engine.adapters().is_empty() {
+            return Err(ServerError::Option {
+                option: "kv_events",
+                value: "on".to_owned(),
+                problem: "events cannot tell the pages of adapters apart; leave out the adapters or the events"
+                    .to_owned(),
+            });
+        }
         let published = options.kv_events.clone().filter(|_| sink.is_none());
         let publisher = published.map(Publisher::start).transpose()?;
         let kv_events = publisher.as_ref().map(KvEventAddresses::from_publisher);

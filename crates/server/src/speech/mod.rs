@@ -27,7 +27,7 @@ pub(crate) struct ThoughtMarks {
 }
 
 impl ThoughtMarks {
-    /// Those of most families.
+    /// The marks of most families.
     pub(crate) const THINK: Self = Self {
         begin: "<think>",
         title: "",
@@ -205,7 +205,10 @@ impl Speech {
         let marks = begins.iter().chain(&ends);
         (self.takes_calls() && (marks.into_iter().any(|mark| *mark == special) || special == "[ARGS]"))
             || (self.takes_calls() && self.markup.calls == CallStyle::Gemma4 && special == calls::QUOTE)
-            || self.markup.thoughts.is_some_and(|marks| [marks.begin, marks.end].contains(&special))
+            || self
+                .markup
+                .thoughts
+                .is_some_and(|marks| [marks.begin, marks.end].contains(&special))
     }
 
     fn takes_calls(&self) -> bool {

@@ -2,6 +2,7 @@
 
 use riffle_engine::{Engine, EngineOptions};
 use riffle_model::AdapterSpec;
+use riffle_server::{PublisherOptions, Server, ServerOptions};
 use riffle_testing::write_shipped_adapter;
 use serde_json::{Value, json};
 
@@ -68,6 +69,28 @@ fn a_request_chooses_its_adapters_and_their_scales() {
         assert!(refused.body.contains(part), "{part}: {}", refused.body);
         assert_eq!(server.post("/lora-adapters", &lora).status, 400);
     }
+}
+
+#[test]
+fn events_are_refused_beside_adapters_since_they_cannot_tell_their_pages_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    write_shipped_adapter(folder.path(), 7);
+    let path = folder.path().to_owned();
+    let engine_options = EngineOptions::default().with_adapters(vec![AdapterSpec { path, scale: 1.0 }]);
+    let engine = Engine::load(riffle_testing::fixture("model"), engine_options).unwrap();
+    let events = PublisherOptions {
+        address: "tcp://127.0.0.1:0".to_owned(),
+        ..PublisherOptions::default()
+    };
+    let options = ServerOptions {
+        kv_events: Some(events),
+        ..options()
+    };
+    let refused = Server::bind(&engine, options).map(|_| ()).unwrap_err().to_string();
+    assert!(
+        refused.contains("kv_events") && refused.contains("adapters"),
+        "{refused}"
+    );
 }
 
 #[test]

@@ -83,7 +83,7 @@ pub(super) fn lfm3(fields: &Fields) -> Planned {
     plan.gate = plan
         .fields
         .flag("use_attention_gate", true)?
-        .then_some("self_attn.g_proj");
+        .then_some("self_attn.gate_proj");
     plan.mlp = MlpNames {
         gate: Gate::Tensor("feed_forward.w1"),
         up: "feed_forward.w3",

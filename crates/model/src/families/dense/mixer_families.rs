@@ -185,7 +185,10 @@ pub(super) fn nemotron_h(fields: &Fields) -> Planned {
         ("rms_norm_eps", "layer_norm_epsilon"),
     ];
     let biased = plan.fields.flag("use_bias", false)?;
-    plan.fields = with_names(&plan.fields, &renamed).with("mamba_proj_bias", biased);
+    // transformers ties nothing in this family, whatever the setting says.
+    plan.fields = with_names(&plan.fields, &renamed)
+        .with("mamba_proj_bias", biased)
+        .with("tie_word_embeddings", false);
     // Time steps have a least value, and no largest.
     let least = plan.fields.optional_number("time_step_min")?.unwrap_or(0.0);
     plan.fields = plan.fields.with("time_step_limit", json!([least, null]));
