@@ -94,7 +94,7 @@ DENSE = {
         dict(alibi=True),
     ],
     "gemma4_text": [
-        dict(B16, **GEMMA4, num_kv_shared_layers=2, attention_k_eq_v=True, num_global_key_value_heads=1, use_double_wide_mlp=True, final_logit_softcapping=6.0),
+        dict(B16, **(GEMMA4 | dict(head_dim=16, global_head_dim=32)), num_kv_shared_layers=2, attention_k_eq_v=True, num_global_key_value_heads=1, use_double_wide_mlp=True, final_logit_softcapping=6.0),
         GEMMA4 | dict(hidden_size_per_layer_input=0, attention_k_eq_v=False, num_global_key_value_heads=1),
         GEMMA4 | dict(num_hidden_layers=7, layer_types=None, num_kv_shared_layers=0, global_head_dim=8, attention_bias=True),
         GEMMA4 | dict(num_kv_shared_layers=4, layer_types=["sliding_attention", "full_attention"] * 3, rope_parameters=dict(full_attention=dict(rope_type="proportional", partial_rotary_factor=0.5, rope_theta=50000.0), sliding_attention=dict(rope_type="default", rope_theta=900.0))),
@@ -138,7 +138,7 @@ DENSE = {
         dict(head_dim=16, layer_types=["full_attention", "conv", "sliding_attention", "conv"], conv_bias=True, conv_L_cache=3, use_sandwich_norm=False, use_attention_gate=False, attention_bias=True, tie_word_embeddings=False, **WINDOW),
     ],
     "granitemoehybrid": [
-        like(B16, GRANITE, MAMBA, layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"]),
+        like(B16, GRANITE, MAMBA, num_attention_heads=2, num_key_value_heads=1, layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"]),
         like(GRANITE, MAMBA, gguf=False, mamba_d_head="auto", position_embedding_type="rope", attention_bias=True, mamba_proj_bias=True, mamba_conv_bias=False, mamba_n_groups=2, time_step_limit=(0.1, 1.5), tie_word_embeddings=True, layer_types=["full_attention", "linear_attention"] * 2),
         like(GRANITE, MAMBA, gguf=False, position_embedding_type="nope", layer_types=["full_attention"] * 4),
         like(GRANITE, MAMBA, num_local_experts=4, layer_types=["linear_attention", "full_attention"] * 2),
@@ -161,6 +161,59 @@ DENSE = {
         like(NEMOTRON, gguf=False, layers_block_type=["full_attention", "linear_attention", "mlp"], use_bias=True, use_conv_bias=False, mlp_bias=True, head_dim=8, time_step_min=0.3, mlp_hidden_act="silu", tie_word_embeddings=True),
         like(NEMOTRON, layers_block_type=["linear_attention", "moe", "full_attention", "mlp"]),
     ],
+}
+
+# Mixtures of experts: two layers, so that files stay small.
+FEW = dict(num_hidden_layers=2)
+QWEN35_SIZES = dict(head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16)
+SIX = dict(num_experts=6, moe_intermediate_size=12)
+NOAUX = dict(n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=12, routed_scaling_factor=1.7)
+EXPERTS = {
+    "mixtral": [
+        dict(B16, **FEW, num_local_experts=5, num_experts_per_tok=2, intermediate_size=20, head_dim=16),
+        dict(num_local_experts=8, num_experts_per_tok=1, head_dim=16, **WINDOW),
+        dict(num_local_experts=3, num_experts_per_tok=3, head_dim=8, tie_word_embeddings=True, hidden_act="gelu", **YARN),
+    ],
+    "qwen2_moe": [
+        dict(B16, **FEW, **SIX, num_experts_per_tok=3, shared_expert_intermediate_size=20),
+        dict(num_experts=7, moe_intermediate_size=20, num_experts_per_tok=2, shared_expert_intermediate_size=64, norm_topk_prob=True, decoder_sparse_step=2),
+        dict(**SIX, num_experts_per_tok=2, shared_expert_intermediate_size=12, qkv_bias=False, mlp_only_layers=[1], use_sliding_window=True, max_window_layers=3, **WINDOW),
+    ],
+    "qwen3_moe": [
+        dict(B16, **FEW, **SIX, num_experts_per_tok=3, head_dim=16, norm_topk_prob=True),
+        dict(num_experts=16, moe_intermediate_size=24, num_experts_per_tok=8, attention_bias=True, mlp_only_layers=[0, 2], norm_topk_prob=True, **YARN),
+        dict(**SIX, num_experts_per_tok=2, head_dim=8, tie_word_embeddings=True, use_sliding_window=True, **WINDOW),
+    ],
+    "qwen3_5_moe_text": [
+        dict(B16, **QWEN35_SIZES, **SIX, num_experts_per_tok=3, shared_expert_intermediate_size=20, layer_types=["linear_attention", "full_attention"], **FEW),
+        dict(QWEN35_SIZES, num_experts=9, moe_intermediate_size=20, num_experts_per_tok=2, shared_expert_intermediate_size=12, tie_word_embeddings=True),
+    ],
+    "qwen3_next": [
+        dict(B16, **QWEN35_SIZES, **SIX, num_experts_per_tok=3, shared_expert_intermediate_size=20, layer_types=["linear_attention", "full_attention"], **FEW),
+        dict(QWEN35_SIZES, num_experts=9, moe_intermediate_size=20, num_experts_per_tok=2, shared_expert_intermediate_size=12, decoder_sparse_step=2),
+        dict(QWEN35_SIZES, **SIX, num_experts_per_tok=2, shared_expert_intermediate_size=12, mlp_only_layers=[1], norm_topk_prob=False),
+    ],
+    "gpt_oss": [
+        dict(B16, **FEW, num_local_experts=5, num_experts_per_tok=2, head_dim=16, intermediate_size=20, **WINDOW, **rope("yarn", factor=8.0, original_max_position_embeddings=64, beta_fast=32.0, beta_slow=1.0, truncate=False)),
+        dict(num_local_experts=8, num_experts_per_tok=4, head_dim=8, intermediate_size=32, num_key_value_heads=4, swiglu_limit=0.7, gguf=False, **WINDOW, **rope("yarn", factor=4.0, original_max_position_embeddings=64, truncate=False)),
+    ],
+    "olmoe": [dict(B16, **FEW, num_experts=6, num_experts_per_tok=3, intermediate_size=12), dict(num_experts=8, num_experts_per_tok=2, intermediate_size=20, attention_bias=True), dict(num_experts=8, num_experts_per_tok=2, intermediate_size=20, norm_topk_prob=True, num_key_value_heads=4), dict(num_experts=4, num_experts_per_tok=2, clip_qkv=0.5, num_key_value_heads=4)],
+    "granitemoe": [dict(B16, **FEW, num_local_experts=6, num_experts_per_tok=3, intermediate_size=12, embedding_multiplier=7.0, residual_multiplier=0.3, attention_multiplier=0.2, logits_scaling=5.0), dict(num_local_experts=4, num_experts_per_tok=1, attention_bias=True, tie_word_embeddings=True)],
+    "granitemoeshared": [dict(B16, **FEW, num_local_experts=6, num_experts_per_tok=3, intermediate_size=12, shared_intermediate_size=20, residual_multiplier=0.4), dict(num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=0)],
+    "ernie4_5_moe": [
+        dict(B16, **FEW, moe_num_experts=6, moe_k=3, moe_intermediate_size=12, moe_num_shared_experts=2, moe_layer_start_index=1),
+        dict(moe_num_experts=8, moe_k=2, moe_intermediate_size=20, moe_num_shared_experts=0, moe_layer_start_index=0, moe_layer_interval=2, tie_word_embeddings=False, head_dim=16),
+        dict(moe_num_experts=8, moe_k=2, moe_intermediate_size=20, moe_num_shared_experts=1, moe_layer_start_index=1, moe_layer_end_index=2),
+    ],
+    "hunyuan_v1_moe": [dict(B16, **FEW, num_experts=6, moe_topk=[3, 3], intermediate_size=20, moe_intermediate_size=[20, 20], num_shared_expert=[1, 1], head_dim=16), dict(num_experts=4, moe_topk=[2, 2, 2, 2], intermediate_size=12, head_dim=8, attention_bias=True, tie_word_embeddings=True)],
+    "phimoe": [
+        dict(B16, **FEW, num_local_experts=6, num_experts_per_tok=2, intermediate_size=12, attention_bias=True, lm_head_bias=True, router_jitter_noise=0.3),
+        dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=20, tie_word_embeddings=True),
+        dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=20, rope_parameters=dict(rope_type="longrope", rope_theta=10000.0, short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[1.5, 2.5, 3.5, 4.5], short_mscale=1.2, long_mscale=1.2, original_max_position_embeddings=64)),
+    ],
+    "dots1": [dict(B16, **FEW, **NOAUX, n_group=4, topk_group=2, n_shared_experts=2, first_k_dense_replace=1, norm_topk_prob=True), dict(NOAUX, n_group=1, topk_group=1, n_shared_experts=1, attention_bias=True), dict(NOAUX, n_group=1, topk_group=1, n_shared_experts=1, num_key_value_heads=4, gguf=False, sliding_window=37, max_window_layers=2)],
+    "glm4_moe": [dict(B16, **FEW, **NOAUX, n_group=4, topk_group=2, head_dim=16, use_qk_norm=True, num_mtp_layers=0), dict(NOAUX, n_shared_experts=2, first_k_dense_replace=2, attention_bias=True, norm_topk_prob=False, num_mtp_layers=0)],
+    "minimax_m2": [dict(B16, **FEW, num_local_experts=6, num_experts_per_tok=3, intermediate_size=12, head_dim=16, rotary_dim=8), dict(num_local_experts=8, num_experts_per_tok=2, intermediate_size=20, head_dim=8, tie_word_embeddings=True, **rope(partial_rotary_factor=0.5))],
 }
 
 OLDER = {
@@ -224,6 +277,8 @@ WRAPPERS = {
     "Qwen2AudioForConditionalGeneration": around("qwen2"),
     "Qwen3ASRForConditionalGeneration": around("qwen3", head_dim=16),
     "Qwen3_5ForConditionalGeneration": around("qwen3_5_text", **QWEN35),
+    "Qwen3_5MoeForConditionalGeneration": around("qwen3_5_moe_text", **QWEN35, **SIX, num_experts_per_tok=2, shared_expert_intermediate_size=12),
+    "Qwen3VLMoeForConditionalGeneration": around("qwen3_vl_moe_text", head_dim=8, **SIX, num_experts_per_tok=2, **SECTIONS),
     "MiniCPMOcrForConditionalGeneration": around("qwen3_5_text", **QWEN35),
     "MiniCPMV4_6ForConditionalGeneration": around("qwen3_5_text", **QWEN35),
     "MiniCPMV4_7ForConditionalGeneration": around("qwen3_5_text", **QWEN35),

@@ -20,7 +20,12 @@ use crate::serve_args::ServeArguments;
 ///
 /// Without a command it shows what it does: the shipped model reads the shipped book and answers a question about it.
 #[derive(Debug, Parser)]
-#[command(name = "riffle", version, args_conflicts_with_subcommands = true)]
+#[command(
+    name = "riffle",
+    version,
+    args_conflicts_with_subcommands = true,
+    override_usage = "riffle [OPTIONS] [COMMAND]"
+)]
 pub(crate) struct Arguments {
     /// Without a command: compare with full attention
     #[arg(long)]

@@ -24,13 +24,13 @@ pub(crate) struct QuantizeArguments {
     /// matrix pays (--imatrix).
     #[arg(long = "type", value_name = "MIX", value_parser = mix, default_value = "Q4_K_M")]
     pub(crate) mix: Mix,
-    /// Importance matrix, as riffle calibrate --imatrix or llama.cpp writes it
+    /// Importance matrix of riffle calibrate --imatrix or of llama.cpp
     #[arg(long, value_name = "FILE")]
     pub(crate) imatrix: Option<PathBuf>,
     /// Type of tensors whose names a regular expression is found in; may be given several times
     ///
     /// The first that matches counts, before the mix. Example: --tensor-type 'blk\.[0-3]\.ffn_down=q6_k'
-    #[arg(long, value_name = "REGEX=TYPE", value_parser = rule)]
+    #[arg(long, hide_short_help = true, value_name = "REGEX=TYPE", value_parser = rule)]
     pub(crate) tensor_type: Vec<TypeRule>,
     /// Type of the output head
     #[arg(long, hide_short_help = true, value_name = "TYPE", value_parser = tensor_type)]

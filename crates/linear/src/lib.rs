@@ -50,7 +50,7 @@ pub use columns::Columns;
 pub use error::LinearError;
 pub use format::WeightFormat;
 pub use machine::gather_pages;
-pub use matrix::PackedMatrix;
+pub use matrix::{PackedMatrix, RowsProduct};
 
 /// Outputs that share a vector load: weights are interleaved by this many rows.
 const LANES: usize = 16;

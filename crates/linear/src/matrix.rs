@@ -1,4 +1,5 @@
 use core::fmt;
+use core::ops::Range;
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -17,6 +18,46 @@ pub struct PackedMatrix {
     /// The input that each column is multiplied with, where that is not the column's own number.
     order: Option<Arc<[u32]>>,
     buffer: Buffer,
+}
+
+/// A matrix, the rows of an input that it takes, and where their product goes: see [`PackedMatrix::matmul_rows`].
+pub struct RowsProduct<'a> {
+    /// The matrix.
+    pub matrix: &'a PackedMatrix,
+    /// Rows of the input.
+    pub rows: Range<usize>,
+    /// `[rows, out_features]`
+    pub output: &'a mut [f32],
+}
+
+impl<'a> RowsProduct<'a> {
+    /// The product of all rows of an input.
+    fn whole(matrix: &'a PackedMatrix, input: &[f32], output: &'a mut [f32]) -> RowsProduct<'a> {
+        let inputs = matrix.in_features;
+        let tokens = input.len() / inputs;
+        assert_eq!(input.len(), tokens * inputs, "input must be [tokens, {inputs}]");
+        RowsProduct {
+            matrix,
+            rows: 0..tokens,
+            output,
+        }
+    }
+
+    /// The product as a task, its sizes checked, of an input that begins with row `start`.
+    fn part(&mut self, start: usize) -> Product<'_> {
+        let (outputs, tokens) = (self.matrix.out_features, self.rows.len());
+        assert_eq!(
+            self.output.len(),
+            tokens * outputs,
+            "output must be [{tokens}, {outputs}]"
+        );
+        Product {
+            packed: self.matrix.buffer.bytes(),
+            outputs,
+            first_token: self.rows.start - start,
+            output: &mut *self.output,
+        }
+    }
 }
 
 impl PackedMatrix {
@@ -106,7 +147,7 @@ impl PackedMatrix {
     }
 
     /// Several products of one input, `outputs` `[matrix][tokens, out_features]`, each with the bits of
-    /// [`matmul`](Self::matmul). Neighbours of one format share the rounding of the activations and are handed out to threads
+    /// [`matmul`](Self::matmul). Matrices of one format share the rounding of the activations and are handed out to threads
     /// together, which small matrices gain by.
     ///
     /// # Panics
@@ -117,19 +158,30 @@ impl PackedMatrix {
         input: &[f32],
         outputs: [&mut [f32]; COUNT],
     ) {
-        let mut products = matrices.into_iter().zip(outputs).peekable();
-        while let Some(first) = products.next() {
-            let mut same = vec![first];
-            let (first, _) = same[0];
-            while let Some(next) = products.next_if(|(matrix, _)| matrix.shares_input(first)) {
-                same.push(next);
-            }
+        let products = matrices.into_iter().zip(outputs);
+        let products = products.map(|(matrix, output)| RowsProduct::whole(matrix, input, output));
+        PackedMatrix::matmul_rows(products.collect(), input);
+    }
+
+    /// Products of parts of one `input`, `[tokens, in_features]`, each with the bits of [`matmul`](Self::matmul) of its own rows. Matrices
+    /// of one format share the rounding of the activations and are handed out to threads together: this is how experts of a mixture, of
+    /// a few tokens each, keep all threads busy.
+    ///
+    /// # Panics
+    ///
+    /// If the matrices have not as many inputs, or an output is not as long as its rows ask for.
+    pub fn matmul_rows(products: Vec<RowsProduct<'_>>, input: &[f32]) {
+        let mut left = products;
+        while let Some(RowsProduct { matrix: first, .. }) = left.first() {
+            let first = *first;
+            let (same, others) = left.into_iter().partition(|product| product.matrix.shares_input(first));
             PackedMatrix::multiply(Isa::best(), same, input);
+            left = others;
         }
     }
 
     pub(crate) fn matmul_with(&self, isa: Isa, input: &[f32], output: &mut [f32]) {
-        PackedMatrix::multiply(isa, vec![(self, output)], input);
+        PackedMatrix::multiply(isa, vec![RowsProduct::whole(self, input, output)], input);
     }
 
     /// True if the input is rounded and ordered alike for both.
@@ -139,33 +191,23 @@ impl PackedMatrix {
         kind(self) == kind(other) && order(self) == order(other)
     }
 
-    /// The product of this matrix, its sizes checked.
-    fn product<'a>(&'a self, input: &[f32], output: &'a mut [f32]) -> Product<'a> {
-        let (outputs, inputs) = (self.out_features, self.in_features);
-        let tokens = input.len() / inputs;
-        assert_eq!(input.len(), tokens * inputs, "input must be [tokens, {inputs}]");
-        assert_eq!(output.len(), tokens * outputs, "output must be [{tokens}, {outputs}]");
-        Product {
-            packed: self.buffer.bytes(),
-            outputs,
-            output,
-        }
-    }
-
-    /// Multiplies matrices that share their input.
-    fn multiply(isa: Isa, mut matrices: Vec<(&PackedMatrix, &mut [f32])>, input: &[f32]) {
-        let first = matrices[0].0;
-        let products = matrices
-            .iter_mut()
-            .map(|(matrix, output)| matrix.product(input, output));
-        let products = products.collect();
+    /// Multiplies matrices that share their input, at least one.
+    fn multiply(isa: Isa, mut products: Vec<RowsProduct<'_>>, input: &[f32]) {
+        let first = products[0].matrix;
+        let inputs = first.in_features;
+        // Only rows that a product takes are rounded and ordered.
+        let start = products.iter().map(|product| product.rows.start).min().unwrap_or(0);
+        let end = products.iter().map(|product| product.rows.end).max().unwrap_or(0);
+        assert!(end * inputs <= input.len(), "input must be [{end}, {inputs}] at least");
+        let input = &input[start * inputs..end * inputs];
+        let parts = products.iter_mut().map(|product| product.part(start)).collect();
         let row = first.format.row();
         let multiply = match first.activations {
             Activations::Exact => row.multiply,
             Activations::Rounded => row.multiply_rounded,
         };
-        multiply(isa, products, first.in_features, &first.ordered(input));
-        for (matrix, output) in matrices {
+        multiply(isa, parts, inputs, &first.ordered(input));
+        for RowsProduct { matrix, output, .. } in products {
             if matrix.factor != 1.0 {
                 output.iter_mut().for_each(|value| *value *= matrix.factor);
             }

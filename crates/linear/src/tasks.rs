@@ -15,8 +15,17 @@ const LEAST_TOKENS: usize = 96;
 pub(crate) struct Product<'a> {
     pub(crate) packed: &'a [u8],
     pub(crate) outputs: usize,
+    /// The row of the input that its tokens begin with.
+    pub(crate) first_token: usize,
     /// `[tokens, outputs]`
     pub(crate) output: &'a mut [f32],
+}
+
+impl Product<'_> {
+    /// Rows of the input that it takes.
+    pub(crate) fn tokens(&self) -> usize {
+        self.output.len() / self.outputs
+    }
 }
 
 /// Some tokens and outputs of a product.
@@ -30,31 +39,34 @@ pub(crate) struct RowsPiece<'a> {
     pub(crate) rows: Vec<&'a mut [f32]>,
 }
 
-/// Calls `work` for pieces that cover `products`, all of as many tokens. Pieces start at a multiple of `granule` outputs.
+/// Calls `work` for pieces that cover `products`. Pieces start at a multiple of `granule` outputs.
 pub(crate) fn for_pieces<'a>(
-    products: Vec<Product<'a>>,
+    mut products: Vec<Product<'a>>,
     inputs: usize,
     granule: usize,
     work: impl Fn(RowsPiece<'a>) + Sync,
 ) {
-    let outputs: usize = products.iter().map(|product| product.outputs).sum();
-    let tokens = products.first().map_or(0, |first| first.output.len() / first.outputs);
-    if tokens == 0 {
+    products.retain(|product| !product.output.is_empty());
+    if products.is_empty() {
         return;
     }
+    let outputs: usize = products.iter().map(|product| product.outputs).sum();
     let threads = rayon::current_num_threads();
     let mut pieces = Vec::new();
-    if threads == 1 || (outputs * inputs).saturating_mul(tokens + READ_TOKENS) < SERIAL_WORK {
+    let amounts = products
+        .iter()
+        .map(|product| (product.outputs * inputs).saturating_mul(product.tokens() + READ_TOKENS));
+    if threads == 1 || amounts.fold(0, usize::saturating_add) < SERIAL_WORK {
         for product in products {
-            cut(product, tokens, usize::MAX, &mut pieces);
+            cut(product, usize::MAX, usize::MAX, &mut pieces);
         }
         return pieces.into_iter().for_each(&work);
     }
     let wanted = threads * PIECES_PER_THREAD;
     let width = outputs.div_ceil(wanted).next_multiple_of(granule);
     let columns: usize = products.iter().map(|product| product.outputs.div_ceil(width)).sum();
-    let height = tokens.div_ceil(wanted.div_ceil(columns)).max(LEAST_TOKENS);
     for product in products {
+        let height = product.tokens().div_ceil(wanted.div_ceil(columns)).max(LEAST_TOKENS);
         cut(product, height, width, &mut pieces);
     }
     pieces.into_par_iter().for_each(&work);
@@ -65,17 +77,18 @@ fn cut<'a>(product: Product<'a>, height: usize, width: usize, pieces: &mut Vec<R
     let Product {
         packed,
         outputs,
+        first_token,
         output,
     } = product;
-    let tokens = output.len() / outputs;
-    for (band, rows) in output.chunks_mut(height.min(tokens) * outputs).enumerate() {
+    let height = height.min(output.len() / outputs);
+    for (band, rows) in output.chunks_mut(height * outputs).enumerate() {
         let first = pieces.len();
         pieces.extend((0..outputs).step_by(width.min(outputs)).map(|first_output| RowsPiece {
             packed,
             outputs,
-            first_token: band * height,
+            first_token: first_token + band * height,
             first_output,
-            rows: Vec::with_capacity(height.min(tokens)),
+            rows: Vec::with_capacity(height),
         }));
         for row in rows.chunks_exact_mut(outputs) {
             for (piece, part) in pieces[first..].iter_mut().zip(row.chunks_mut(width)) {

@@ -71,6 +71,19 @@ impl AttentionShape {
     }
 }
 
+/// The sizes of a mixture of experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertShape {
+    /// Experts of a layer.
+    pub experts: usize,
+    /// Experts of a token.
+    pub used: usize,
+    /// Inner width of an expert.
+    pub width: usize,
+    /// Inner width of the block that every token passes; 0 where there is none.
+    pub shared_width: usize,
+}
+
 /// The sizes and settings of a model. Sizes are counts of values unless the name says bytes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
@@ -90,6 +103,8 @@ pub struct ModelConfig {
     pub head_dim: usize,
     /// Inner width of the feed-forward block.
     pub intermediate_size: usize,
+    /// The experts of layers that are mixtures of them.
+    pub experts: Option<ExpertShape>,
     /// Tokens the model was made for.
     pub max_position: usize,
     /// Factor on query · key.
@@ -167,6 +182,7 @@ impl ModelConfig {
             kv_heads,
             head_dim,
             intermediate_size: fields.size("intermediate_size")?,
+            experts: None,
             max_position: fields.size("max_position_embeddings")?,
             attention_scale: (head_dim as f32).sqrt().recip(),
             soft_cap: None,

@@ -421,10 +421,17 @@ impl ModelError {
     }
 }
 
-/// Names of architectures without the end that most of them share.
+/// Most architectures that an error names.
+const MOST_NAMED: usize = 36;
+
+/// Names of architectures without the end that most of them share; of many the first.
 fn short_names(names: &[&str]) -> String {
     let short = names
         .iter()
         .map(|name| name.strip_suffix("ForCausalLM").unwrap_or(name));
-    short.collect::<Vec<_>>().join(", ")
+    let mut short: Vec<String> = short.take(MOST_NAMED).map(str::to_owned).collect();
+    if let Some(more) = names.len().checked_sub(MOST_NAMED).filter(|more| *more > 0) {
+        short.push(format!("and {more} more, which docs/models.md lists"));
+    }
+    short.join(", ")
 }

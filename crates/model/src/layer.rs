@@ -8,7 +8,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::blocks::{
-    Attention, HeadProjection, LayerInput, Mixer, Mlp, Norm, Projection, add, scale, sigmoid_gate, sigmoid_gate_heads,
+    Attention, Experts, HeadProjection, LayerInput, Mixer, Mlp, Norm, Projection, add, scale, sigmoid_gate,
+    sigmoid_gate_heads,
 };
 use crate::recurrent::LayerState;
 use crate::workspace::{CUT_GRID, ROW_BLOCK, RowBlock, Workspace};
@@ -58,6 +59,8 @@ pub enum Step {
     },
     /// `Branch = feed_forward(Normed)`.
     FeedForward(Mlp),
+    /// `Branch = experts(Normed)`: a mixture of experts. A router with a norm of its own reads `Hidden`.
+    Experts(Box<Experts>),
     /// `Branch = mixer(Normed)`, reading and renewing the recurrent state of each segment in order of its rows.
     Recur(Mixer),
     /// `Normed = norm(Hidden)`, then `Attended *= sigmoid(gate(Normed))`.
@@ -131,6 +134,7 @@ impl Layer {
             Step::Project { projection, .. } => projection.bytes(),
             Step::ProjectHeads { heads, projection, .. } => heads.bytes() + projection.bytes(),
             Step::FeedForward(mlp) => mlp.bytes(),
+            Step::Experts(experts) => experts.bytes(),
             Step::Recur(mixer) => mixer.bytes(),
             Step::OpenGate { norm, gate } => once(norm) + gate.bytes(),
             Step::LayerInput(input) => input.bytes(),
@@ -173,6 +177,7 @@ impl Step {
                 projection.apply(values, output, parts);
             }
             Step::FeedForward(mlp) => mlp.apply(rows.normed, rows.inner, rows.inner_gate, rows.branch, parts),
+            Step::Experts(experts) => experts.apply(rows, parts),
             Step::Recur(mixer) => mixer.apply(parts, states, rows.normed, rows.mixer, rows.branch),
             Step::OpenGate { norm, gate } => {
                 let count = rows.hidden.len() / norm.width();

@@ -81,11 +81,12 @@ mod workspace;
 pub use adapters::{AdapterInfo, AdapterScales, AdapterSpec, MOST_ADAPTERS};
 pub use batch::{Batch, CutGrid, Segment, SegmentPart, SegmentTokens};
 pub use blocks::{
-    Activation, Attention, GatedDeltaNet, HeadProjection, KeyValue, LatentQuery, LayerInput, LayerInputs, Mamba2,
-    Mixer, Mlp, Norm, Projection, Rotary, ShortConvolution,
+    Activation, Attention, Expert, ExpertGroups, ExpertSettings, Experts, FusedLayout, GatedDeltaNet, HeadProjection,
+    KeyValue, LatentQuery, LayerInput, LayerInputs, Mamba2, Mixer, Mlp, Norm, Projection, Rotary, Router, RouterRules,
+    Scoring, SharedExpert, ShortConvolution, WeightSum,
 };
 pub use chat::{ChatMessage, ChatTemplate, ConversationText, TemplateLimit};
-pub use config::{AttentionShape, ModelConfig};
+pub use config::{AttentionShape, ExpertShape, ModelConfig};
 pub use decoder::Decoder;
 pub use directory::configure;
 pub use error::ModelError;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use riffle_linear::Columns;
 
-use crate::blocks::RotaryTable;
+use crate::blocks::{ExpertScratch, RotaryTable, expert_scratch_bytes};
 use crate::layer::Rows;
 use crate::{AttentionShape, CutGrid, ModelConfig, Projected};
 
@@ -41,6 +41,7 @@ pub(crate) struct Workspace {
     pub(crate) mixer: Vec<f32>,
     // [tokens, layers, width of a layer's input]
     pub(crate) layer_inputs: Vec<f32>,
+    experts: ExpertScratch,
     // one for each rotation of the model
     pub(crate) rotary_tables: Vec<RotaryTable>,
 }
@@ -75,7 +76,10 @@ impl Sizes {
             values: most(AttentionShape::values_width),
             attended: most(AttentionShape::attended_width),
             hidden: config.hidden_size,
-            intermediate: config.intermediate_size.max(config.layer_input_width),
+            intermediate: config
+                .intermediate_size
+                .max(config.experts.map_or(0, |experts| experts.shared_width))
+                .max(config.layer_input_width),
             mixer: config.mixer_width(),
             layer_inputs: config.layer_input_width * config.layers,
             rotary_dim: config.rotary_dim,
@@ -101,6 +105,7 @@ impl Workspace {
             inner: vec![0.0; rows * sizes.intermediate],
             inner_gate: vec![0.0; rows * sizes.intermediate],
             mixer: vec![0.0; rows * sizes.mixer],
+            experts: ExpertScratch::new(config.experts.as_ref(), sizes.hidden, rows),
             layer_inputs: vec![0.0; batch_tokens * sizes.layer_inputs],
             rotary_tables: (0..sizes.rotary_tables)
                 .map(|_| RotaryTable::with_capacity(batch_tokens, sizes.rotary_dim))
@@ -128,7 +133,7 @@ impl Workspace {
             &self.layer_inputs,
         ];
         let tables: u64 = self.rotary_tables.iter().map(RotaryTable::bytes).sum();
-        4 * buffers.iter().map(|buffer| buffer.len() as u64).sum::<u64>() + tables
+        4 * buffers.iter().map(|buffer| buffer.len() as u64).sum::<u64>() + tables + self.experts.bytes()
     }
 
     /// Queries, keys and values of the first `rows` rows of a layer, and room for the attention result.
@@ -158,6 +163,7 @@ impl Workspace {
             inner: &mut self.inner[..count * sizes.intermediate],
             inner_gate: &mut self.inner_gate[..count * sizes.intermediate],
             mixer: &mut self.mixer[..count * sizes.mixer],
+            experts: &mut self.experts,
             layer_inputs: &self.layer_inputs[rows.start * width..][..count * width],
         }
     }
@@ -170,10 +176,12 @@ pub fn scratch_bytes(config: &ModelConfig, batch_tokens: usize) -> u64 {
     let per_token = of_heads + sizes.layer_inputs + sizes.rotary_dim * sizes.rotary_tables;
     let per_row = 2 * sizes.hidden + 2 * sizes.intermediate + sizes.mixer;
     let (batch_tokens, rows) = (batch_tokens as u64, batch_tokens.clamp(1, ROW_BLOCK) as u64);
+    let experts = expert_scratch_bytes(config.experts.as_ref(), sizes.hidden, rows as usize);
     batch_tokens
         .saturating_mul(per_token as u64)
         .saturating_add(rows.saturating_mul(per_row as u64))
         .saturating_mul(4)
+        .saturating_add(experts)
 }
 
 /// Some rows of a batch and scratch for them.
@@ -192,6 +200,7 @@ pub(crate) struct RowBlock<'a> {
     pub(crate) inner_gate: &'a mut [f32],
     // [rows, mixer], for the parts of a token mixer to share out
     pub(crate) mixer: &'a mut [f32],
+    pub(crate) experts: &'a mut ExpertScratch,
     // [rows, layers, width of a layer's input]
     pub(crate) layer_inputs: &'a [f32],
 }

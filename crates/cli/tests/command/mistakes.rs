@@ -11,7 +11,7 @@ const MISTAKES: [(&str, i32, &[&str]); 34] = [
         2,
         &["riffle ask needs --model <PATH>", "riffle list", "riffle pull"],
     ),
-    ("pull", 2, &["riffle pull needs <NAME>", "see riffle pull --help"]),
+    ("rm", 2, &["riffle rm needs <NAME>", "see riffle rm --help"]),
     ("--prompt x", 2, &["'--prompt' needs a command before it", "riffle run"]),
     (
         "run model.gguf --prompt x",

@@ -115,6 +115,7 @@ impl CaseFiles {
             // An address that no machine has: the server ends once everything else has been looked at.
             "serve" => vec![model, given("--host", "192.0.2.1")],
             "policies" => Vec::new(),
+            "quantize" => vec![(self.model.as_str(), file("small.gguf")), given("--check-tokens", "64")],
             "session compress" => vec![model, ("--session", self.session.clone()), given("--keep", "0.5")],
             "calibrate" => vec![
                 model,
@@ -122,6 +123,11 @@ impl CaseFiles {
                 ("--out", file("profile.toml")),
                 given("--length", "256"),
                 given("--candidate", "streaming"),
+            ],
+            "calibrate --imatrix" => vec![
+                model,
+                ("--imatrix", file("my.imatrix")),
+                (self.text.as_str(), self.text.clone()),
             ],
             "eval logits" => vec![model, ("--tokens", self.ids.clone()), ("--out", file("logits"))],
             "eval needle" => vec![
@@ -238,7 +244,11 @@ fn cases(place: &CaseFiles) -> Vec<Case> {
             .collect();
         for option in options {
             let option = format!("--{}", option.get_long().expect("numbers belong to options"));
-            let quick = place.quick(command);
+            let way = match (command, option.as_str()) {
+                ("calibrate", "--chunk-size") => "calibrate --imatrix",
+                _ => command,
+            };
+            let quick = place.quick(way);
             let quick = quick.unwrap_or_else(|| panic!("{command} takes numbers: give it a quick case here"));
             let others = quick.into_iter().chain(place.beside(command, &option));
             // A window decides the context.

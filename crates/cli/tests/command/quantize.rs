@@ -68,7 +68,7 @@ fn wrong_arguments_are_one_line_each() {
     let (_guard, model, output) = folder();
     let cases: [(&[&str], &[&str]); 5] = [
         (&["--type", "Q9_K"], &["Q9_K", "Q4_K_M"]),
-        (&["--tensor-type", "attn_v"], &["attn_v", "REGEX=TYPE"]),
+        (&["--tensor-type", "attn_v"], &["attn_v", "attn_v=q6_k"]),
         (&["--output-type", "q9"], &["q9", "q6_k"]),
         (&["--imatrix", &model], &["importance matrix"]),
         (&["--memory", "1M", "--type", "F32"], &[]),

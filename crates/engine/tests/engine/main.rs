@@ -11,6 +11,7 @@ mod device_flow;
 mod device_summaries;
 mod draft;
 mod eviction;
+mod experts;
 mod far;
 #[cfg(target_os = "linux")]
 mod faults;

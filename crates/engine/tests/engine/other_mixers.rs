@@ -55,7 +55,7 @@ fn engine(name: &str, options: EngineOptions) -> Arc<Engine> {
 }
 
 fn on_disk(folder: &Path, options: EngineOptions) -> EngineOptions {
-    let mut tiers = KvTiers::memory(Some(30_000));
+    let mut tiers = KvTiers::memory(Some(60_000));
     tiers.slots = 2;
     tiers.disk = Some(DiskTier {
         folder: folder.to_owned(),

@@ -27,7 +27,12 @@ pub(crate) fn multiply(format: &BlockFormat, isa: Isa, products: Vec<Product<'_>
     // Taken, not borrowed: while this thread waits for others it may start another product.
     let mut activations = ACTIVATIONS.take();
     activations.resize(input.len() / STRETCH, ActivationBlock::default());
-    let panels = Panels::new(isa, format, input.len() / inputs, inputs / STRETCH);
+    let most_tokens = products.iter().map(Product::tokens).max().unwrap_or(0);
+    let panels = Panels::new(
+        isa.panel_stretches(format, most_tokens),
+        input.len() / inputs,
+        inputs / STRETCH,
+    );
     panels.quantise(isa, format.shape, input, &mut activations);
     let band = inputs / format.weights * LANES * format.bytes;
     let group_bands = (GROUP_BYTES / band).max(1);

@@ -4,7 +4,7 @@ use core::ops::Range;
 
 use rayon::prelude::*;
 
-use super::{ActivationBlock, BlockFormat, STRETCH, Shape};
+use super::{ActivationBlock, STRETCH, Shape};
 use crate::machine::Isa;
 
 /// Activations below which one thread rounds them all.
@@ -22,12 +22,12 @@ pub(crate) struct Panels {
 }
 
 impl Panels {
-    pub(crate) fn new(isa: Isa, format: &BlockFormat, tokens: usize, stretches: usize) -> Panels {
-        let width = isa.panel_stretches(format, tokens).min(stretches);
+    /// Panels of `width` stretches.
+    pub(crate) fn new(width: usize, tokens: usize, stretches: usize) -> Panels {
         Panels {
             tokens,
             stretches,
-            width,
+            width: width.min(stretches),
         }
     }
 

@@ -29,6 +29,13 @@ pub enum Activation {
         /// The exponential takes min(x, `limit`).
         limit: f32,
     },
+    /// x · sigmoid(`alpha` · x) of x up to `limit`. A gated block multiplies by one more than the other branch, which is cut to ±`limit`.
+    ClampedSilu {
+        /// Factor below the sigmoid.
+        alpha: f32,
+        /// Largest input.
+        limit: f32,
+    },
 }
 
 impl Activation {
@@ -62,6 +69,7 @@ impl Activation {
             Activation::Relu => Some("activation relu"),
             Activation::ReluSquared => Some("activation relu2"),
             Activation::Xielu { .. } => Some("activation xielu"),
+            Activation::ClampedSilu { .. } => Some("clamped SwiGLU"),
         }
     }
 
@@ -74,6 +82,11 @@ impl Activation {
             Activation::Relu => gate_by(gate, up, relu),
             Activation::ReluSquared => gate_by(gate, up, relu_squared),
             Activation::Xielu { .. } => gate_by(gate, up, |value| self.value(value)),
+            Activation::ClampedSilu { alpha, limit } => for_pairs(gate, up, |gate, up| {
+                for (gate, up) in gate.iter_mut().zip(up) {
+                    *gate = clamped_silu(*gate, alpha, limit) * (up.clamp(-limit, limit) + 1.0);
+                }
+            }),
         }
     }
 
@@ -88,6 +101,7 @@ impl Activation {
             Activation::Xielu {
                 below, slope, limit, ..
             } => (value.min(limit).exp_m1() - value) * below + slope * value,
+            Activation::ClampedSilu { alpha, limit } => clamped_silu(value, alpha, limit),
         }
     }
 }
@@ -127,6 +141,12 @@ pub(super) fn sigmoid(x: f32) -> f32 {
 #[inline(always)]
 pub(super) fn silu(x: f32) -> f32 {
     x / (1.0 + exp(-x))
+}
+
+#[inline(always)]
+fn clamped_silu(x: f32, alpha: f32, limit: f32) -> f32 {
+    let x = x.min(limit);
+    x * sigmoid(alpha * x)
 }
 
 /// ln(1 + e^x).

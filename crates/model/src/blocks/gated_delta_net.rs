@@ -71,18 +71,19 @@ impl GatedDeltaNet {
         let decay_biases = weights.vector(&part("dt_bias"), value_heads)?;
         let norm = weights.vector(&part("norm.weight"), shape.value_dim)?;
         let convolution = Convolution::load(weights, &part("conv1d"), channels, shape.kernel, false)?;
-        let mut load = |name, outputs, inputs| Projection::load(weights, &part(name), outputs, inputs, false);
+        let [mixed, gate] = inputs(weights, part, shape, hidden)?;
+        let [strength, decay] = decays(weights, part, shape, hidden)?;
         Ok(GatedDeltaNet {
             shape: *shape,
             recurrence: Recurrence {
                 convolution: convolution.with_silu(),
                 rule: Rule::delta(shape, storage.heads_tiled),
             },
-            mixed: load("in_proj_qkv", channels, hidden)?,
-            gate: load("in_proj_z", value_width, hidden)?,
-            strength: load("in_proj_b", value_heads, hidden)?,
-            decay: load("in_proj_a", value_heads, hidden)?,
-            output: load("out_proj", hidden, value_width)?,
+            mixed,
+            gate,
+            strength,
+            decay,
+            output: Projection::load(weights, &part("out_proj"), hidden, value_width, false)?,
             decay_rates,
             decay_biases,
             norm,
@@ -162,4 +163,57 @@ impl GatedDeltaNet {
         let projections: u64 = projections.into_iter().map(Projection::bytes).sum();
         projections + self.recurrence.convolution.bytes() + 4 * values as u64
     }
+}
+
+/// The projections to queries, keys and values, and to the gate. Qwen3-Next has one tensor, in which those of each key head follow each
+/// other.
+fn inputs(
+    weights: &mut Checkpoint,
+    part: impl Fn(&str) -> String,
+    shape: &GatedDeltaNetShape,
+    hidden: usize,
+) -> Result<[Projection; 2], ModelError> {
+    let (channels, value_width, key_heads) = (shape.channels(), shape.value_width(), shape.key_heads);
+    let fused = part("in_proj_qkvz.weight");
+    if weights.info(&fused).is_none() {
+        let mut load = |name, outputs| Projection::load(weights, &part(name), outputs, hidden, false);
+        return Ok([load("in_proj_qkv", channels)?, load("in_proj_z", value_width)?]);
+    }
+    let (keys, values) = (shape.key_dim, value_width / key_heads);
+    let stride = 2 * keys + 2 * values;
+    let of_heads = |first: usize, count: usize| {
+        (0..key_heads).flat_map(move |head| head * stride + first..head * stride + first + count)
+    };
+    let mixed = of_heads(0, keys)
+        .chain(of_heads(keys, keys))
+        .chain(of_heads(2 * keys, values));
+    let gate = of_heads(2 * keys + values, values);
+    Projection::load_rows(
+        weights,
+        &fused,
+        key_heads * stride,
+        hidden,
+        [mixed.collect(), gate.collect()],
+    )
+}
+
+/// The projections to strengths and to decays, in one tensor in Qwen3-Next.
+fn decays(
+    weights: &mut Checkpoint,
+    part: impl Fn(&str) -> String,
+    shape: &GatedDeltaNetShape,
+    hidden: usize,
+) -> Result<[Projection; 2], ModelError> {
+    let fused = part("in_proj_ba.weight");
+    if weights.info(&fused).is_none() {
+        let mut load = |name| Projection::load(weights, &part(name), shape.value_heads, hidden, false);
+        return Ok([load("in_proj_b")?, load("in_proj_a")?]);
+    }
+    let group = shape.value_heads / shape.key_heads;
+    let of_heads = |first: usize| {
+        let heads = 0..shape.key_heads;
+        heads.flat_map(move |head| (0..group).map(move |value| 2 * head * group + first + value))
+    };
+    let parts = [of_heads(0).collect(), of_heads(group).collect()];
+    Projection::load_rows(weights, &fused, 2 * shape.value_heads, hidden, parts)
 }

@@ -2,6 +2,7 @@
 
 mod activation;
 mod attention;
+mod experts;
 mod gated_delta_net;
 mod head_projection;
 mod latent_query;
@@ -20,6 +21,10 @@ mod short_convolution;
 pub use activation::Activation;
 pub(crate) use activation::{sigmoid_gate, sigmoid_gate_heads, softplus};
 pub use attention::{Attention, KeyValue};
+pub use experts::{
+    Expert, ExpertGroups, ExpertSettings, Experts, FusedLayout, Router, RouterRules, Scoring, SharedExpert, WeightSum,
+};
+pub(crate) use experts::{ExpertScratch, scratch_bytes as expert_scratch_bytes};
 pub use gated_delta_net::{DeltaNetStorage, GatedDeltaNet};
 pub use head_projection::HeadProjection;
 pub use latent_query::LatentQuery;

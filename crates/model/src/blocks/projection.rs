@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use riffle_linear::PackedMatrix;
+use riffle_linear::{PackedMatrix, WeightFormat};
 
 use super::low_rank::LowRank;
 use super::rows::for_rows;
@@ -102,6 +102,39 @@ impl Projection {
         self
     }
 
+    /// Takes tensor `name`, `[rows, inputs]`, as projections of these rows of it, without biases.
+    pub(crate) fn load_rows<const PARTS: usize>(
+        weights: &mut Checkpoint,
+        name: &str,
+        rows: usize,
+        inputs: usize,
+        parts: [Vec<usize>; PARTS],
+    ) -> Result<[Projection; PARTS], ModelError> {
+        let matrices = weights.matrices_of_rows(name, rows, inputs, parts)?;
+        Ok(matrices.map(|weight| Projection::of_parts(weight, None)))
+    }
+
+    /// A packed matrix and a bias of as many values as it has outputs.
+    pub(crate) fn of_parts(weight: PackedMatrix, bias: Option<Vec<f32>>) -> Projection {
+        Projection {
+            weight,
+            bias: bias.map(Vec::into_boxed_slice),
+            sums: None,
+            low_rank: Vec::new(),
+        }
+    }
+
+    /// Takes the vector `{name}.weight` as the one row of a matrix.
+    pub(crate) fn row(weights: &mut Checkpoint, name: &str, inputs: usize) -> Result<Projection, ModelError> {
+        let name = format!("{name}.weight");
+        let values = weights.vector(&name, inputs)?;
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        match PackedMatrix::pack(WeightFormat::F32, 1, inputs, &bytes) {
+            Ok(weight) => Ok(Projection::of_parts(weight, None)),
+            Err(source) => Err(ModelError::Pack { tensor: name, source }),
+        }
+    }
+
     /// `[outputs, inputs]`.
     pub fn weight(&self) -> &PackedMatrix {
         &self.weight
@@ -161,7 +194,8 @@ impl Projection {
         }
     }
 
-    fn add_bias(&self, output: &mut [f32]) {
+    /// Adds the bias to rows, `[rows, outputs]`.
+    pub(crate) fn add_bias(&self, output: &mut [f32]) {
         if let Some(bias) = &self.bias {
             for_rows(output, bias.len(), |_, row| {
                 for (value, bias) in row.iter_mut().zip(bias) {

@@ -27,7 +27,7 @@ const fn foreign(name: &'static str, neutral: &'static [f64]) -> Foreign {
 
 const GEMMA: &[&str] = &["Gemma2ForCausalLM", "Gemma3ForCausalLM"];
 const BENT: &[&str] = &["Gemma2ForCausalLM"];
-const HYBRID: &[&str] = &["Qwen3_5ForCausalLM"];
+const HYBRID: &[&str] = &["Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM"];
 
 const FOREIGN: &[Foreign] = &[
     // Experts.

@@ -104,12 +104,14 @@ impl Family {
 }
 
 /// The families with files of their own.
-const OWN: [Family; 11] = [
+const OWN: [Family; 13] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
     qwen3::FAMILY,
     qwen3_5::FAMILY,
+    qwen3_5::MOE,
+    qwen3_5::NEXT,
     phi::FAMILY,
     phi3::FAMILY,
     gemma::GEMMA2,

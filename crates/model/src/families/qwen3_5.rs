@@ -1,10 +1,12 @@
-//! Qwen3.5: three of four layers are Gated DeltaNet, the others attention with partial rotation and a gate on the result.
+//! Qwen3.5 and Qwen3-Next: three of four layers are Gated DeltaNet, the others attention with partial rotation and a gate on the result.
+//! The feed-forward parts are dense or mixtures of experts.
 
 use std::sync::Arc;
 
 use super::{Family, added_to_norms, gated_mlp, norm_plus};
 use crate::blocks::{
-    Activation, Attention, DeltaNetStorage, GatedDeltaNet, KeyValue, Mixer, Norm, Projection, Rotary, RotarySettings,
+    Activation, Attention, DeltaNetStorage, ExpertSettings, Experts, GatedDeltaNet, KeyValue, Mixer, Norm, Projection,
+    Rotary, RotarySettings, WeightSum,
 };
 use crate::decoder::Decoder;
 use crate::fields::Fields;
@@ -16,10 +18,35 @@ pub(super) const FAMILY: Family = Family::new(&["Qwen3_5ForCausalLM"], "qwen3_5_
     .with_predictor(build_predictor)
     .with_partial_rotation();
 
+pub(super) const MOE: Family = Family::new(&["Qwen3_5MoeForCausalLM"], "qwen3_5_moe_text", configure, build)
+    .with_predictor(build_predictor)
+    .with_settings(&["num_experts"])
+    .with_partial_rotation();
+
+pub(super) const NEXT: Family = Family::new(&["Qwen3NextForCausalLM"], "qwen3_next", configure, build)
+    .with_predictor(build_predictor)
+    .with_settings(&["num_experts"])
+    .with_partial_rotation();
+
 /// Largest head or kernel of a recurrent layer that is taken seriously: a memory grows with the square of it.
 const LARGEST_HEAD: usize = 1 << 12;
 
-fn with_defaults(fields: &Fields) -> Fields {
+fn with_defaults(fields: &Fields, architecture: &str) -> Fields {
+    let fields = match architecture {
+        "Qwen3_5ForCausalLM" => fields.clone(),
+        other => {
+            let is_next = other == "Qwen3NextForCausalLM";
+            let fields = fields
+                .with_default("num_experts", if is_next { 512 } else { 256 })
+                .with_default("num_experts_per_tok", if is_next { 10 } else { 8 })
+                .with_default("moe_intermediate_size", 512)
+                .with_default("shared_expert_intermediate_size", 512)
+                .with_default("norm_topk_prob", true);
+            let width = fields.get("moe_intermediate_size").cloned().unwrap_or_default();
+            // Models without dense layers may leave it out.
+            fields.with_default("intermediate_size", width)
+        }
+    };
     fields
         .with_default("head_dim", 256)
         .with_default("partial_rotary_factor", 0.25)
@@ -32,7 +59,7 @@ fn with_defaults(fields: &Fields) -> Fields {
 }
 
 fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
-    let fields = with_defaults(fields);
+    let fields = with_defaults(fields, architecture);
     let mut config = ModelConfig::from_fields(&fields, architecture)?;
     config.rotary_dim = RotarySettings::from_fields(&fields, config.head_dim, config.max_position)?.dim;
     if Activation::from_fields(&fields, "hidden_act", "silu")? != Activation::Silu {
@@ -48,7 +75,19 @@ fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelEr
             "names no full_attention layer; such models are not supported",
         ));
     }
+    if let Some(experts) = experts(&fields, architecture)? {
+        experts.configure(&fields, &mut config)?;
+    }
     Ok(config)
+}
+
+/// The experts of a model that is not dense. Only Qwen3-Next has a setting that says if weights are divided by their sum; Qwen3.5 divides.
+fn experts(fields: &Fields, architecture: &str) -> Result<Option<ExpertSettings>, ModelError> {
+    match architecture {
+        "Qwen3_5ForCausalLM" => Ok(None),
+        "Qwen3NextForCausalLM" => ExpertSettings::read(fields).map(Some),
+        _ => Ok(Some(ExpertSettings::read(fields)?.with_sum(Some(WeightSum::PLAIN)))),
+    }
 }
 
 /// For each layer true if it is recurrent.
@@ -100,7 +139,9 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
     let final_norm = mixers.norm(weights, "model.norm", config.hidden_size)?;
     let mut decoder = Decoder::new(config, weights, final_norm)?;
     for layer in 0..config.layers {
-        let layer = mixers.layer(weights, &format!("model.layers.{layer}"), config.state_of(layer))?;
+        let is_sparse = mixers.experts.as_ref().is_some_and(|experts| experts.is_sparse(layer));
+        let state = config.state_of(layer);
+        let layer = mixers.layer(weights, &format!("model.layers.{layer}"), state, is_sparse)?;
         decoder.layers.push(layer);
     }
     Ok(decoder)
@@ -118,7 +159,7 @@ fn build_predictor(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoi
         embedding_norm: mixers.norm(weights, "mtp.pre_fc_norm_embedding", hidden)?,
         hidden_norm: mixers.norm(weights, "mtp.pre_fc_norm_hidden", hidden)?,
         join: Projection::load(weights, "mtp.fc", hidden, 2 * hidden, false)?,
-        layer: mixers.layer(weights, "mtp.layers.0", None)?,
+        layer: mixers.layer(weights, "mtp.layers.0", None, mixers.experts.is_some())?,
         final_norm: mixers.norm(weights, final_norm, hidden)?,
     })
 }
@@ -130,11 +171,12 @@ struct Mixers<'a> {
     biased: bool,
     storage: DeltaNetStorage,
     added_to_norms: f32,
+    experts: Option<ExpertSettings>,
 }
 
 impl<'a> Mixers<'a> {
     fn new(fields: &Fields, config: &'a ModelConfig) -> Result<Self, ModelError> {
-        let fields = with_defaults(fields);
+        let fields = with_defaults(fields, &config.architecture);
         let rotary = RotarySettings::from_fields(&fields, config.head_dim, config.max_position)?;
         Ok(Self {
             config,
@@ -145,12 +187,19 @@ impl<'a> Mixers<'a> {
                 decay_rates: fields.flag("decay_rates_stored", false)?,
             },
             added_to_norms: added_to_norms(&fields)?,
+            experts: experts(&fields, &config.architecture)?,
         })
     }
 
     /// A layer whose tensors' names begin with `name`, recurrent or of attention.
-    fn layer(&self, weights: &mut Checkpoint, name: &str, state: Option<StateShape>) -> Result<Layer, ModelError> {
-        let (config, name) = (self.config, |part: &str| format!("{name}.{part}"));
+    fn layer(
+        &self,
+        weights: &mut Checkpoint,
+        prefix: &str,
+        state: Option<StateShape>,
+        is_sparse: bool,
+    ) -> Result<Layer, ModelError> {
+        let (config, name) = (self.config, |part: &str| format!("{prefix}.{part}"));
         let mixer_norm = Arc::new(self.norm(weights, &name("input_layernorm"), config.hidden_size)?);
         let (attention, mut steps) = match state {
             Some(StateShape::GatedDeltaNet(shape)) => {
@@ -163,8 +212,21 @@ impl<'a> Mixers<'a> {
         };
         steps.push(Step::Add(Rows::Branch));
         let mlp_norm = self.norm(weights, &name("post_attention_layernorm"), config.hidden_size)?;
-        let mlp = gated_mlp(config, weights, &name("mlp"), Activation::Silu)?;
-        steps.extend(feed_forward(mlp_norm, mlp));
+        match self.experts.as_ref().filter(|_| is_sparse) {
+            Some(experts) => {
+                let experts = Experts::load(weights, prefix, config.hidden_size, experts)?;
+                let normalise = Step::Normalise {
+                    norm: Arc::new(mlp_norm),
+                    from: Rows::Hidden,
+                    to: Rows::Normed,
+                };
+                steps.extend([normalise, Step::Experts(Box::new(experts)), Step::Add(Rows::Branch)]);
+            }
+            None => {
+                let mlp = gated_mlp(config, weights, &name("mlp"), Activation::Silu)?;
+                steps.extend(feed_forward(mlp_norm, mlp));
+            }
+        }
         Ok(Layer { attention, steps })
     }
 

@@ -91,7 +91,9 @@ const WRAPPERS: &[Wrapper] = &[
     wrapper("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text"),
     wrapper("Qwen3ASRForConditionalGeneration", "qwen3"),
     wrapper("Qwen3VLForConditionalGeneration", "qwen3_vl_text"),
+    wrapper("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe_text"),
     wrapper("Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
+    wrapper("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text"),
     wrapper("SmolVLMForConditionalGeneration", "llama"),
     wrapper("VibeVoiceAsrForConditionalGeneration", "qwen2"),
     wrapper("VibeVoiceForConditionalGeneration", "qwen2"),
@@ -109,6 +111,7 @@ const TYPES: &[(&str, &str)] = &[
     ("qwen2_5_vl_text", "qwen2"),
     ("qwen2_5_omni_text", "qwen2"),
     ("qwen3_vl_text", "qwen3"),
+    ("qwen3_vl_moe_text", "qwen3_moe"),
     ("gemma4_unified_text", "gemma4_text"),
 ];
 

@@ -38,8 +38,9 @@ enum For {
 }
 
 use Architecture::{
-    Cohere2, CommandR, Deepseek2, Exaone4, FalconH1, Gemma2, Gemma3, Gemma4, Granite, GraniteHybrid, Lfm2, Mamba2,
-    MiniCpm3, Mistral3, MuseGlimmer, NemotronH, Olmo2, Phi2, Qwen2Vl, Qwen3Vl, Qwen35, StableLm,
+    Cohere2, CommandR, Deepseek2, Dots1, Ernie45Moe, Exaone4, FalconH1, Gemma2, Gemma3, Gemma4, Glm4Moe, GptOss,
+    Granite, GraniteHybrid, GraniteMoe, HunyuanMoe, Lfm2, Llama, Mamba2, MiniCpm3, MiniMaxM2, Mistral3, MuseGlimmer,
+    NemotronH, Olmo2, Olmoe, Phi2, Qwen2Moe, Qwen2Vl, Qwen3Moe, Qwen3Next, Qwen3Vl, Qwen35, Qwen35Moe, StableLm,
 };
 use For::{All, None as NoOne, Only};
 use KeyKind::{Any, Count, Counts, Flag, List, NotNegative, Number, Positive, Size, Text};
@@ -48,7 +49,35 @@ use KeyKind::{Any, Count, Counts, Flag, List, NotNegative, Number, Positive, Siz
 const LATENT: &[Architecture] = &[Deepseek2, MiniCpm3];
 
 /// Architectures with layers that keep a matrix for each head.
-const RECURRENT: &[Architecture] = &[Qwen35, GraniteHybrid, FalconH1, Mamba2, NemotronH];
+const RECURRENT: &[Architecture] = &[Qwen35, Qwen35Moe, Qwen3Next, GraniteHybrid, FalconH1, Mamba2, NemotronH];
+
+/// Architectures that may have experts.
+const EXPERTS: &[Architecture] = &[
+    Llama, Qwen2Moe, Qwen3Moe, Qwen35Moe, Qwen3Next, GptOss, Olmoe, GraniteMoe, Ernie45Moe, HunyuanMoe, Dots1, Glm4Moe,
+    MiniMaxM2, Deepseek2,
+];
+
+/// Architectures whose files have keys of experts also where they have none.
+const EXPERT_KEYS: &[Architecture] = &[
+    Llama,
+    Qwen2Moe,
+    Qwen3Moe,
+    Qwen35Moe,
+    Qwen3Next,
+    GptOss,
+    Olmoe,
+    GraniteMoe,
+    Ernie45Moe,
+    HunyuanMoe,
+    Dots1,
+    Glm4Moe,
+    MiniMaxM2,
+    Deepseek2,
+    GraniteHybrid,
+];
+
+/// Architectures with recurrent layers.
+const HYBRID: &[Architecture] = &[Qwen35, Qwen35Moe, Qwen3Next];
 
 /// A key below the architecture's name, its kind, the architectures that compute with it or for which it has no effect,
 /// and the values that change nothing in the others.
@@ -115,9 +144,14 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     ("ssm.group_count", Size, Only(RECURRENT), &[]),
     ("ssm.time_step_rank", Size, Only(RECURRENT), &[]),
     ("ssm.inner_size", Size, Only(RECURRENT), &[]),
-    ("full_attention_interval", Size, Only(&[Qwen35]), &[]),
-    ("attention.recurrent_layers", List, Only(&[Qwen35]), &[]),
-    ("nextn_predict_layers", Count, Only(&[Qwen35]), &[0.0]),
+    ("full_attention_interval", Size, Only(HYBRID), &[]),
+    ("attention.recurrent_layers", List, Only(HYBRID), &[]),
+    (
+        "nextn_predict_layers",
+        Count,
+        Only(&[Qwen35, Qwen35Moe, Qwen3Next, Glm4Moe]),
+        &[0.0],
+    ),
     // Other kinds of models: only values that switch them off.
     ("attention.causal", Flag, NoOne, &[1.0]),
     ("attention.clamp_kqv", Number, NoOne, &[0.0]),
@@ -126,28 +160,34 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     (
         "logit_scale",
         Number,
-        Only(&[Granite, GraniteHybrid, CommandR, Cohere2, MuseGlimmer]),
+        Only(&[Granite, GraniteHybrid, GraniteMoe, CommandR, Cohere2, MuseGlimmer]),
         &[0.0, 1.0],
     ),
-    ("residual_scale", Number, Only(&[Granite, GraniteHybrid]), &[0.0, 1.0]),
-    ("embedding_scale", Number, Only(&[Granite, GraniteHybrid]), &[0.0, 1.0]),
-    // Experts: `mixed` refuses layers that have some.
-    ("expert_count", Count, Only(&[Deepseek2]), &[0.0]),
-    ("expert_used_count", Count, Only(&[Deepseek2, GraniteHybrid]), &[0.0]),
-    ("expert_shared_count", Count, Only(&[Deepseek2]), &[0.0]),
-    ("expert_feed_forward_length", Count, Only(&[Deepseek2]), &[0.0]),
     (
-        "expert_shared_feed_forward_length",
-        Count,
-        Only(&[GraniteHybrid]),
-        &[0.0],
+        "residual_scale",
+        Number,
+        Only(&[Granite, GraniteHybrid, GraniteMoe]),
+        &[0.0, 1.0],
     ),
-    ("expert_weights_scale", Number, Only(&[Deepseek2]), &[]),
-    ("expert_weights_norm", Flag, Only(&[Deepseek2]), &[0.0]),
-    ("expert_gating_func", Count, Only(&[Deepseek2]), &[]),
-    ("expert_group_count", Count, Only(&[Deepseek2]), &[]),
-    ("expert_group_used_count", Count, Only(&[Deepseek2]), &[]),
-    ("leading_dense_block_count", Count, Only(&[Deepseek2]), &[]),
+    (
+        "embedding_scale",
+        Number,
+        Only(&[Granite, GraniteHybrid, GraniteMoe]),
+        &[0.0, 1.0],
+    ),
+    // Experts: `mixed` refuses layers that have some where a family computes none. `experts` takes widths, and the layers that have experts, from tensors.
+    ("expert_count", Count, Only(EXPERTS), &[0.0]),
+    ("expert_used_count", Count, Only(EXPERT_KEYS), &[0.0]),
+    ("expert_shared_count", Count, Only(EXPERTS), &[0.0]),
+    ("expert_feed_forward_length", Count, Only(EXPERTS), &[0.0]),
+    ("expert_shared_feed_forward_length", Count, Only(EXPERT_KEYS), &[0.0]),
+    ("expert_weights_scale", NotNegative, Only(EXPERTS), &[0.0]),
+    ("expert_weights_norm", Flag, Only(EXPERTS), &[0.0]),
+    ("expert_gating_func", Count, Only(EXPERTS), &[0.0]),
+    ("expert_group_count", Count, Only(EXPERTS), &[0.0, 1.0]),
+    ("expert_group_used_count", Count, Only(EXPERTS), &[0.0, 1.0]),
+    ("leading_dense_block_count", Count, Only(EXPERTS), &[0.0]),
+    ("interleave_moe_layer_step", Count, Only(EXPERTS), &[0.0, 1.0]),
     // Latent attention, and short convolutions.
     ("attention.q_lora_rank", Size, Only(LATENT), &[]),
     ("attention.kv_lora_rank", Size, Only(LATENT), &[]),
@@ -155,7 +195,12 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     ("attention.value_length_mla", Size, Only(LATENT), &[]),
     ("shortconv.l_cache", Size, Only(&[Lfm2]), &[]),
     // No effect on the logits of a text: all sections of a position are equal in a text, and pooling comes after the model.
-    ("rope.dimension_sections", Any, Only(&[Qwen35, Qwen2Vl, Qwen3Vl]), &[]),
+    (
+        "rope.dimension_sections",
+        Any,
+        Only(&[Qwen35, Qwen35Moe, Qwen2Vl, Qwen3Vl]),
+        &[],
+    ),
     ("n_deepstack_layers", Count, Only(&[Qwen3Vl]), &[0.0]),
     ("rope.scaling.finetuned", Flag, All, &[]),
     ("tensor_data_layout", Text, All, &[]),

@@ -5,6 +5,7 @@
 
 mod adapter;
 mod ends;
+mod experts;
 mod export;
 mod gemma4;
 mod header;

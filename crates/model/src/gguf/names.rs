@@ -19,6 +19,17 @@ const PARTS: &[(&str, &str)] = &[
     ("ffn_gate", "mlp.gate_proj"),
     ("ffn_up", "mlp.up_proj"),
     ("ffn_down", "mlp.down_proj"),
+    ("attn_sinks", "self_attn.sinks"),
+    ("ffn_gate_inp", "mlp.gate"),
+    ("ffn_gate_exps", "mlp.experts.gate_proj"),
+    ("ffn_up_exps", "mlp.experts.up_proj"),
+    ("ffn_down_exps", "mlp.experts.down_proj"),
+    ("ffn_gate_up_exps", "mlp.experts.gate_up_proj"),
+    ("exp_probs_b", "mlp.exp_probs_b"),
+    ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+    ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
 ];
 
 /// Names that differ in Qwen3.5.
@@ -29,6 +40,7 @@ const QWEN35_PARTS: &[(&str, &str)] = &[
     ("ssm_conv1d", "linear_attn.conv1d"),
     ("ssm_beta", "linear_attn.in_proj_b"),
     ("ssm_alpha", "linear_attn.in_proj_a"),
+    ("ssm_ba", "linear_attn.in_proj_ba"),
     ("ssm_norm", "linear_attn.norm"),
     ("ssm_out", "linear_attn.out_proj"),
 ];
@@ -42,6 +54,9 @@ const QWEN35_PREDICTOR_PARTS: &[(&str, &str)] = &[
     ("nextn.embed_tokens", "embed_tokens"),
     ("nextn.shared_head_head", "lm_head"),
 ];
+
+/// Names that differ where the norm before the feed-forward part is called one after attention.
+const NORM_PARTS: &[(&str, &str)] = &[("post_attention_norm", "post_attention_layernorm")];
 
 /// Names that differ in Phi-2.
 const PHI2_PARTS: &[(&str, &str)] = &[
@@ -88,7 +103,7 @@ const GLM4_PARTS: &[(&str, &str)] = &[
 /// Names that differ in StarCoder2.
 const STARCODER2_PARTS: &[(&str, &str)] = &[("ffn_up", "mlp.c_fc"), ("ffn_down", "mlp.c_proj")];
 
-/// Names that differ in the dense Hunyuan models.
+/// Names that differ in Hunyuan models.
 const HUNYUAN_PARTS: &[(&str, &str)] = &[
     ("attn_q_norm", "self_attn.query_layernorm"),
     ("attn_k_norm", "self_attn.key_layernorm"),
@@ -186,11 +201,14 @@ pub(super) fn translate(
 
 /// The number of the first layer that predicts further tokens: those are counted with the others, and stand behind them.
 fn first_predicting(architecture: Architecture, header: &Header<'_>) -> Result<Option<usize>, ModelError> {
-    if architecture != Architecture::Qwen35 {
+    if !architecture.is_hybrid() {
         return Ok(None);
     }
-    let count = |key: &str| Ok(header.integer(key)?.and_then(|count| usize::try_from(count).ok()));
-    let (layers, predicting) = (count("qwen35.block_count")?, count("qwen35.nextn_predict_layers")?);
+    let count = |key: &str| {
+        let key = format!("{}.{key}", architecture.prefix());
+        Ok(header.integer(&key)?.and_then(|count| usize::try_from(count).ok()))
+    };
+    let (layers, predicting) = (count("block_count")?, count("nextn_predict_layers")?);
     let first = layers.zip(predicting.filter(|predicting| *predicting > 0));
     Ok(first.and_then(|(layers, predicting)| layers.checked_sub(predicting)))
 }
@@ -227,7 +245,7 @@ pub(super) fn family_name(architecture: Architecture, name: &str) -> Option<Stri
         _ => {
             let below = stem.strip_prefix("blk.")?;
             // Two vectors have no part of their own in the model.
-            if architecture == Architecture::Qwen35 {
+            if architecture.is_hybrid() {
                 match (below.split_once('.'), kind) {
                     (None, "ssm_a") => return Some(format!("model.layers.{below}.linear_attn.A")),
                     (Some((layer, "ssm_dt")), "bias") => {
@@ -271,7 +289,8 @@ fn mamba_vector(architecture: Architecture, below: &str, kind: &str) -> Option<S
 /// Names that differ in an architecture.
 fn own_parts(architecture: Architecture) -> &'static [(&'static str, &'static str)] {
     match architecture {
-        Architecture::Qwen35 => QWEN35_PARTS,
+        Architecture::Qwen35 | Architecture::Qwen35Moe | Architecture::Qwen3Next => QWEN35_PARTS,
+        Architecture::GptOss | Architecture::Glm4Moe => NORM_PARTS,
         Architecture::Phi2 => PHI2_PARTS,
         Architecture::Phi3 => PHI3_PARTS,
         Architecture::Gemma2 | Architecture::Gemma3 => GEMMA_PARTS,
@@ -279,7 +298,7 @@ fn own_parts(architecture: Architecture) -> &'static [(&'static str, &'static st
         Architecture::SeedOss | Architecture::Olmo2 | Architecture::Exaone4 => AFTER_PARTS,
         Architecture::Glm4 => GLM4_PARTS,
         Architecture::Starcoder2 => STARCODER2_PARTS,
-        Architecture::HunyuanDense => HUNYUAN_PARTS,
+        Architecture::HunyuanDense | Architecture::HunyuanMoe => HUNYUAN_PARTS,
         Architecture::MiniCpm3 | Architecture::Deepseek2 => LATENT_PARTS,
         Architecture::Lfm2 => LFM2_PARTS,
         Architecture::GraniteHybrid => GRANITE_HYBRID_PARTS,

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::experts::experts;
 use super::gemma4;
 use super::header::{Header, Metadata};
 use super::list::List;
@@ -41,6 +42,18 @@ pub(super) enum Architecture {
     CommandR,
     Cohere2,
     Starcoder2,
+    Qwen2Moe,
+    Qwen3Moe,
+    Qwen35Moe,
+    Qwen3Next,
+    GptOss,
+    Olmoe,
+    GraniteMoe,
+    Ernie45Moe,
+    HunyuanMoe,
+    Dots1,
+    Glm4Moe,
+    MiniMaxM2,
     MiniCpm3,
     Deepseek2,
     Lfm2,
@@ -82,6 +95,18 @@ const ARCHITECTURES: &[(&str, Architecture, &str)] = &[
     ("command-r", Architecture::CommandR, "CohereForCausalLM"),
     ("cohere2", Architecture::Cohere2, "Cohere2ForCausalLM"),
     ("starcoder2", Architecture::Starcoder2, "Starcoder2ForCausalLM"),
+    ("qwen2moe", Architecture::Qwen2Moe, "Qwen2MoeForCausalLM"),
+    ("qwen3moe", Architecture::Qwen3Moe, "Qwen3MoeForCausalLM"),
+    ("qwen35moe", Architecture::Qwen35Moe, "Qwen3_5MoeForCausalLM"),
+    ("qwen3next", Architecture::Qwen3Next, "Qwen3NextForCausalLM"),
+    ("gpt-oss", Architecture::GptOss, "GptOssForCausalLM"),
+    ("olmoe", Architecture::Olmoe, "OlmoeForCausalLM"),
+    ("granitemoe", Architecture::GraniteMoe, "GraniteMoeSharedForCausalLM"),
+    ("ernie4_5-moe", Architecture::Ernie45Moe, "Ernie4_5_MoeForCausalLM"),
+    ("hunyuan-moe", Architecture::HunyuanMoe, "HunYuanMoEV1ForCausalLM"),
+    ("dots1", Architecture::Dots1, "Dots1ForCausalLM"),
+    ("glm4moe", Architecture::Glm4Moe, "Glm4MoeForCausalLM"),
+    ("minimax-m2", Architecture::MiniMaxM2, "MiniMaxM2ForCausalLM"),
     ("minicpm3", Architecture::MiniCpm3, "MiniCPM3ForCausalLM"),
     ("deepseek2", Architecture::Deepseek2, "DeepseekV2ForCausalLM"),
     ("lfm2", Architecture::Lfm2, "Lfm2ForCausalLM"),
@@ -204,8 +229,25 @@ impl Architecture {
                 | Architecture::Granite
                 | Architecture::GraniteHybrid
                 | Architecture::Arcee
+                | Architecture::GraniteMoe
                 | Architecture::MuseGlimmer
                 | Architecture::Olmo
+        )
+    }
+
+    /// True if most of its layers are recurrent.
+    pub(super) fn is_hybrid(self) -> bool {
+        matches!(
+            self,
+            Architecture::Qwen35 | Architecture::Qwen35Moe | Architecture::Qwen3Next
+        )
+    }
+
+    /// True if the weights of a token's experts are divided by their sum although files do not say so.
+    pub(super) fn divides_weights(self) -> bool {
+        matches!(
+            self,
+            Architecture::Qwen3Moe | Architecture::Qwen35Moe | Architecture::Qwen3Next
         )
     }
 
@@ -224,6 +266,7 @@ impl Architecture {
                 | Architecture::Olmo2
                 | Architecture::Exaone4
                 | Architecture::Cohere2
+                | Architecture::GptOss
                 | Architecture::Gemma4
                 | Architecture::MuseGlimmer
         )
@@ -319,8 +362,22 @@ pub(super) fn fields(
     let keys = OwnKeys { header, prefix };
     let mut settings = direct(&keys, family, weights)?;
     let has = |name: &str| weights.info(name).is_some();
-    if architecture == Architecture::Qwen35 {
-        hybrid(&keys, &read(header, &keys, &settings)?, &mut settings, &has)?;
+    if architecture.is_hybrid() {
+        hybrid(
+            architecture,
+            &keys,
+            &read(header, &keys, &settings)?,
+            &mut settings,
+            &has,
+        )?;
+    }
+
+    let layers = settings.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0);
+    if architecture != Architecture::Deepseek2 {
+        experts(architecture, &keys, weights, layers as usize, &mut settings)?;
+    }
+    if architecture == Architecture::Llama && settings.contains_key("num_experts") {
+        settings.insert("architectures".into(), json!(["MixtralForCausalLM"]));
     }
     mixed::settings(architecture, &keys, weights, &mut settings)?;
 
@@ -339,7 +396,10 @@ pub(super) fn fields(
     settings.insert("head_dim".into(), head_dim.into());
     windows(architecture, &keys, &known, &mut settings)?;
     let score_width = of_architecture(architecture, &keys, weights, &mut settings)?;
-    if matches!(architecture, Architecture::Granite | Architecture::GraniteHybrid) {
+    if matches!(
+        architecture,
+        Architecture::Granite | Architecture::GraniteHybrid | Architecture::GraniteMoe
+    ) {
         multipliers(&keys, &mut settings)?;
     } else {
         check_scale(&keys, score_width)?;
@@ -367,8 +427,8 @@ fn of_architecture(
             }
             return Ok(1);
         }
-        Architecture::SmolLm3 if has("model.layers.0.self_attn.q_proj.bias") => {
-            let problem = "is \"smollm3\", whose layers have no biases, and the file holds blk.0.attn_q.bias";
+        Architecture::SmolLm3 | Architecture::Olmo if has("model.layers.0.self_attn.q_proj.bias") => {
+            let problem = "names an architecture whose layers have no biases, and the file holds blk.0.attn_q.bias";
             return Err(keys.header.error("general.architecture", problem));
         }
         Architecture::MuseGlimmer => gemma4::muse_glimmer(keys, settings)?,
@@ -417,6 +477,11 @@ fn rotations(
             json!({"full_attention": rotation, "sliding_attention": {"rope_theta": local}})
         }
         Architecture::Gemma4 => gemma4::rotations(keys, rotation)?,
+        Architecture::GptOss => {
+            // The ends of its stretching are not rounded, which files do not say.
+            rotation.insert("truncate".into(), false.into());
+            Value::Object(rotation)
+        }
         Architecture::Mistral3 => {
             growing_queries(keys, &mut rotation, settings)?;
             Value::Object(rotation)
@@ -453,6 +518,8 @@ fn direct(keys: &OwnKeys<'_>, family: &str, weights: &Checkpoint) -> Result<Map<
     settings.insert("use_bias".into(), first("self_attn.q_proj").into());
     settings.insert("use_qkv_bias".into(), first("self_attn.q_proj").into());
     settings.insert("attention_out_bias".into(), first("self_attn.o_proj").into());
+    settings.insert("qkv_bias".into(), first("self_attn.q_proj").into());
+    settings.insert("lm_head_bias".into(), has("lm_head.bias").into());
     settings.insert(
         "use_qk_norm".into(),
         has("model.layers.0.self_attn.q_norm.weight").into(),
@@ -503,7 +570,11 @@ fn windows(
     let slides = architecture.slides();
     // Zero means none, and so does a missing key where the window has a default.
     match keys.number(WINDOW)? {
-        None if !matches!(architecture, Architecture::Gemma2 | Architecture::Phi3) => {
+        None if !matches!(
+            architecture,
+            Architecture::Gemma2 | Architecture::Phi3 | Architecture::GptOss
+        ) =>
+        {
             _ = settings.insert("sliding_window".into(), Value::Null)
         }
         None => {}
@@ -592,6 +663,7 @@ fn growing_queries(
 
 /// Settings of a model with recurrent layers that its directory spells otherwise.
 fn hybrid(
+    architecture: Architecture,
     keys: &OwnKeys<'_>,
     known: &Fields,
     settings: &mut Map<String, Value>,
@@ -626,7 +698,10 @@ fn hybrid(
         settings.insert("linear_value_head_dim".into(), json!(head));
     }
     // Value heads are stored in another order, norms with the one added, decays ready for use.
-    settings.insert("value_heads_tiled".into(), true.into());
+    settings.insert(
+        "value_heads_tiled".into(),
+        (architecture != Architecture::Qwen3Next).into(),
+    );
     settings.insert("decay_rates_stored".into(), true.into());
     Ok(())
 }

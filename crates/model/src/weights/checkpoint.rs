@@ -13,6 +13,7 @@ use riffle_linear::{Activations, PackedMatrix, WeightFormat};
 use super::quantised::{Made, Part, Recipe};
 use super::row_order::RowOrder;
 use super::rows::{RowSource, TensorRows};
+use super::stack::all;
 use super::tensor::first_not_finite;
 use super::{StoredTensor, TensorInfo, TensorType, mapping, to_f32};
 use crate::ModelError;
@@ -28,7 +29,7 @@ pub struct Checkpoint {
     taken: BTreeSet<String>,
     /// Tensors of zeros that a family need not take.
     zeros: BTreeSet<String>,
-    activations: Activations,
+    pub(super) activations: Activations,
     /// Names in GGUF of the weights whose inputs are summed, by their names here; `None` where no inputs are.
     observed: Option<BTreeMap<String, String>>,
     sums: Vec<Arc<InputSums>>,
@@ -53,11 +54,11 @@ struct Location {
 }
 
 /// The checked weights of a tensor.
-struct Taken<'a> {
-    format: WeightFormat,
-    bytes: Cow<'a, [u8]>,
-    factor: f32,
-    order: Option<Arc<[u32]>>,
+pub(super) struct Taken<'a> {
+    pub(super) format: WeightFormat,
+    pub(super) bytes: Cow<'a, [u8]>,
+    pub(super) factor: f32,
+    pub(super) order: Option<Arc<[u32]>>,
 }
 
 impl Checkpoint {
@@ -453,16 +454,7 @@ impl Checkpoint {
             })
         });
         self.unmap(name);
-        let mut packed = Vec::with_capacity(PARTS);
-        for part in parts {
-            packed.push(part.map_err(|source| ModelError::Pack {
-                tensor: name.to_owned(),
-                source,
-            })?);
-        }
-        packed.try_into().map_err(|_| ModelError::MissingTensor {
-            tensor: name.to_owned(),
-        })
+        all(name, parts)
     }
 
     /// A matrix of each of `heads` heads, stored as `[heads, rows, columns]` or with heads on top of each other; where there are several
@@ -520,7 +512,7 @@ impl Checkpoint {
     }
 
     /// Lets go of the pages read for a tensor; else the whole file would stand in memory beside the packed weights.
-    fn unmap(&mut self, name: &str) {
+    pub(super) fn unmap(&mut self, name: &str) {
         if let Some(location) = self.tensors.get(name) {
             self.files[location.file].map = None;
             for part in location.recipe.iter().flat_map(|recipe| recipe.parts.all()) {
@@ -530,7 +522,7 @@ impl Checkpoint {
     }
 
     /// The checked bytes of a tensor of weights.
-    fn take(&mut self, name: &str, shape: &[usize]) -> Result<Taken<'_>, ModelError> {
+    pub(super) fn take(&mut self, name: &str, shape: &[usize]) -> Result<Taken<'_>, ModelError> {
         let format = match &self.check(name, shape)?.element_type {
             TensorType::Weights(format) => *format,
             found @ TensorType::Other { .. } => {
@@ -564,7 +556,7 @@ impl Checkpoint {
                 (Cow::Owned(bytes), factor, order)
             }
         };
-        let bytes = location.row_order.ordered(bytes, shape[0]);
+        let bytes = location.row_order.ordered(bytes, shape.first().copied().unwrap_or(1));
         Ok(Taken {
             format,
             bytes,

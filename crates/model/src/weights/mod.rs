@@ -7,6 +7,7 @@ mod row_order;
 mod rows;
 mod safetensors;
 mod shards;
+mod stack;
 mod tensor;
 
 pub use checkpoint::Checkpoint;
@@ -16,5 +17,6 @@ pub(crate) use row_order::RowOrder;
 pub(crate) use rows::TensorRows;
 pub(crate) use safetensors::read_header;
 pub(crate) use shards::{open_directory, text_name};
+pub(crate) use stack::{Stack, StackParts};
 pub(crate) use tensor::{NoSuchType, StoredTensor, check_name, to_f32};
 pub use tensor::{TensorInfo, TensorType};

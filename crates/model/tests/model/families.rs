@@ -27,6 +27,13 @@ fn gguf_files_of_families_with_other_mixers_give_the_logits_of_their_directories
     }
 }
 
+#[test]
+fn logits_of_every_family_with_experts_equal_the_reference_for_every_batch_size() {
+    let cases = cases(&vectors().join("experts"), "");
+    assert!(cases.len() >= 8, "only {} families were compared", cases.len());
+    cases.iter().for_each(|case| check(case));
+}
+
 /// The directory of a model of `class` around the text model of `case`, whose tensors' names begin with `beginning`.
 fn wrap(case: &Path, class: &str, text_type: &str, beginning: &str) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();

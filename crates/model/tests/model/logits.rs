@@ -365,7 +365,7 @@ fn check_joined(path: &Path) {
     };
     let mut forward = HostForward::new(&model, 300);
     let mut alone = [0; 4].map(|_| Reader::new(&model, 300, 1024));
-    let mut joined = CUTS.map(|_| [0; 4].map(|_| Sequence::of_length(config, 1024)));
+    let mut joined = CUTS.map(|_| [0; 4].map(|_| Sequence::of_length(config, 1024).with_sinks(&model)));
     let mut read = [0; 4];
     for (pass, lengths) in PASSES.iter().enumerate() {
         let texts: Vec<Vec<u32>> = (0..4).map(|at| text(at, read[at], lengths[at])).collect();
@@ -469,8 +469,8 @@ fn check_verified(path: &Path) {
         verified.sequence.go_back(PROMPT, &before);
         for cuts in CUTS {
             // A prompt, the draft, another draft: layers are cut inside of the first draft.
-            let mut other = Sequence::of_length(config, 1024);
-            let mut third = Sequence::new(config);
+            let mut other = Sequence::of_length(config, 1024).with_sinks(&model);
+            let mut third = Sequence::new(config).with_sinks(&model);
             third.generates = true;
             let mut work = [
                 (&mut other, prompt),
@@ -500,4 +500,18 @@ fn tokens_verified_at_once_have_the_bits_of_single_steps_in_every_family() {
 #[test]
 fn tokens_verified_at_once_have_the_bits_of_single_steps_with_every_kind_of_weights() {
     weights_of_every_kind().iter().for_each(|case| check_verified(case));
+}
+
+#[test]
+fn tokens_verified_at_once_have_the_bits_of_single_steps_with_experts() {
+    cases(&vectors().join("experts"), "")
+        .iter()
+        .for_each(|case| check_verified(case));
+}
+
+#[test]
+fn joined_segments_have_the_bits_of_each_alone_with_experts() {
+    cases(&vectors().join("experts"), "")
+        .iter()
+        .for_each(|case| check_joined(case));
 }

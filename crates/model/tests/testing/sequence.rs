@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use riffle_model::{
-    AdapterScales, AttentionShape, Batch, Decoder, Forward, HostForward, ModelConfig, Projected, RecurrentState,
+    AdapterScales, AttentionShape, Batch, Decoder, Forward, HostForward, Layer, ModelConfig, Projected, RecurrentState,
     SegmentTokens,
 };
 
@@ -14,6 +14,8 @@ pub(crate) struct DenseAttention {
     scale: f64,
     soft_cap: Option<f64>,
     windows: Vec<Option<usize>>,
+    /// Logits of heads that have no value, of the layers that have such.
+    sinks: Vec<Option<Arc<[f32]>>>,
     // per layer with keys of its own [tokens, kv_heads, key_width]
     keys: Vec<Vec<f32>>,
     // [tokens, kv_heads, value_width]
@@ -29,6 +31,7 @@ impl DenseAttention {
             windows: (0..config.layers)
                 .map(|layer| config.windows.get(layer).copied().flatten())
                 .collect(),
+            sinks: vec![None; config.layers],
             keys: vec![Vec::new(); config.layers],
             values: vec![Vec::new(); config.layers],
         }
@@ -94,9 +97,12 @@ impl DenseAttention {
                 self.soft_cap.map_or(logit, |cap| cap * (logit / cap).tanh())
             })
             .collect();
-        let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sink = self.sinks[layer]
+            .as_ref()
+            .map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[head]));
+        let largest = logits.iter().copied().fold(sink, f64::max);
         let weights: Vec<f64> = logits.iter().map(|logit| (logit - largest).exp()).collect();
-        let sum: f64 = weights.iter().sum();
+        let sum: f64 = weights.iter().sum::<f64>() + (sink - largest).exp();
         let mut result = vec![0.0f64; shape.value_width];
         for (weight, token) in weights.iter().zip(first..) {
             for (result, value) in result.iter_mut().zip(value_of(token)) {
@@ -140,6 +146,13 @@ impl Sequence {
             length,
             ..Sequence::new(config)
         }
+    }
+
+    /// The same with the sinks of a model.
+    pub(crate) fn with_sinks(mut self, model: &Decoder) -> Sequence {
+        let sinks = |layer: &Layer| layer.attention.as_ref()?.sinks.clone();
+        self.attention.sinks = model.layers.iter().map(sinks).collect();
+        self
     }
 
     /// Forgets everything after the first `tokens` tokens, at which `state` was copied.
@@ -237,7 +250,7 @@ impl Reader {
         Reader {
             config: model.config.clone(),
             forward: HostForward::new(model, batch_tokens),
-            sequence: Sequence::of_length(&model.config, length),
+            sequence: Sequence::of_length(&model.config, length).with_sinks(model),
         }
     }
 

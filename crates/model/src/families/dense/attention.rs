@@ -92,6 +92,16 @@ impl Parts {
         if let Some(query_weights) = query_weights {
             rotary = Arc::new(rotary.with_query_weights(query_weights));
         }
+        let sinks = match plan.sinks {
+            Some(name) => {
+                let name = format!("{prefix}.{name}");
+                // GGUF files have the name with an end.
+                let ended = format!("{name}.weight");
+                let name = if weights.info(&ended).is_some() { ended } else { name };
+                Some(weights.vector(&name, config.heads)?.into())
+            }
+            None => None,
+        };
         let attention = Attention {
             norm,
             shape: config.attention_of(layer),
@@ -104,7 +114,7 @@ impl Parts {
                 value_norm: None,
                 key_norm,
             }),
-            sinks: None,
+            sinks,
             rotary,
             rotary_table: usize::from(is_other),
         };

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use super::attention::{AttentionOutput, Parts};
 use super::{Block, Gate, NormKind, Plan};
-use crate::blocks::{Activation, Mlp, Norm, Projection, RotarySettings, softplus};
+use crate::blocks::{Activation, Experts, Mlp, Norm, Projection, RotarySettings, softplus};
 use crate::decoder::Decoder;
 use crate::layer::{Layer, Rows, Step};
 use crate::weights::Checkpoint;
-use crate::{ModelConfig, ModelError};
+use crate::{AttentionShape, ModelConfig, ModelError};
 
 /// Reads the sizes of a model.
 pub(in crate::families) fn configure(plan: &Plan, architecture: &str) -> Result<ModelConfig, ModelError> {
@@ -38,6 +38,16 @@ pub(in crate::families) fn configure(plan: &Plan, architecture: &str) -> Result<
         _ => Activation::from_fields(fields, plan.activation.0, plan.activation.1)?.host_only(),
     };
     config.host_only = plan.host_only(&config);
+    if plan.sinks.is_some() {
+        let shape = AttentionShape {
+            has_sinks: true,
+            ..config.attention_of(0)
+        };
+        config.attention = vec![shape; config.layers];
+    }
+    if let Some(experts) = &plan.experts {
+        experts.configure(fields, &mut config)?;
+    }
     Ok(config)
 }
 
@@ -192,7 +202,13 @@ impl Plan {
             }
         };
         let (attention, output) = parts.attention(self, config, weights, layer, before)?;
-        let mlp = self.feed_forward(config, weights, &name(""))?;
+        let mlp = match self.experts.as_ref().filter(|experts| experts.is_sparse(layer)) {
+            Some(experts) => {
+                let prefix = format!("model.layers.{layer}");
+                Step::Experts(Box::new(Experts::load(weights, &prefix, config.hidden_size, experts)?))
+            }
+            None => Step::FeedForward(self.feed_forward(config, weights, &name(""))?),
+        };
         Ok(Layer {
             attention: Some(attention),
             steps: steps.around(output, mlp),
@@ -288,7 +304,7 @@ impl Norms {
     }
 
     /// A layer's steps after attention.
-    fn around(self, output: AttentionOutput, mlp: Mlp) -> Vec<Step> {
+    fn around(self, output: AttentionOutput, mlp: Step) -> Vec<Step> {
         let normalise = |norm, from, to| Step::Normalise { norm, from, to };
         let before_mlp = normalise(self.before_mlp, Rows::Hidden, Rows::Normed);
         let mut steps = Vec::new();
@@ -302,7 +318,7 @@ impl Norms {
             }
             steps.extend([Step::Add(Rows::Branch), before_mlp]);
         }
-        steps.push(Step::FeedForward(mlp));
+        steps.push(mlp);
         match self.after_mlp {
             Some(norm) => steps.extend([normalise(norm, Rows::Branch, Rows::Normed), Step::Add(Rows::Normed)]),
             None => steps.push(Step::Add(Rows::Branch)),

@@ -2,6 +2,10 @@
 
 use super::super::Family;
 use super::convolution_families::{lfm2, lfm3};
+use super::expert_families::{
+    dots1, ernie4_5_moe, glm4_moe, gpt_oss, granite_moe, hunyuan_moe, minimax_m2, mixtral, olmoe, phimoe, qwen2_moe,
+    qwen3_moe,
+};
 use super::latent_families::{deepseek_v2, deepseek_v3, glm4_moe_lite, minicpm3, youtu};
 use super::layer_norm_families::{
     cohere, cohere2, falcon, gpt_neox, gptj, jais2, nemotron, olmo, persimmon, stablelm, starcoder2,
@@ -32,6 +36,19 @@ const MULTIPLIERS: &[&str] = &[
     "residual_multiplier",
     "logits_scaling",
 ];
+
+/// The same, and the numbers of experts.
+const EXPERTS_AND_MULTIPLIERS: &[&str] = &[
+    "num_experts",
+    "num_local_experts",
+    "attention_multiplier",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "logits_scaling",
+];
+
+/// The numbers of experts, as families name them.
+const EXPERTS: &[&str] = &["num_experts", "num_local_experts", "n_routed_experts"];
 
 /// Every dense family but the oldest, which have files of their own.
 pub(in crate::families) const FAMILIES: &[Family] = &[
@@ -81,6 +98,27 @@ pub(in crate::families) const FAMILIES: &[Family] = &[
         ("transformer.h.", "model.layers."),
         ("transformer.", "model."),
     ]),
+    family!("MixtralForCausalLM", "mixtral", mixtral).with_settings(EXPERTS),
+    family!("Qwen2MoeForCausalLM", "qwen2_moe", qwen2_moe).with_settings(EXPERTS),
+    family!("Qwen3MoeForCausalLM", "qwen3_moe", qwen3_moe).with_settings(EXPERTS),
+    family!("OlmoeForCausalLM", "olmoe", olmoe).with_settings(EXPERTS),
+    family!("GraniteMoeForCausalLM", "granitemoe", granite_moe).with_settings(EXPERTS_AND_MULTIPLIERS),
+    family!("GraniteMoeSharedForCausalLM", "granitemoeshared", granite_moe).with_settings(EXPERTS_AND_MULTIPLIERS),
+    family!("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", ernie4_5_moe).with_settings(EXPERTS),
+    family!("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe", hunyuan_moe).with_settings(EXPERTS),
+    Family {
+        // The second is the name in released models.
+        architectures: &["PhimoeForCausalLM", "PhiMoEForCausalLM"],
+        ..family!("PhimoeForCausalLM", "phimoe", phimoe).with_settings(EXPERTS)
+    },
+    family!("Dots1ForCausalLM", "dots1", dots1).with_settings(EXPERTS),
+    family!("Glm4MoeForCausalLM", "glm4_moe", glm4_moe)
+        .with_settings(EXPERTS)
+        .with_partial_rotation(),
+    family!("MiniMaxM2ForCausalLM", "minimax_m2", minimax_m2)
+        .with_settings(EXPERTS)
+        .with_partial_rotation(),
+    family!("GptOssForCausalLM", "gpt_oss", gpt_oss).with_settings(EXPERTS),
     family!("MiniCPM3ForCausalLM", "minicpm3", minicpm3),
     family!("DeepseekV2ForCausalLM", "deepseek_v2", deepseek_v2).with_settings(&["n_routed_experts"]),
     family!("DeepseekV3ForCausalLM", "deepseek_v3", deepseek_v3).with_settings(&["n_routed_experts"]),

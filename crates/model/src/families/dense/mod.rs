@@ -9,6 +9,7 @@
 mod attention;
 mod build;
 mod convolution_families;
+mod expert_families;
 mod families;
 mod latent_families;
 mod layer_norm_families;

@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::super::latent::LatentAttention;
 use super::{LayerParts, MixerPlan};
+use crate::blocks::ExpertSettings;
 use crate::fields::Fields;
 use crate::{ModelConfig, ModelError};
 
@@ -44,6 +45,10 @@ pub(in crate::families) struct Plan {
     pub(super) logit_scale: f64,
     pub(super) logit_cap: Option<f64>,
     pub(super) head_bias: bool,
+    /// The feed-forward parts of layers that are mixtures of experts.
+    pub(super) experts: Option<ExpertSettings>,
+    /// The tensor of a logit of each query head that takes part in its softmax and has no value.
+    pub(super) sinks: Option<&'static str>,
     /// Embeddings pass the norm of the family.
     pub(super) has_embedding_norm: bool,
     /// Pairs turn by the opposite of their angle.
@@ -224,6 +229,8 @@ impl Plan {
             logit_scale: 1.0,
             logit_cap: None,
             head_bias: false,
+            experts: None,
+            sinks: None,
             has_embedding_norm: false,
             turns_back: false,
             query_growth: None,

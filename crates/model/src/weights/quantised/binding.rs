@@ -35,7 +35,7 @@ pub(crate) fn bind(quantisation: &Quantisation, checkpoint: &mut Checkpoint) -> 
         Scheme::Mlx { .. } => &["weight"],
     };
     let names: Vec<String> = checkpoint.names().cloned().collect();
-    let mut count = 0;
+    let mut count = bind_stacks(&names, checkpoint)?;
     for name in names {
         let Some((module, suffix)) = name.rsplit_once('.') else {
             continue;
@@ -65,6 +65,50 @@ pub(crate) fn bind(quantisation: &Quantisation, checkpoint: &mut Checkpoint) -> 
     }
     if count > 0 {
         checkpoint.forget(|name| OF_ACTIVATIONS.iter().any(|end| name.ends_with(end)));
+    }
+    Ok(count)
+}
+
+/// Puts the experts of all layers in the place of their codes, `X_blocks`, and scales, `X_scales`: the layout of gpt-oss, `[experts, rows,
+/// groups, 16]` and `[experts, rows, groups]`. They stand on top of each other in one matrix. Returns how many there are.
+fn bind_stacks(names: &[String], checkpoint: &mut Checkpoint) -> Result<usize, ModelError> {
+    const GROUP_BYTES: usize = 16;
+    let mut count = 0;
+    for name in names {
+        let Some(target) = name.strip_suffix("_blocks") else {
+            continue;
+        };
+        let scale_name = format!("{target}_scales");
+        let (Some(codes), Some(scales)) = (checkpoint.part(name), checkpoint.part(&scale_name)) else {
+            continue;
+        };
+        let (info, scale_info) = (codes.stored.info.clone(), &scales.stored.info);
+        check_type(&info, &["U8"], "U8")?;
+        check_type(scale_info, &["U8", "F8_E8M0"], "U8 or F8_E8M0")?;
+        let [experts, rows, groups, bytes] = info.shape[..] else {
+            return Err(wrong_shape(&info, &[1, 1, 1, GROUP_BYTES]));
+        };
+        check_shape(scale_info, &[&[experts, rows, groups]])?;
+        let sizes = experts.checked_mul(rows).zip(groups.checked_mul(2 * GROUP_BYTES));
+        let Some((rows, columns)) = sizes.filter(|_| bytes == GROUP_BYTES) else {
+            return Err(wrong_shape(&info, &[experts, rows, groups, GROUP_BYTES]));
+        };
+        let recipe = Recipe {
+            name: target.to_owned(),
+            rows,
+            columns,
+            format: E2m1::Mx.format(columns),
+            conversion: Conversion::E2m1(E2m1::Mx),
+            parts: Parts {
+                codes,
+                scales,
+                zeros: None,
+                order: None,
+                whole: None,
+            },
+        };
+        checkpoint.bind(target.to_owned(), &[name.clone(), scale_name], recipe)?;
+        count += 1;
     }
     Ok(count)
 }

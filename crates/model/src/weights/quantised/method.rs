@@ -67,6 +67,7 @@ const METHODS: &[(&str, Reader)] = &[
     ("modelopt_fp4", modelopt),
     ("gptq", gptq),
     ("awq", awq),
+    ("mxfp4", mxfp4),
 ];
 
 /// Packings of compressed-tensors, and the name for several of them.
@@ -168,6 +169,10 @@ fn float8(settings: &Fields) -> Result<Scheme, ModelError> {
         block: pair(settings, "weight_block_size")?.unwrap_or(BLOCK),
         group: None,
     })
+}
+
+fn mxfp4(_settings: &Fields) -> Result<Scheme, ModelError> {
+    Ok(Quantisation::default().scheme)
 }
 
 fn modelopt(settings: &Fields) -> Result<Scheme, ModelError> {

@@ -1,0 +1,306 @@
+//! Experts from the tensors of files, whichever of several forms they have.
+
+use riffle_linear::PackedMatrix;
+
+use super::{Expert, ExpertSettings, Experts, Router, SharedExpert};
+use crate::ModelError;
+use crate::blocks::{Mlp, Norm, Projection};
+use crate::weights::{Checkpoint, Stack, StackParts};
+
+/// Places below a layer, and names below these, under which families keep the parts.
+const PLACES: &[&str] = &["mlp.", "block_sparse_moe.", "feed_forward.", "mixer.", ""];
+const ROUTERS: &[&str] = &["gate", "router", "gate.wg", "router.layer", "router.proj"];
+const CHOICE_BIASES: &[&str] = &[
+    "gate.e_score_correction_bias",
+    "e_score_correction_bias",
+    "expert_bias",
+    "gate.moe_statics.e_score_correction_bias",
+    "moe_statics.e_score_correction_bias",
+    // Of GGUF files.
+    "exp_probs_b.bias",
+];
+const SHARED: &[&str] = &["shared_expert", "shared_experts", "shared_mlp"];
+const GATES: &[&str] = &["gate_proj", "w1"];
+const UPS: &[&str] = &["up_proj", "w3"];
+const DOWNS: &[&str] = &["down_proj", "w2"];
+/// Gate and up of all experts, down of all experts.
+const FUSED_INPUTS: &[&str] = &[
+    "experts.gate_up_proj",
+    "experts.gate_up_proj.weight",
+    "input_linear.weight",
+];
+const FUSED_OUTPUTS: &[&str] = &["experts.down_proj", "experts.down_proj.weight", "output_linear.weight"];
+
+/// The tensors of a layer, and the sizes of its experts.
+struct Source<'a> {
+    weights: &'a mut Checkpoint,
+    /// The beginning of names, with the full stop.
+    base: String,
+    hidden: usize,
+    settings: &'a ExpertSettings,
+}
+
+impl Experts {
+    /// Takes the router, the experts and the shared block below `layer`, such as `model.layers.3`: one tensor for each expert, or one of all.
+    ///
+    /// # Errors
+    /// [`ModelError`] for tensors that are missing, of another shape or of a type that is not computed.
+    pub fn load(
+        weights: &mut Checkpoint,
+        layer: &str,
+        hidden: usize,
+        settings: &ExpertSettings,
+    ) -> Result<Experts, ModelError> {
+        let has = |base: &str, router: &str| weights.info(&format!("{base}{router}.weight")).is_some();
+        let places = PLACES.iter().map(|place| format!("{layer}.{place}"));
+        let mut found = places.flat_map(|base| ROUTERS.iter().map(move |router| (base.clone(), router)));
+        let Some((base, router)) = found.find(|(base, router)| has(base, router)) else {
+            return Err(ModelError::MissingTensor {
+                tensor: format!("{layer}.mlp.gate.weight"),
+            });
+        };
+        let mut source = Source {
+            weights,
+            base,
+            hidden,
+            settings,
+        };
+        Ok(Experts {
+            router: source.router(router)?,
+            experts: source.experts()?,
+            shared: source.shared(layer)?,
+            activation: settings.activation,
+            weighs_input: settings.weighs_input,
+            after: None,
+        })
+    }
+}
+
+impl Source<'_> {
+    /// The first of several names that a tensor has.
+    fn find(&self, names: &[&str]) -> Option<String> {
+        let mut names = names.iter().map(|name| format!("{}{name}", self.base));
+        names.find(|name| self.weights.info(name).is_some())
+    }
+
+    /// A vector of one number for each expert, stored as `[experts]` or `[1, experts]`.
+    fn vector(&mut self, name: &str) -> Result<Vec<f32>, ModelError> {
+        let experts = self.settings.shape.experts;
+        let is_row = self.weights.info(name).is_some_and(|info| info.shape == [1, experts]);
+        if is_row {
+            self.weights.array(name, &[1, experts])
+        } else {
+            self.weights.vector(name, experts)
+        }
+    }
+
+    fn router(&mut self, router: &str) -> Result<Router, ModelError> {
+        let settings = self.settings;
+        let name = format!("{}{router}", self.base);
+        let projection = Projection::load(
+            self.weights,
+            &name,
+            settings.shape.experts,
+            self.hidden,
+            settings.router_bias,
+        )?;
+        let choice_bias = self.find(CHOICE_BIASES).map(|name| self.vector(&name)).transpose()?;
+        let scales = self.find(&["router.per_expert_scale"]);
+        let expert_scales = scales.map(|name| self.vector(&name)).transpose()?;
+        let norm = match (settings.router_epsilon, self.find(&["router.scale", "gate.scale"])) {
+            (Some(epsilon), Some(name)) => {
+                let mut weight = self.weights.vector(&name, self.hidden)?;
+                let factor = (self.hidden as f32).sqrt().recip();
+                weight.iter_mut().for_each(|weight| *weight *= factor);
+                Some(Norm::Rms { weight, epsilon })
+            }
+            _ => None,
+        };
+        Ok(Router {
+            norm,
+            projection,
+            choice_bias,
+            expert_scales,
+            rules: settings.rules,
+        })
+    }
+
+    fn experts(&mut self) -> Result<Vec<Expert>, ModelError> {
+        let first = UPS.iter().map(|up| format!("experts.0.{up}.weight"));
+        let first: Vec<String> = first.collect();
+        if self
+            .find(&first.iter().map(String::as_str).collect::<Vec<_>>())
+            .is_some()
+        {
+            return (0..self.settings.shape.experts)
+                .map(|expert| self.single(expert))
+                .collect();
+        }
+        let (hidden, width) = (self.hidden, self.settings.shape.width);
+        let down = self.all(FUSED_OUTPUTS, [hidden, width], StackParts::Whole)?;
+        let inputs = if !self.settings.gated {
+            self.all(
+                &["experts.up_proj", "experts.up_proj.weight"],
+                [width, hidden],
+                StackParts::Whole,
+            )?
+        } else if self.find(FUSED_INPUTS).is_some() {
+            let parts = if self.settings.layout.alternating {
+                StackParts::Alternating
+            } else {
+                StackParts::Halves
+            };
+            self.all(FUSED_INPUTS, [2 * width, hidden], parts)?
+        } else {
+            let gates = self.all(&["experts.gate_proj.weight"], [width, hidden], StackParts::Whole)?;
+            let ups = self.all(&["experts.up_proj.weight"], [width, hidden], StackParts::Whole)?;
+            gates.into_iter().chain(ups).collect()
+        };
+        let mut inputs = inputs.into_iter();
+        let gates: Option<Vec<Option<Projection>>> = if self.settings.gated {
+            inputs.next().map(|gates| gates.into_iter().map(Some).collect())
+        } else {
+            None
+        };
+        let gates = gates.unwrap_or_else(|| (0..self.settings.shape.experts).map(|_| None).collect());
+        let parts = gates.into_iter().zip(inputs.flatten()).zip(down.into_iter().flatten());
+        Ok(parts.map(|((gate, up), down)| Expert { gate, up, down }).collect())
+    }
+
+    /// An expert of tensors of its own.
+    fn single(&mut self, expert: usize) -> Result<Expert, ModelError> {
+        let (hidden, width, biased) = (self.hidden, self.settings.shape.width, self.settings.biased);
+        let gates = self.settings.gated.then_some(GATES);
+        let mut load = |names: &[&str], outputs, inputs| {
+            let named = |name: &str| format!("{}experts.{expert}.{name}", self.base);
+            let has = |name: &&&str| self.weights.info(&format!("{}.weight", named(name))).is_some();
+            let name = names.iter().find(has).unwrap_or(&names[0]);
+            let name = named(name);
+            // Adapters have no parts beside experts: a part for one is left over, and refused as such.
+            let [matrix] = self.weights.matrices(&format!("{name}.weight"), 1, [outputs], inputs)?;
+            let bias = biased.then(|| self.weights.vector(&format!("{name}.bias"), outputs));
+            Ok::<Projection, ModelError>(Projection::of_parts(matrix, bias.transpose()?))
+        };
+        Ok(Expert {
+            gate: match gates {
+                Some(gates) => Some(load(gates, width, hidden)?),
+                None => None,
+            },
+            up: load(UPS, width, hidden)?,
+            down: load(DOWNS, hidden, width)?,
+        })
+    }
+
+    /// The projections of a tensor of all experts, `[part][expert]`.
+    fn all(&mut self, names: &[&str], size: [usize; 2], parts: StackParts) -> Result<Vec<Vec<Projection>>, ModelError> {
+        let name = self
+            .find(names)
+            .unwrap_or_else(|| format!("{}{}", self.base, names[names.len() - 1]));
+        let count = self.settings.shape.experts;
+        let stack = Stack {
+            count,
+            rows: size[0],
+            columns: size[1],
+            transposed: self.is_transposed(&name, size),
+            parts,
+        };
+        let matrices = self.weights.stack(&name, &stack)?;
+        let biases = self.biases(&name, &stack)?;
+        let scales = format!("{}.scale", name.trim_end_matches(".weight"));
+        let scales = match self.weights.info(&scales) {
+            Some(_) => Some(self.weights.vector(&scales, count)?),
+            None => None,
+        };
+        let split =
+            |bias: &[f32], part: usize| -> Vec<f32> { parts.rows(part, size[0]).map(|row| bias[row]).collect() };
+        let of_part = |(part, matrices): (usize, Vec<PackedMatrix>)| -> Vec<Projection> {
+            let bias = |expert: usize| {
+                biases
+                    .as_ref()
+                    .map(|all| split(&all[expert * size[0]..][..size[0]], part))
+            };
+            let matrices = matrices.into_iter().enumerate();
+            let scaled = |expert: usize, matrix: PackedMatrix| match &scales {
+                Some(scales) => matrix.with_factor(scales[expert]),
+                None => matrix,
+            };
+            matrices
+                .map(|(expert, matrix)| Projection::of_parts(scaled(expert, matrix), bias(expert)))
+                .collect()
+        };
+        Ok(matrices.into_iter().enumerate().map(of_part).collect())
+    }
+
+    /// True if a tensor holds `[experts, columns, rows]`: by its shape, and where both are the same, by the family. GGUF files have one order.
+    fn is_transposed(&self, name: &str, [rows, columns]: [usize; 2]) -> bool {
+        let shape = self.weights.info(name).map(|info| &info.shape[..]);
+        match shape {
+            Some(&[_, first, second]) if rows != columns => (first, second) == (columns, rows),
+            _ => self.settings.layout.transposed && !name.ends_with(".weight"),
+        }
+    }
+
+    /// The biases of a tensor of all experts, `[experts, rows]`.
+    fn biases(&mut self, name: &str, stack: &Stack) -> Result<Option<Vec<f32>>, ModelError> {
+        if !self.settings.biased {
+            return Ok(None);
+        }
+        let stem = name.strip_suffix(".weight");
+        let name = stem.map_or_else(|| format!("{name}_bias"), |stem| format!("{stem}.bias"));
+        self.weights.array(&name, &[stack.count, stack.rows]).map(Some)
+    }
+
+    fn shared(&mut self, layer: &str) -> Result<Option<SharedExpert>, ModelError> {
+        let width = self.settings.shape.shared_width;
+        if width == 0 {
+            return Ok(None);
+        }
+        let (hidden, activation, gated) = (self.hidden, self.settings.activation, self.settings.gated);
+        let beside = format!("{layer}.shared_mlp");
+        if self.weights.info(&format!("{beside}.input_linear.weight")).is_some() {
+            let rows = [width, width];
+            let input = format!("{beside}.input_linear");
+            let [gate, up] = Projection::load_parts(self.weights, &input, 1, rows, hidden, false)?;
+            let down = Projection::load(self.weights, &format!("{beside}.output_linear"), hidden, width, false)?;
+            let mlp = Mlp::Gated {
+                gate,
+                up,
+                down,
+                activation,
+            };
+            return Ok(Some(SharedExpert::plain(mlp, None)));
+        }
+        let named = |name: &str, part: &str| format!("{}{name}.{part}", self.base);
+        let mut parts = SHARED
+            .iter()
+            .flat_map(|name| UPS.iter().map(move |part| (*name, *part)));
+        let has = |(name, part): &(&str, &str)| self.weights.info(&format!("{}.weight", named(name, part))).is_some();
+        let (name, up) = parts.find(has).unwrap_or((SHARED[0], UPS[0]));
+        let at = UPS.iter().position(|part| *part == up).unwrap_or(0);
+        let [gate, up, down] = [GATES[at], up, DOWNS[at]].map(|part| named(name, part));
+        let opening = format!("{}{name}_gate", self.base);
+        let mut load = |name: &str, outputs, inputs| Projection::load(self.weights, name, outputs, inputs, false);
+        let (up, down) = (load(&up, width, hidden)?, load(&down, hidden, width)?);
+        let mlp = if gated {
+            Mlp::Gated {
+                gate: load(&gate, width, hidden)?,
+                up,
+                down,
+                activation,
+            }
+        } else {
+            Mlp::Plain { up, down, activation }
+        };
+        let gate = match self
+            .weights
+            .info(&format!("{opening}.weight"))
+            .map(|info| info.shape.len())
+        {
+            None => None,
+            // GGUF files hold a vector.
+            Some(1) => Some(Projection::row(self.weights, &opening, hidden)?),
+            Some(_) => Some(Projection::load(self.weights, &opening, 1, hidden, false)?),
+        };
+        Ok(Some(SharedExpert::plain(mlp, gate)))
+    }
+}
