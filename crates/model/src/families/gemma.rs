@@ -162,8 +162,8 @@ fn build(
     Ok(decoder)
 }
 
-/// A layer's steps after attention, with the norms after it, before the feed-forward block and after that.
-fn steps(output: Projection, mlp: Mlp, norms: [Arc<Norm>; 3]) -> Vec<Step> {
+/// A layer's steps behind attention, with the norms after it, before the feed-forward block and after that.
+pub(super) fn steps(output: Projection, mlp: Mlp, norms: [Arc<Norm>; 3]) -> Vec<Step> {
     let [after_attention, before_mlp, after_mlp] = norms;
     let normalise = |norm, from, to| Step::Normalise { norm, from, to };
     vec![

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::Family;
+use super::{Family, gemma};
 use crate::blocks::{
     Activation, Attention, KeyValue, LayerInput, LayerInputs, Mlp, Norm, Projection, Rotary, RotarySettings,
 };
@@ -318,22 +318,10 @@ impl Parts {
         let after_attention = wide_norm("post_attention_layernorm")?;
         let before_mlp = wide_norm("pre_feedforward_layernorm")?;
         let after_mlp = wide_norm("post_feedforward_layernorm")?;
-        let normalise = |norm, from, to| Step::Normalise { norm, from, to };
         let attended = shape.attended_width();
         let output = Projection::load(weights, &name("self_attn.o_proj"), hidden, attended, self.is_biased)?;
-        let mut steps = vec![
-            Step::Project {
-                projection: output,
-                from: Rows::Attended,
-                to: Rows::Normed,
-            },
-            normalise(after_attention, Rows::Normed, Rows::Branch),
-            Step::Add(Rows::Branch),
-            normalise(before_mlp, Rows::Hidden, Rows::Normed),
-            Step::FeedForward(self.mlp(config, weights, layer)?),
-            normalise(after_mlp, Rows::Branch, Rows::Normed),
-            Step::Add(Rows::Normed),
-        ];
+        let mlp = self.mlp(config, weights, layer)?;
+        let mut steps = gemma::steps(output, mlp, [after_attention, before_mlp, after_mlp]);
         if config.layer_input_width > 0 {
             let width = config.layer_input_width;
             let mut load = |part, outputs, inputs| Projection::load(weights, &name(part), outputs, inputs, false);
@@ -345,7 +333,11 @@ impl Parts {
             }));
             let after = norm(config, weights, &name("post_per_layer_input_norm"), hidden)?;
             steps.extend([
-                normalise(Arc::new(after), Rows::Branch, Rows::Normed),
+                Step::Normalise {
+                    norm: Arc::new(after),
+                    from: Rows::Branch,
+                    to: Rows::Normed,
+                },
                 Step::Add(Rows::Normed),
             ]);
         }

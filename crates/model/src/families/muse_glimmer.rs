@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{Family, added_to_norms, gated_mlp};
+use super::{Family, added_to_norms, gated_mlp, gemma};
 use crate::blocks::{Activation, Attention, KeyValue, Norm, Projection, Rotary, RotarySettings};
 use crate::decoder::Decoder;
 use crate::fields::Fields;
-use crate::layer::{Layer, Rows, Step};
+use crate::layer::{Layer, Step};
 use crate::weights::Checkpoint;
 use crate::{ModelConfig, ModelError};
 
@@ -135,24 +135,11 @@ impl Parts {
         let gate = Projection::load(weights, &name("self_attn.gate_proj"), queries, hidden, false)?;
         let output = Projection::load(weights, &name("self_attn.o_proj"), hidden, queries, self.is_biased)?;
         let mlp = gated_mlp(config, weights, &name("mlp"), self.activation)?;
-        let normalise = |norm, from, to| Step::Normalise { norm, from, to };
-        let steps = vec![
-            Step::OpenGate {
-                norm: before_attention,
-                gate,
-            },
-            Step::Project {
-                projection: output,
-                from: Rows::Attended,
-                to: Rows::Normed,
-            },
-            normalise(after_attention, Rows::Normed, Rows::Branch),
-            Step::Add(Rows::Branch),
-            normalise(before_mlp, Rows::Hidden, Rows::Normed),
-            Step::FeedForward(mlp),
-            normalise(after_mlp, Rows::Branch, Rows::Normed),
-            Step::Add(Rows::Normed),
-        ];
+        let mut steps = vec![Step::OpenGate {
+            norm: before_attention,
+            gate,
+        }];
+        steps.extend(gemma::steps(output, mlp, [after_attention, before_mlp, after_mlp]));
         Ok(Layer {
             attention: Some(attention),
             steps,

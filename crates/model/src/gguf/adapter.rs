@@ -5,7 +5,7 @@ use std::path::Path;
 use twox_hash::XxHash3_128;
 
 use super::header::{Header, Metadata};
-use super::{names, read, settings};
+use super::{architecture, names, read};
 use crate::ModelError;
 use crate::adapters::{AdapterFiles, Base, DOWN, UP, unusable};
 use crate::weights::{Checkpoint, RowOrder};
@@ -37,7 +37,7 @@ pub(crate) fn open_adapter(path: &Path, base: &Base<'_>) -> Result<AdapterFiles,
             "it is activated by tokens (aLoRA), which is not supported".to_owned(),
         ));
     }
-    let architecture = settings::architecture(&header)?;
+    let architecture = architecture::architecture(&header)?;
     let mut tensors = Vec::with_capacity(header.tensors.len());
     for stored in &header.tensors {
         let found = &stored.info.name;

@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::settings::{Architecture, OwnKeys};
+use super::architecture::Architecture;
+use super::settings::OwnKeys;
 use crate::ModelError;
 use crate::config::LARGEST_COUNT;
 use crate::weights::Checkpoint;

@@ -7,8 +7,9 @@ use std::path::Path;
 use riffle_linear::WeightFormat;
 use serde_json::Value;
 
+use super::architecture::{Architecture, written_architecture, written_classes};
 use super::names::stored_name;
-use super::settings::{Architecture, written_architecture, written_classes, written_settings};
+use super::settings::written_settings;
 use super::source::{Change, Origin, SourceTensor, WeightSource};
 use super::writer::GgufEntry;
 use crate::fields::Fields;

@@ -3,8 +3,8 @@
 //! Every key of the model's architecture has a row in [`SETTINGS`]; one without a row may change what the model computes
 //! and is refused, like a value that a row does not allow.
 
+use super::architecture::Architecture;
 use super::header::{Header, Metadata};
-use super::settings::Architecture;
 use crate::ModelError;
 
 /// The kind of value that a key must have.

@@ -2,12 +2,13 @@
 
 use serde_json::{Map, Value, json};
 
-use super::settings::{Architecture, OwnKeys};
+use super::architecture::Architecture;
+use super::settings::OwnKeys;
 use crate::ModelError;
 use crate::config::LARGEST_COUNT;
 use crate::weights::Checkpoint;
 
-/// Adds the settings to those that follow from one key each.
+/// Adds the settings that follow from several keys, or from the tensors of a file.
 pub(super) fn settings(
     architecture: Architecture,
     keys: &OwnKeys<'_>,

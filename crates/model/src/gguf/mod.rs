@@ -4,6 +4,7 @@
 //! metadata their names there, so that every family is written once.
 
 mod adapter;
+mod architecture;
 mod ends;
 mod experts;
 mod export;
@@ -52,7 +53,7 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
     let (file, map) = read(path)?;
     let header = Header::parse(path, &map)?;
     keys::check_general(&header)?;
-    let architecture = settings::architecture(&header)?;
+    let architecture = architecture::architecture(&header)?;
     keys::check_settings(&header, architecture, architecture.prefix())?;
     let mut weights = Checkpoint::default();
     let shards = shards(&header)?;

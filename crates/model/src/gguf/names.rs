@@ -1,7 +1,8 @@
 //! Tensor names of GGUF files and those the families use.
 
+use super::architecture::Architecture;
 use super::header::{Header, Metadata};
-use super::settings::{Architecture, largest};
+use super::settings::largest;
 use crate::ModelError;
 use crate::weights::{RowOrder, StoredTensor};
 

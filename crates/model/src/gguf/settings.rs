@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::architecture::Architecture;
 use super::experts::experts;
 use super::gemma4;
 use super::header::{Header, Metadata};
@@ -12,117 +13,6 @@ use crate::ModelError;
 use crate::config::LARGEST_COUNT;
 use crate::fields::Fields;
 use crate::weights::Checkpoint;
-
-/// The architectures GGUF files name that some family computes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Architecture {
-    Llama,
-    Qwen2,
-    Qwen3,
-    Qwen35,
-    Phi2,
-    Phi3,
-    Gemma2,
-    Gemma3,
-    Mistral3,
-    Qwen2Vl,
-    Qwen3Vl,
-    Gemma,
-    SmolLm3,
-    SeedOss,
-    Granite,
-    Arcee,
-    Nemotron,
-    Jais2,
-    Olmo2,
-    Exaone4,
-    Glm4,
-    Ernie45,
-    HunyuanDense,
-    CommandR,
-    Cohere2,
-    Starcoder2,
-    Qwen2Moe,
-    Qwen3Moe,
-    Qwen35Moe,
-    Qwen3Next,
-    GptOss,
-    Olmoe,
-    GraniteMoe,
-    Ernie45Moe,
-    HunyuanMoe,
-    Dots1,
-    Glm4Moe,
-    MiniMaxM2,
-    MiniCpm3,
-    Deepseek2,
-    Lfm2,
-    GraniteHybrid,
-    FalconH1,
-    Mamba2,
-    NemotronH,
-    Gemma4,
-    MuseGlimmer,
-    Olmo,
-    StableLm,
-}
-
-/// Name in the file, architecture, name in config.json.
-const ARCHITECTURES: &[(&str, Architecture, &str)] = &[
-    ("llama", Architecture::Llama, "LlamaForCausalLM"),
-    ("qwen2", Architecture::Qwen2, "Qwen2ForCausalLM"),
-    ("qwen3", Architecture::Qwen3, "Qwen3ForCausalLM"),
-    ("qwen35", Architecture::Qwen35, "Qwen3_5ForCausalLM"),
-    ("phi2", Architecture::Phi2, "PhiForCausalLM"),
-    ("phi3", Architecture::Phi3, "Phi3ForCausalLM"),
-    ("gemma2", Architecture::Gemma2, "Gemma2ForCausalLM"),
-    ("gemma3", Architecture::Gemma3, "Gemma3ForCausalLM"),
-    ("mistral3", Architecture::Mistral3, "LlamaForCausalLM"),
-    ("qwen2vl", Architecture::Qwen2Vl, "Qwen2ForCausalLM"),
-    ("qwen3vl", Architecture::Qwen3Vl, "Qwen3ForCausalLM"),
-    ("gemma", Architecture::Gemma, "GemmaForCausalLM"),
-    ("smollm3", Architecture::SmolLm3, "SmolLM3ForCausalLM"),
-    ("seed_oss", Architecture::SeedOss, "SeedOssForCausalLM"),
-    ("granite", Architecture::Granite, "GraniteForCausalLM"),
-    ("arcee", Architecture::Arcee, "ArceeForCausalLM"),
-    ("nemotron", Architecture::Nemotron, "NemotronForCausalLM"),
-    ("jais2", Architecture::Jais2, "Jais2ForCausalLM"),
-    ("olmo2", Architecture::Olmo2, "Olmo2ForCausalLM"),
-    ("exaone4", Architecture::Exaone4, "Exaone4ForCausalLM"),
-    ("glm4", Architecture::Glm4, "Glm4ForCausalLM"),
-    ("ernie4_5", Architecture::Ernie45, "Ernie4_5ForCausalLM"),
-    ("hunyuan-dense", Architecture::HunyuanDense, "HunYuanDenseV1ForCausalLM"),
-    ("command-r", Architecture::CommandR, "CohereForCausalLM"),
-    ("cohere2", Architecture::Cohere2, "Cohere2ForCausalLM"),
-    ("starcoder2", Architecture::Starcoder2, "Starcoder2ForCausalLM"),
-    ("qwen2moe", Architecture::Qwen2Moe, "Qwen2MoeForCausalLM"),
-    ("qwen3moe", Architecture::Qwen3Moe, "Qwen3MoeForCausalLM"),
-    ("qwen35moe", Architecture::Qwen35Moe, "Qwen3_5MoeForCausalLM"),
-    ("qwen3next", Architecture::Qwen3Next, "Qwen3NextForCausalLM"),
-    ("gpt-oss", Architecture::GptOss, "GptOssForCausalLM"),
-    ("olmoe", Architecture::Olmoe, "OlmoeForCausalLM"),
-    ("granitemoe", Architecture::GraniteMoe, "GraniteMoeSharedForCausalLM"),
-    ("ernie4_5-moe", Architecture::Ernie45Moe, "Ernie4_5_MoeForCausalLM"),
-    ("hunyuan-moe", Architecture::HunyuanMoe, "HunYuanMoEV1ForCausalLM"),
-    ("dots1", Architecture::Dots1, "Dots1ForCausalLM"),
-    ("glm4moe", Architecture::Glm4Moe, "Glm4MoeForCausalLM"),
-    ("minimax-m2", Architecture::MiniMaxM2, "MiniMaxM2ForCausalLM"),
-    ("minicpm3", Architecture::MiniCpm3, "MiniCPM3ForCausalLM"),
-    ("deepseek2", Architecture::Deepseek2, "DeepseekV2ForCausalLM"),
-    ("lfm2", Architecture::Lfm2, "Lfm2ForCausalLM"),
-    (
-        "granitehybrid",
-        Architecture::GraniteHybrid,
-        "GraniteMoeHybridForCausalLM",
-    ),
-    ("falcon-h1", Architecture::FalconH1, "FalconH1ForCausalLM"),
-    ("mamba2", Architecture::Mamba2, "Mamba2ForCausalLM"),
-    ("nemotron_h", Architecture::NemotronH, "NemotronHForCausalLM"),
-    ("gemma4", Architecture::Gemma4, "Gemma4ForCausalLM"),
-    ("muse-glimmer", Architecture::MuseGlimmer, "MuseGlimmerForCausalLM"),
-    ("olmo", Architecture::Olmo, "OlmoForCausalLM"),
-    ("stablelm", Architecture::StableLm, "StableLmForCausalLM"),
-];
 
 /// Metadata below the architecture's name, and the setting it is.
 const SETTINGS: &[(&str, &str)] = &[
@@ -150,43 +40,6 @@ const SETTINGS: &[(&str, &str)] = &[
     ("final_logit_softcapping", "final_logit_softcapping"),
 ];
 
-/// Classes of config.json whose files are those of another class.
-const ALIASES: &[(&str, Architecture)] = &[("MistralForCausalLM", Architecture::Llama)];
-
-/// Architectures whose folders become files: their settings are all told by [`SETTINGS`], the rotation and the window.
-const WRITTEN: &[Architecture] = &[
-    Architecture::Llama,
-    Architecture::Qwen2,
-    Architecture::Qwen3,
-    Architecture::Phi3,
-    Architecture::Gemma,
-    Architecture::Gemma2,
-    Architecture::Gemma3,
-    Architecture::SmolLm3,
-];
-
-/// The architecture of the file that a folder of this class becomes, if it is known.
-pub(super) fn written_architecture(class: &str) -> Option<Architecture> {
-    let rows = ARCHITECTURES
-        .iter()
-        .map(|(_, architecture, class)| (*class, *architecture));
-    let mut rows = rows
-        .filter(|(_, architecture)| WRITTEN.contains(architecture))
-        .chain(ALIASES.iter().copied());
-    rows.find(|(known, _)| *known == class)
-        .map(|(_, architecture)| architecture)
-}
-
-/// The classes of folders that become files.
-pub(super) fn written_classes() -> Vec<&'static str> {
-    let rows = ARCHITECTURES
-        .iter()
-        .filter(|(_, architecture, _)| WRITTEN.contains(architecture));
-    rows.map(|(.., class)| *class)
-        .chain(ALIASES.iter().map(|(class, _)| *class))
-        .collect()
-}
-
 /// The keys that hold settings of a number, and the settings.
 pub(super) fn written_settings() -> impl Iterator<Item = (&'static str, &'static str)> {
     let is_written = |key: &str| !matches!(key, "hidden_activation" | "vocab_size" | "attention.key_length");
@@ -194,88 +47,6 @@ pub(super) fn written_settings() -> impl Iterator<Item = (&'static str, &'static
         .iter()
         .copied()
         .filter(move |(key, _)| is_written(key) && !key.starts_with("ssm.") && !key.starts_with("nextn"))
-}
-
-/// The architecture a file names.
-pub(super) fn architecture(header: &Header<'_>) -> Result<Architecture, ModelError> {
-    let Some(found) = header.text("general.architecture")? else {
-        return Err(ModelError::CorruptWeights {
-            path: header.path.to_owned(),
-            problem: "general.architecture is missing".into(),
-        });
-    };
-    match ARCHITECTURES.iter().find(|(name, ..)| *name == found) {
-        Some((_, architecture, _)) => Ok(*architecture),
-        None => Err(ModelError::UnknownArchitecture {
-            found: found.to_owned(),
-            known: ARCHITECTURES.iter().map(|(name, ..)| *name).collect(),
-        }),
-    }
-}
-
-impl Architecture {
-    /// The beginning of its keys.
-    pub(super) fn prefix(self) -> &'static str {
-        self.row().0
-    }
-
-    /// True if its files hold rotated pairs side by side, and its directories do not.
-    pub(super) fn interleaves(self) -> bool {
-        matches!(
-            self,
-            Architecture::Llama
-                | Architecture::Mistral3
-                | Architecture::SmolLm3
-                | Architecture::Granite
-                | Architecture::GraniteHybrid
-                | Architecture::Arcee
-                | Architecture::GraniteMoe
-                | Architecture::MuseGlimmer
-                | Architecture::Olmo
-        )
-    }
-
-    /// True if most of its layers are recurrent.
-    pub(super) fn is_hybrid(self) -> bool {
-        matches!(
-            self,
-            Architecture::Qwen35 | Architecture::Qwen35Moe | Architecture::Qwen3Next
-        )
-    }
-
-    /// True if the weights of a token's experts are divided by their sum although files do not say so.
-    pub(super) fn divides_weights(self) -> bool {
-        matches!(
-            self,
-            Architecture::Qwen3Moe | Architecture::Qwen35Moe | Architecture::Qwen3Next
-        )
-    }
-
-    /// True if its attention is latent, with other widths than heads of one width have.
-    fn is_latent(self) -> bool {
-        matches!(self, Architecture::MiniCpm3 | Architecture::Deepseek2)
-    }
-
-    /// True if its files tell how far layers look back.
-    fn slides(self) -> bool {
-        matches!(
-            self,
-            Architecture::Gemma2
-                | Architecture::Gemma3
-                | Architecture::Phi3
-                | Architecture::Olmo2
-                | Architecture::Exaone4
-                | Architecture::Cohere2
-                | Architecture::GptOss
-                | Architecture::Gemma4
-                | Architecture::MuseGlimmer
-        )
-    }
-
-    fn row(self) -> &'static (&'static str, Architecture, &'static str) {
-        let row = ARCHITECTURES.iter().find(|(_, known, _)| *known == self);
-        row.expect("every architecture has a row")
-    }
 }
 
 /// Sizes that files of architectures with several kinds of layers list for each, with zero for layers without.
@@ -409,7 +180,7 @@ pub(super) fn fields(
     read(header, &keys, &settings)
 }
 
-/// Adds what files of an architecture spell in their own way; returns the width whose inverse root is the factor on query · key.
+/// Adds the settings that files of an architecture spell in their own way. Returns the width whose inverse root is the factor on query · key.
 fn of_architecture(
     architecture: Architecture,
     keys: &OwnKeys<'_>,

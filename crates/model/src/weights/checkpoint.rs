@@ -499,16 +499,7 @@ impl Checkpoint {
                 .collect::<Result<Vec<_>, _>>()
         });
         self.unmap(name);
-        let mut packed = Vec::with_capacity(PARTS);
-        for part in parts {
-            packed.push(part.map_err(|source| ModelError::Pack {
-                tensor: name.to_owned(),
-                source,
-            })?);
-        }
-        packed.try_into().map_err(|_| ModelError::MissingTensor {
-            tensor: name.to_owned(),
-        })
+        all(name, parts)
     }
 
     /// Lets go of the pages read for a tensor; else the whole file would stand in memory beside the packed weights.

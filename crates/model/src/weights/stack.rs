@@ -159,11 +159,11 @@ impl Checkpoint {
     }
 }
 
-/// All of several matrices, or the error of one.
-pub(super) fn all<const PARTS: usize>(
+/// All parts of a tensor, or the error of one.
+pub(super) fn all<T, const PARTS: usize>(
     name: &str,
-    parts: [Result<PackedMatrix, LinearError>; PARTS],
-) -> Result<[PackedMatrix; PARTS], ModelError> {
+    parts: [Result<T, LinearError>; PARTS],
+) -> Result<[T; PARTS], ModelError> {
     let mut packed = Vec::with_capacity(PARTS);
     for part in parts {
         packed.push(part.map_err(|source| ModelError::Pack {

@@ -30,19 +30,7 @@ pub(super) fn lfm2(fields: &Fields) -> Planned {
     plan.final_norm = "model.embedding_norm";
     plan.output = "self_attn.out_proj";
     plan.head_norms = HeadNorms::Each(["self_attn.q_layernorm", "self_attn.k_layernorm"]);
-    plan.mlp = MlpNames {
-        gate: Gate::Tensor("feed_forward.w1"),
-        up: "feed_forward.w3",
-        down: "feed_forward.w2",
-    };
-    plan.mixer = MixerPlan::ShortConvolution {
-        name: "conv",
-        biased: plan.fields.flag("conv_bias", false)?,
-    };
-    let convolution = LayerParts::mixer(StateShape::ShortConvolution(ShortConvolutionShape {
-        channels: size(&plan.fields, "hidden_size")?,
-        kernel: size(&plan.fields, "conv_L_cache")?,
-    }));
+    let convolution = convolutions(&mut plan)?;
     let layers = size(&plan.fields, "num_hidden_layers")?;
     plan.layers = match plan.fields.texts("layer_types")? {
         types if !types.is_empty() => kinds(&plan.fields, &types, |kind| match kind {
@@ -84,19 +72,7 @@ pub(super) fn lfm3(fields: &Fields) -> Planned {
         .fields
         .flag("use_attention_gate", true)?
         .then_some("self_attn.gate_proj");
-    plan.mlp = MlpNames {
-        gate: Gate::Tensor("feed_forward.w1"),
-        up: "feed_forward.w3",
-        down: "feed_forward.w2",
-    };
-    plan.mixer = MixerPlan::ShortConvolution {
-        name: "conv",
-        biased: plan.fields.flag("conv_bias", false)?,
-    };
-    let convolution = LayerParts::mixer(StateShape::ShortConvolution(ShortConvolutionShape {
-        channels: size(&plan.fields, "hidden_size")?,
-        kernel: size(&plan.fields, "conv_L_cache")?,
-    }));
+    let convolution = convolutions(&mut plan)?;
     let sliding = LayerParts {
         slides: true,
         ..LayerParts::ATTENTION
@@ -120,6 +96,23 @@ pub(super) fn lfm3(fields: &Fields) -> Planned {
     };
     lfm3_rotations(&mut plan)?;
     Ok(plan)
+}
+
+/// Names the tensors of the convolutions and of the feed-forward parts; returns the parts of a layer with a convolution.
+fn convolutions(plan: &mut Plan) -> Result<LayerParts, ModelError> {
+    plan.mlp = MlpNames {
+        gate: Gate::Tensor("feed_forward.w1"),
+        up: "feed_forward.w3",
+        down: "feed_forward.w2",
+    };
+    plan.mixer = MixerPlan::ShortConvolution {
+        name: "conv",
+        biased: plan.fields.flag("conv_bias", false)?,
+    };
+    Ok(LayerParts::mixer(StateShape::ShortConvolution(ShortConvolutionShape {
+        channels: size(&plan.fields, "hidden_size")?,
+        kernel: size(&plan.fields, "conv_L_cache")?,
+    })))
 }
 
 /// The two rotations of LFM3. That of layers without a window turns the first pairs of a head alone, each as far as it turns where all do.

@@ -61,13 +61,7 @@ pub(super) fn bamba(fields: &Fields) -> Planned {
     let mut plan = Plan::new(fields, defaults)
         .attention_bias("attention_bias", false)?
         .mlp_bias("mlp_bias", false)?;
-    plan.block = Block::Before(["input_layernorm", "pre_ff_layernorm"]);
-    plan.final_norm = "model.final_layernorm";
-    plan.mlp = MlpNames {
-        gate: Gate::Tensor("feed_forward.gate_proj"),
-        up: "feed_forward.up_proj",
-        down: "feed_forward.down_proj",
-    };
+    name_as_bamba(&mut plan);
     let state = plan.mamba("mamba", None)?;
     let attends = indices(&plan.fields, "attn_layer_indices")?.unwrap_or_default();
     let parts = |layer| {
@@ -89,13 +83,7 @@ pub(super) fn falcon_h1(fields: &Fields) -> Planned {
     let mut plan = Plan::new(fields, defaults)
         .attention_bias("attention_bias", false)?
         .mlp_bias("mlp_bias", false)?;
-    plan.block = Block::Before(["input_layernorm", "pre_ff_layernorm"]);
-    plan.final_norm = "model.final_layernorm";
-    plan.mlp = MlpNames {
-        gate: Gate::Tensor("feed_forward.gate_proj"),
-        up: "feed_forward.up_proj",
-        down: "feed_forward.down_proj",
-    };
+    name_as_bamba(&mut plan);
     let fields = &plan.fields;
     let factor = |name: &str| Ok::<f64, ModelError>(fields.optional_number(name)?.unwrap_or(1.0));
     let [gate, down] = multipliers(fields, "mlp_multipliers")?;
@@ -134,6 +122,17 @@ pub(super) fn falcon_h1(fields: &Fields) -> Planned {
     };
     plan.layers = vec![both; size(&plan.fields, "num_hidden_layers")?];
     Ok(plan)
+}
+
+/// Norms and feed-forward parts as Bamba and Falcon-H1 name them.
+fn name_as_bamba(plan: &mut Plan) {
+    plan.block = Block::Before(["input_layernorm", "pre_ff_layernorm"]);
+    plan.final_norm = "model.final_layernorm";
+    plan.mlp = MlpNames {
+        gate: Gate::Tensor("feed_forward.gate_proj"),
+        up: "feed_forward.up_proj",
+        down: "feed_forward.down_proj",
+    };
 }
 
 pub(super) fn mamba2(fields: &Fields) -> Planned {

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
+use super::super::architecture::Architecture;
 use super::super::header::Header;
 use super::super::pre_tokenizers::known_names;
-use super::super::settings::Architecture;
 use super::super::tokenizer::Tokens;
 use super::super::writer::{GgufEntry, gguf_header};
 use crate::chat::DEFAULT_NAME;
