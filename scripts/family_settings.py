@@ -245,7 +245,9 @@ SMALL_SIGLIP = dict(vision_config=dict(model_type="siglip_vision_model", hidden_
 # Classes whose first setting is a vector of the tests, and its folder.
 STORED_WRAPPERS = {"MuseGlimmerForConditionalGeneration": "muse_glimmer"}
 # Names whose first setting is a GGUF file of the tests too.
-STORED_GGUF = ("gemma4_text", "MuseGlimmerForConditionalGeneration")
+STORED_GGUF = (
+    "gemma4_text", "MuseGlimmerForConditionalGeneration", "minicpm3", "deepseek_v2", "lfm2", "granitemoehybrid", "falcon_h1", "nemotron_h",
+)
 
 QWEN35 = dict(head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16)
 SECTIONS = rope("default", mrope_section=[2, 1, 1])

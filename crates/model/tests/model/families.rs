@@ -18,16 +18,6 @@ fn logits_of_every_dense_family_equal_the_reference_for_every_batch_size() {
 }
 
 #[test]
-fn gguf_files_of_families_with_other_mixers_give_the_logits_of_their_directories() {
-    let all = cases(&vectors().join("dense"), "");
-    let files: Vec<_> = all.iter().filter(|case| case.join("model.gguf").exists()).collect();
-    assert!(files.len() >= 5, "only {} files are compared", files.len());
-    for case in files {
-        check_against(&case.join("model.gguf"), case);
-    }
-}
-
-#[test]
 fn logits_of_every_family_with_experts_equal_the_reference_for_every_batch_size() {
     let cases = cases(&vectors().join("experts"), "");
     assert!(cases.len() >= 8, "only {} families were compared", cases.len());
