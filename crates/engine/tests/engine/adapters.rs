@@ -1,4 +1,4 @@
-//! Adapters (LoRA): each sequence has its own, and what one has read is never taken for what another would read.
+//! Adapters (LoRA): each sequence has its own, and pages that were read under one adapter serve no other.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;

@@ -7,7 +7,7 @@ use riffle_attention::Format;
 use riffle_engine::{Engine, EngineOptions, Session};
 use riffle_kv::{DiskTier, KvTiers};
 
-use crate::testing::{go_on, prompt};
+use crate::testing::{bits, go_on, prompt};
 
 /// A plain one, one with recurrent layers, and one with windows and sinks.
 const MODELS: [&str; 3] = ["mixtral", "qwen3_5_moe_text", "gpt_oss"];
@@ -38,15 +38,14 @@ fn engine(model: &str, options: EngineOptions) -> Arc<Engine> {
 
 /// Bits of the logits after a prompt and after each of some more tokens.
 fn read(session: &mut Session, tokens: &[u32], written: u32) -> Vec<Vec<u32>> {
-    let bits = |session: &Session| session.logits().iter().map(|logit| logit.to_bits()).collect();
     let mut found = Vec::new();
     if !tokens.is_empty() {
         session.prefill(tokens, &mut go_on).unwrap();
-        found.push(bits(session));
+        found.push(bits(session.logits()));
     }
     for token in 0..written {
         session.advance(token).unwrap();
-        found.push(bits(session));
+        found.push(bits(session.logits()));
     }
     found
 }

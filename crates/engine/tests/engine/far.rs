@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::testing::{fixture, go_on, prompt};
+use crate::testing::{bits, fixture, go_on, prompt};
 use riffle_attention::Format;
 use riffle_engine::{Engine, EngineOptions, Runner, Sequence, Session, Work};
 use riffle_kv::{CpuDevice, DiskTier, KvTiers, PagePool};
@@ -92,10 +92,6 @@ fn step(runner: &mut Runner, readers: &mut [Sequence], token: u32) -> Vec<Vec<f3
         .chunks(logits.len() / readers.len())
         .map(<[f32]>::to_vec)
         .collect()
-}
-
-fn bits(logits: &[f32]) -> Vec<u32> {
-    logits.iter().map(|logit| logit.to_bits()).collect()
 }
 
 #[test]

@@ -12,9 +12,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::testing::{fixture, prompt};
+use crate::testing::{bits, fixture, prompt};
 use breaking::{Damage, NEVER, Refusing, open_files};
-use member::{Member, Move, SETTINGS, bits};
+use member::{Member, Move, SETTINGS};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};

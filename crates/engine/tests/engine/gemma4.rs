@@ -7,7 +7,7 @@ use riffle_attention::Format;
 use riffle_engine::{Engine, EngineOptions, Session, fill_prefix, store_prefix};
 use riffle_kv::{DiskTier, KvTiers, PrefixCache};
 
-use crate::testing::go_on;
+use crate::testing::{bits, go_on, write};
 
 fn engine(options: EngineOptions) -> Arc<Engine> {
     let model = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../model/tests/vectors/dense/gemma4_text");
@@ -28,19 +28,6 @@ fn prompt(length: usize) -> Vec<u32> {
     (0..length).map(|i| ((i * 17 + i / 7) % 31) as u32).collect()
 }
 
-fn bits(logits: &[f32]) -> Vec<u32> {
-    logits.iter().map(|logit| logit.to_bits()).collect()
-}
-
-/// Bits of the logits after each of some more tokens.
-fn write(session: &mut Session, count: u32) -> Vec<Vec<u32>> {
-    let written = (0..count).map(|token| {
-        session.advance(token % 31).unwrap();
-        bits(session.logits())
-    });
-    written.collect()
-}
-
 #[test]
 fn answers_are_the_same_to_the_bit_wherever_pages_lie_and_however_tokens_come() {
     let folder = tempfile::tempdir().unwrap();
@@ -54,14 +41,14 @@ fn answers_are_the_same_to_the_bit_wherever_pages_lie_and_however_tokens_come() 
     let resident = engine(options());
     let mut here = Session::new(&resident).unwrap();
     here.prefill(&tokens, &mut go_on).unwrap();
-    let expected = write(&mut here, 24);
+    let expected = write(&mut here, 0..24);
 
     let offloaded = engine(options().with_kv_tiers(tiers));
     let mut there = Session::new(&offloaded).unwrap();
     for part in tokens.chunks(150) {
         there.prefill(part, &mut go_on).unwrap();
     }
-    assert!(write(&mut there, 24) == expected, "pages on disk");
+    assert!(write(&mut there, 0..24) == expected, "pages on disk");
     assert!(there.sequence().usage().bytes_by_tier.disk > 0);
 
     // Tokens that are verified together have the bits of single steps.
@@ -90,12 +77,12 @@ fn a_session_in_a_file_a_fork_and_a_beginning_on_disk_go_on_to_the_bit() {
     fill_prefix(filled.sequence_mut(), &cache, &tokens).unwrap();
     assert_eq!(filled.sequence().tokens().len(), 299);
     filled.prefill(&tokens[299..], &mut go_on).unwrap();
-    let expected = write(&mut session, 10);
+    let expected = write(&mut session, 0..10);
     for (name, other) in [
         ("restored", &mut restored),
         ("forked", &mut fork),
         ("filled", &mut filled),
     ] {
-        assert!(write(other, 10) == expected, "{name}");
+        assert!(write(other, 0..10) == expected, "{name}");
     }
 }

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::testing::{fixture, go_on, prompt};
+use crate::testing::{bits, fixture, go_on, prompt};
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};
@@ -97,10 +97,6 @@ fn options(format: Format, setting: usize) -> EngineOptions {
 /// Devices read pages of whole steps of 64 tokens.
 fn page_tokens(device: &Option<Gpu>) -> usize {
     if device.is_some() { 64 } else { 32 }
-}
-
-fn bits(logits: &[f32]) -> Bits {
-    logits.iter().map(|logit| logit.to_bits()).collect()
 }
 
 /// A group of sequences on one engine.

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::testing::{fixture, go_on, largest_difference};
+use crate::testing::{fixture, go_on, largest_difference, read};
 use riffle_attention::Format;
 use riffle_engine::{
     Engine, EngineOptions, Event, GenerateOptions, Generation, Request, SamplingOptions, Scheduler, SchedulerOptions,
@@ -80,12 +80,6 @@ fn long_model_under(folder: &Path, options: EngineOptions) -> (Arc<Engine>, Vec<
     let text = "The keeper of the light wrote down what he saw. ".repeat(20);
     let tokens = engine.tokenizer().unwrap().encode(&text, true).unwrap();
     (engine, tokens)
-}
-
-fn read(engine: &Arc<Engine>, tokens: &[u32]) -> Session {
-    let mut session = Session::new(engine).unwrap();
-    session.prefill(tokens, &mut go_on).unwrap();
-    session
 }
 
 #[test]

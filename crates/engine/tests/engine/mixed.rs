@@ -11,7 +11,7 @@ use riffle_kv::{DiskTier, KvTiers, PrefixCache};
 use riffle_policy::PolicySpec;
 use tempfile::TempDir;
 
-use crate::testing::{go_on, made, prompt};
+use crate::testing::{bits, go_on, made, prompt, write};
 
 fn options(format: Format) -> EngineOptions {
     EngineOptions::default()
@@ -34,20 +34,16 @@ fn engine(model: &TempDir, options: EngineOptions) -> Arc<Engine> {
     Engine::load(model.path(), options).unwrap()
 }
 
-fn bits(session: &Session) -> Vec<u32> {
-    session.logits().iter().map(|logit| logit.to_bits()).collect()
-}
-
 /// Bits of the logits after a prompt in parts and after each token that follows.
 fn read(session: &mut Session, tokens: &[u32], written: u32) -> Vec<Vec<u32>> {
     let mut found = Vec::new();
     for part in tokens.chunks(tokens.len().div_ceil(3)) {
         session.prefill(part, &mut go_on).unwrap();
-        found.push(bits(session));
+        found.push(bits(session.logits()));
     }
     for token in 0..written {
         session.advance(token).unwrap();
-        found.push(bits(session));
+        found.push(bits(session.logits()));
     }
     found
 }
@@ -125,15 +121,6 @@ fn answers_are_the_same_to_the_bit_wherever_pages_lie_and_within_the_plan() {
     }
 }
 
-/// Bits of the logits after each of ten more tokens.
-fn write(session: &mut Session) -> Vec<Vec<u32>> {
-    let written = (0..10).map(|token| {
-        session.advance(token).unwrap();
-        bits(session)
-    });
-    written.collect()
-}
-
 #[test]
 fn a_session_in_a_file_a_fork_and_a_shorter_text_go_on_to_the_bit() {
     let (model, folder) = (model(), tempfile::tempdir().unwrap());
@@ -145,13 +132,13 @@ fn a_session_in_a_file_a_fork_and_a_shorter_text_go_on_to_the_bit() {
     session.sequence().save(&path).unwrap();
     let mut restored = Session::restore(&engine, &path).unwrap();
     let mut fork = session.fork().unwrap();
-    let expected = write(&mut session);
-    assert!(write(&mut restored) == expected && write(&mut fork) == expected);
+    let expected = write(&mut session, 0..10);
+    assert!(write(&mut restored, 0..10) == expected && write(&mut fork, 0..10) == expected);
     // Layers with a window keep so much before it that a session can go back a little.
     fork.truncate(290).unwrap();
     let mut short = Session::new(&engine).unwrap();
     short.prefill(&tokens[..290], &mut go_on).unwrap();
-    assert!(write(&mut fork) == write(&mut short));
+    assert!(write(&mut fork, 0..10) == write(&mut short, 0..10));
 }
 
 #[test]
@@ -169,7 +156,7 @@ fn beginnings_are_found_again_in_memory_and_on_disk() {
         fill_prefix(filled.sequence_mut(), &cache, &tokens).unwrap();
         assert_eq!(filled.sequence().tokens().len(), 299);
         filled.prefill(&tokens[299..], &mut go_on).unwrap();
-        assert!(write(&mut filled) == write(&mut session), "{format:?}");
+        assert!(write(&mut filled, 0..10) == write(&mut session, 0..10), "{format:?}");
     }
 }
 

@@ -9,7 +9,7 @@ use riffle_engine::{Engine, EngineOptions, Session, fill_prefix, prefix_cuts, st
 use riffle_kv::{DiskTier, KvTiers, PrefixCache};
 use tempfile::TempDir;
 
-use crate::testing::{device, go_on, made, prompt};
+use crate::testing::{bits, device, go_on, made, prompt, read, write};
 
 fn options(format: Format) -> EngineOptions {
     EngineOptions::default()
@@ -30,25 +30,6 @@ fn model() -> TempDir {
 
 fn engine(model: &TempDir, options: EngineOptions) -> Arc<Engine> {
     Engine::load(model.path(), options).unwrap()
-}
-
-fn bits(session: &Session) -> Vec<u32> {
-    session.logits().iter().map(|logit| logit.to_bits()).collect()
-}
-
-/// Bits of the logits after each of ten more tokens.
-fn write(session: &mut Session) -> Vec<Vec<u32>> {
-    let written = (0..10).map(|token| {
-        session.advance(token).unwrap();
-        bits(session)
-    });
-    written.collect()
-}
-
-fn read(engine: &Arc<Engine>, tokens: &[u32]) -> Session {
-    let mut session = Session::new(engine).unwrap();
-    session.prefill(tokens, &mut go_on).unwrap();
-    session
 }
 
 #[test]
@@ -128,8 +109,12 @@ fn a_session_in_a_file_a_fork_and_pages_on_disk_go_on_to_the_bit() {
     session.sequence().save(&path).unwrap();
     let mut restored = Session::restore(&here, &path).unwrap();
     let mut fork = session.fork().unwrap();
-    let expected = write(&mut session);
-    assert!(write(&mut restored) == expected && write(&mut fork) == expected && write(&mut far) == expected);
+    let expected = write(&mut session, 0..10);
+    assert!(
+        write(&mut restored, 0..10) == expected
+            && write(&mut fork, 0..10) == expected
+            && write(&mut far, 0..10) == expected
+    );
 }
 
 #[test]
@@ -139,22 +124,22 @@ fn going_back_gives_the_bits_from_before() {
     let tokens = prompt(330);
     let mut session = read(&engine, &tokens[..192]);
     session.prefill(&tokens[192..], &mut go_on).unwrap();
-    let before = bits(&session);
+    let before = bits(session.logits());
     // Some drafts are refused. The roll-back replays the inputs of the accepted ones.
     let checkpoint = session.sequence_mut().checkpoint().unwrap();
-    let steps = write(&mut session);
+    let steps = write(&mut session, 0..10);
     let missing = session.sequence_mut().roll_back(&checkpoint, 4).unwrap();
     assert!(missing.is_empty());
     for (token, expected) in (4..10).zip(&steps[4..]) {
         session.advance(token).unwrap();
-        assert!(bits(&session) == *expected, "token {token}");
+        assert!(bits(session.logits()) == *expected, "token {token}");
     }
     // To before the latest prompt, where the state is known, and to a place where it is not.
     for kept in [192, 100] {
         session.truncate(kept).unwrap();
         session.prefill(&tokens[kept..], &mut go_on).unwrap();
         if kept == 192 {
-            assert!(bits(&session) == before);
+            assert!(bits(session.logits()) == before);
         }
     }
     let whole = read(&engine, &tokens);
@@ -180,5 +165,5 @@ fn beginnings_are_found_again_with_their_states() {
     let found = filled.tokens().len();
     assert!(found >= 192, "{found}");
     filled.prefill(&tokens[found..], &mut go_on).unwrap();
-    assert!(bits(&filled) == bits(&session) && write(&mut filled) == write(&mut session));
+    assert!(bits(filled.logits()) == bits(session.logits()) && write(&mut filled, 0..10) == write(&mut session, 0..10));
 }

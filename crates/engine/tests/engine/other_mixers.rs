@@ -9,7 +9,7 @@ use riffle_kv::{DiskTier, KvTiers};
 use riffle_policy::PolicySpec;
 use safetensors::SafeTensors;
 
-use crate::testing::go_on;
+use crate::testing::{bits, go_on, read, write};
 
 /// One family of each kind: latent attention with and without a narrow query, a short convolution, Mamba2 before, beside and instead of
 /// attention in a layer.
@@ -64,25 +64,6 @@ fn on_disk(folder: &Path, options: EngineOptions) -> EngineOptions {
     options.with_kv_tiers(tiers)
 }
 
-fn bits(session: &Session) -> Vec<u32> {
-    session.logits().iter().map(|logit| logit.to_bits()).collect()
-}
-
-/// Bits of the logits after each of ten more tokens.
-fn write(session: &mut Session) -> Vec<Vec<u32>> {
-    let written = (3..13).map(|token| {
-        session.advance(token).unwrap();
-        bits(session)
-    });
-    written.collect()
-}
-
-fn read(engine: &Arc<Engine>, tokens: &[u32]) -> Session {
-    let mut session = Session::new(engine).unwrap();
-    session.prefill(tokens, &mut go_on).unwrap();
-    session
-}
-
 #[test]
 fn logits_are_those_of_transformers_whole_in_parts_and_token_by_token() {
     for name in FAMILIES {
@@ -120,16 +101,16 @@ fn files_forks_pages_on_disk_and_refused_drafts_go_on_to_the_bit() {
         let mut fork = session.fork().unwrap();
         // Drafts that are refused leave no trace.
         let checkpoint = fork.sequence_mut().checkpoint().unwrap();
-        let drafts = write(&mut fork);
+        let drafts = write(&mut fork, 3..13);
         assert!(fork.sequence_mut().roll_back(&checkpoint, 4).unwrap().is_empty());
         for (token, expected) in (7..13).zip(&drafts[4..]) {
             fork.advance(token).unwrap();
-            assert!(bits(&fork) == *expected, "{name}, token {token}");
+            assert!(bits(fork.logits()) == *expected, "{name}, token {token}");
         }
-        let expected = write(&mut session);
+        let expected = write(&mut session, 3..13);
         assert!(drafts == expected, "{name}, a fork");
-        assert!(write(&mut restored) == expected, "{name}, a file");
-        assert!(write(&mut far) == expected, "{name}, the disk");
+        assert!(write(&mut restored, 3..13) == expected, "{name}, a file");
+        assert!(write(&mut far, 3..13) == expected, "{name}, the disk");
     }
 }
 
@@ -152,10 +133,10 @@ fn policies_choose_over_latents_with_the_same_bits_wherever_they_lie() {
             let (mut near, mut far) = (read(&here, &tokens), read(&there, &tokens));
             assert!(far.sequence().usage().bytes_by_tier.disk > 0, "{name}");
             assert!(near.sequence().usage().bytes_by_tier.total() <= here.plan().kv_bytes);
-            let found = write(&mut near);
-            assert!(found == write(&mut far), "{name}: {prefill}, {decode}");
+            let found = write(&mut near, 3..13);
+            assert!(found == write(&mut far, 3..13), "{name}: {prefill}, {decode}");
             assert!(
-                found != write(&mut read(&full, &tokens)),
+                found != write(&mut read(&full, &tokens), 3..13),
                 "{name}: {decode} leaves nothing out"
             );
         }

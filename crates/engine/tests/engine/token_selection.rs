@@ -13,7 +13,7 @@ use riffle_engine::{
 use riffle_kv::DiskTier;
 use safetensors::SafeTensors;
 
-use crate::testing::{fixture, go_on, largest_difference, prompt};
+use crate::testing::{fixture, go_on, largest_difference, prompt, read};
 
 const CASES: [&str; 3] = [
     "group2-dim64-linear-bf16",
@@ -43,12 +43,6 @@ fn model(case: &str) -> PathBuf {
 
 fn small_engine(options: EngineOptions) -> Arc<Engine> {
     Engine::load(model(CASES[0]), options).unwrap()
-}
-
-fn read(engine: &Arc<Engine>, tokens: &[u32]) -> Session {
-    let mut session = Session::new(engine).unwrap();
-    session.prefill(tokens, &mut go_on).unwrap();
-    session
 }
 
 /// Logits after each of some generated tokens.

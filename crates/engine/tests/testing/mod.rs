@@ -5,7 +5,7 @@
 pub mod device;
 pub mod made;
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,6 +14,27 @@ use riffle_engine::{Engine, EngineOptions, PrefillProgress, Session};
 pub use riffle_testing::{fixture, largest_difference};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
+
+/// The bits of logits, which tests compare.
+pub fn bits(logits: &[f32]) -> Vec<u32> {
+    logits.iter().map(|logit| logit.to_bits()).collect()
+}
+
+/// A session that has read the tokens.
+pub fn read(engine: &Arc<Engine>, tokens: &[u32]) -> Session {
+    let mut session = Session::new(engine).unwrap();
+    session.prefill(tokens, &mut go_on).unwrap();
+    session
+}
+
+/// Bits of the logits after each of some more tokens.
+pub fn write(session: &mut Session, tokens: Range<u32>) -> Vec<Vec<u32>> {
+    let written = tokens.map(|token| {
+        session.advance(token).unwrap();
+        bits(session.logits())
+    });
+    written.collect()
+}
 
 /// A random model with two query heads to a KV head, on an f32 cache.
 pub fn small_engine(options: EngineOptions) -> Arc<Engine> {

@@ -5,6 +5,8 @@ use std::ops::ControlFlow;
 use riffle_engine::{Checkpoint, Runner, Sequence, Work};
 use riffle_policy::Phase;
 
+use crate::testing::bits;
+
 /// The policies and window of a sequence.
 #[derive(Debug)]
 pub(super) struct Setting {
@@ -142,10 +144,6 @@ impl Member {
         }
         self.is_disturbed &= !self.sequence.tokens().is_empty();
     }
-}
-
-pub(super) fn bits(logits: &[f32]) -> Vec<u32> {
-    logits.iter().map(|logit| logit.to_bits()).collect()
 }
 
 /// Reads tokens without faults and returns the logits of each.
