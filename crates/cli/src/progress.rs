@@ -60,46 +60,67 @@ impl PrefillDisplay {
     }
 }
 
-/// Progress of a measurement in cells, with the time left.
-pub(crate) struct StepDisplay {
+/// A bar of shares with a message; without a terminal a line now and then.
+struct Gauge {
     bar: ProgressBar,
     start: Instant,
     last_line: Instant,
 }
 
-impl StepDisplay {
-    pub(crate) fn new() -> Self {
-        let bar = ProgressBar::with_draw_target(Some(1000), ProgressDrawTarget::stderr_with_hz(8));
-        let style =
-            ProgressStyle::with_template("{bar:30} {percent}%  {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
-        bar.set_style(style);
+impl Gauge {
+    fn new() -> Self {
         let now = Instant::now();
         Self {
-            bar,
+            bar: share_bar(),
             start: now,
             last_line: now,
         }
     }
 
-    pub(crate) fn update(&mut self, step: &CellStep<'_>) {
-        let elapsed_s = self.start.elapsed().as_secs_f64();
-        let measured = step.done - step.found;
-        let left = if measured > 0.0 {
-            format!(", {:.0} s left", elapsed_s * (step.total - step.done) / measured)
+    /// The time left after `measured` of the work, with `left` still to do; empty before anything was measured.
+    fn time_left(&self, measured: f64, left: f64) -> String {
+        if measured > 0.0 {
+            format!(", {:.0} s left", self.start.elapsed().as_secs_f64() * left / measured)
         } else {
             String::new()
-        };
-        let message = format!("{} of {} cells{left}: {}", step.cells_done, step.cells, step.cell);
-        self.bar.set_position((1000.0 * step.done / step.total.max(1.0)) as u64);
-        self.bar.set_message(message.clone());
-        if self.bar.is_hidden() && self.last_line.elapsed() >= LINE_EVERY {
-            self.last_line = Instant::now();
-            console::note(message);
         }
     }
 
+    fn show(&mut self, share: f64, message: String, line: String) {
+        self.bar.set_position((1000.0 * share) as u64);
+        self.bar.set_message(message);
+        if self.bar.is_hidden() && self.last_line.elapsed() >= LINE_EVERY {
+            self.last_line = Instant::now();
+            console::note(line);
+        }
+    }
+}
+
+/// A bar of a thousand steps.
+fn share_bar() -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(1000), ProgressDrawTarget::stderr_with_hz(8));
+    let style =
+        ProgressStyle::with_template("{bar:30} {percent}%  {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
+    bar.set_style(style);
+    bar
+}
+
+/// Progress of a measurement in cells, with the time left.
+pub(crate) struct StepDisplay(Gauge);
+
+impl StepDisplay {
+    pub(crate) fn new() -> Self {
+        Self(Gauge::new())
+    }
+
+    pub(crate) fn update(&mut self, step: &CellStep<'_>) {
+        let left = self.0.time_left(step.done - step.found, step.total - step.done);
+        let message = format!("{} of {} cells{left}: {}", step.cells_done, step.cells, step.cell);
+        self.0.show(step.done / step.total.max(1.0), message.clone(), message);
+    }
+
     pub(crate) fn finish(&self) {
-        self.bar.finish_and_clear();
+        self.0.bar.finish_and_clear();
     }
 }
 
@@ -119,12 +140,8 @@ const RATE_OVER: Duration = Duration::from_secs(10);
 #[cfg(feature = "pull")]
 impl PullDisplay {
     pub(crate) fn new() -> Self {
-        let bar = ProgressBar::with_draw_target(Some(1000), ProgressDrawTarget::stderr_with_hz(8));
-        let style =
-            ProgressStyle::with_template("{bar:30} {percent}%  {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
-        bar.set_style(style);
         Self {
-            bar,
+            bar: share_bar(),
             last_line: Instant::now(),
             samples: VecDeque::new(),
         }
@@ -183,33 +200,18 @@ impl PullDisplay {
 }
 
 /// Progress of a file that is written tensor by tensor, or of chunks that are read.
-pub(crate) struct QuantizeDisplay {
-    bar: ProgressBar,
-    start: Instant,
-    last_line: Instant,
-}
+pub(crate) struct QuantizeDisplay(Gauge);
 
 impl QuantizeDisplay {
     pub(crate) fn new() -> Self {
-        let bar = ProgressBar::with_draw_target(Some(1000), ProgressDrawTarget::stderr_with_hz(8));
-        let style =
-            ProgressStyle::with_template("{bar:30} {percent}%  {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
-        bar.set_style(style);
-        let now = Instant::now();
-        Self {
-            bar,
-            start: now,
-            last_line: now,
-        }
+        Self(Gauge::new())
     }
 
     pub(crate) fn update(&mut self, progress: &riffle_quantize::QuantizeProgress<'_>) {
         let share = progress.done_bytes as f64 / progress.file_bytes.max(1) as f64;
         let (done, all) = (progress.done_tensors + 1, progress.tensors);
-        self.show(
-            share,
-            &format!("tensor {done} of {all}, {}", crate::shown::name(progress.tensor)),
-        );
+        let name = crate::shown::name(progress.tensor);
+        self.show(share, &format!("tensor {done} of {all}, {name}"));
     }
 
     /// Shows chunks that are read.
@@ -218,21 +220,12 @@ impl QuantizeDisplay {
     }
 
     fn show(&mut self, share: f64, message: &str) {
-        let elapsed_s = self.start.elapsed().as_secs_f64();
-        let left = if share > 0.0 {
-            format!(", {:.0} s left", elapsed_s * (1.0 - share) / share)
-        } else {
-            String::new()
-        };
-        self.bar.set_position((1000.0 * share) as u64);
-        self.bar.set_message(format!("{message}{left}"));
-        if self.bar.is_hidden() && self.last_line.elapsed() >= LINE_EVERY {
-            self.last_line = Instant::now();
-            console::note(format!("{:.0}%, {message}{left}", 100.0 * share));
-        }
+        let message = format!("{message}{}", self.0.time_left(share, 1.0 - share));
+        let line = format!("{:.0}%, {message}", 100.0 * share);
+        self.0.show(share, message, line);
     }
 
     pub(crate) fn finish(&self) {
-        self.bar.finish_and_clear();
+        self.0.bar.finish_and_clear();
     }
 }

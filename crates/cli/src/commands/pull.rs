@@ -23,7 +23,7 @@ pub(super) fn machine() -> Machine {
     }
 }
 
-/// Shows the models that have short names, those that fit this machine first.
+/// Shows the models that have short names. Models that fit this machine come first.
 fn list() -> Result<(), Failure> {
     let machine = machine();
     let fits = |memory: u64| memory <= machine.memory_bytes;
