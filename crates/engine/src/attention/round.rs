@@ -204,7 +204,7 @@ impl PlacedChunk<'_> {
         part.attention.complete(step, &self.chosen, partials, output)
     }
 
-    /// Its partials: those that go on are its sequence's `own`.
+    /// Its partials: in `own`, those of its sequence, if it goes on, and else in `of_round`.
     fn partials_of<'p>(&self, own: &'p mut [Partial], of_round: &'p mut [Partial]) -> &'p mut [Partial] {
         let all = if self.goes_on { own } else { of_round };
         &mut all[self.partials.clone()]

@@ -6,7 +6,7 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Position(pub(crate) usize);
 
-/// A token's number among those that the cache of its sequence holds. An endless window drops pages.
+/// The number of a token among the tokens in the cache of its sequence. An endless window drops pages, which lowers the numbers of later tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Slot(pub(crate) usize);
 

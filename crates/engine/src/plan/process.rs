@@ -65,7 +65,7 @@ impl ProcessPlan {
     }
 }
 
-/// Bytes this process may still use: what the system has available, within its control group's limit.
+/// Bytes this process may still use: the available memory of the system, and at most the rest of its control group's limit.
 pub fn available_memory_bytes() -> u64 {
     let mut system = sysinfo::System::new();
     system.refresh_memory();

@@ -122,7 +122,7 @@ impl Scheduler {
 }
 
 impl Running {
-    /// Counts the tokens that its sequence holds as those that were there when its prompt began to be read.
+    /// Counts all tokens of its sequence as reused: they were there before the reading of its prompt began.
     pub(super) fn count_reused(&mut self) {
         if let Stage::Reading { reused_tokens, .. } = &mut self.stage {
             *reused_tokens = self.sequence.tokens().len();

@@ -310,7 +310,7 @@ impl Session {
         self.take_last_logits()
     }
 
-    /// Reads tokens of an answer, or those that are drafted for it.
+    /// Reads tokens of an answer, or tokens that are drafted for it.
     fn read_generated(&mut self, what: &'static str, tokens: &[u32]) -> Result<(), EngineError> {
         check_room(&self.sequence, what, tokens.len())?;
         self.turn_for(self.tokens().len() + tokens.len())?;
