@@ -34,7 +34,7 @@ const LONG_SPELLINGS: [(&str, &str); 24] = [
 ];
 
 /// Options that riffle does not have, and what to do in their place.
-const REFUSED: [(&[&str], &str); 20] = [
+const REFUSED: [(&[&str], &str); 21] = [
     (
         &["--n-gpu-layers", "--gpu-layers"],
         "one device computes all layers: choose it with --device cpu or --device cuda",
@@ -98,8 +98,12 @@ const REFUSED: [(&[&str], &str); 20] = [
         "answers cannot be bound to a grammar",
     ),
     (
-        &["--lora", "--lora-scaled", "--control-vector"],
-        "adapters are not read: merge them into the model first",
+        &["--lora-scaled"],
+        "give an adapter's scale behind its path: --lora PATH=SCALE",
+    ),
+    (
+        &["--control-vector", "--control-vector-scaled"],
+        "control vectors are not read",
     ),
     (
         &["--model-draft", "--draft-max"],
@@ -218,6 +222,7 @@ mod tests {
             ("riffle run -m model -cnv", "riffle chat"),
             ("riffle run -hf someone/model", "--model"),
             ("riffle plan -m model --rope-freq-base 10000", "--rope-scaling"),
+            ("riffle run -m model -p x --lora-scaled adapter 0.5", "--lora PATH=SCALE"),
         ] {
             let line = refused(arguments).expect("refused");
             assert!(line.contains("is no option of riffle") && line.contains(part), "{line}");
