@@ -79,6 +79,14 @@ impl Origin {
         Ok(origin)
     }
 
+    /// The origin of what a sequence under these options holds, in files of this version.
+    pub(crate) fn of_sequence(engine: &Engine, options: &SequenceOptions, version: &str) -> Result<Self, EngineError> {
+        let mut origin = Self::of_pages(engine, options)?;
+        origin.add("--decode", rules_text(&options.decode));
+        origin.add("version", version.to_owned());
+        Ok(origin)
+    }
+
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let lines = self.parts.iter().map(|(name, value)| format!("{name}\t{value}\n"));
         lines.collect::<String>().into_bytes()
@@ -109,7 +117,7 @@ fn on(on: bool) -> &'static str {
 }
 
 /// All rules in full: their display counts them only.
-pub(crate) fn rules_text(rules: &PolicyRules) -> String {
+fn rules_text(rules: &PolicyRules) -> String {
     if rules.rules.is_empty() {
         rules.to_string()
     } else {

@@ -10,7 +10,7 @@ use riffle_policy::PolicySet;
 use serde::{Deserialize, Serialize};
 
 use crate::attention::{Auto, AutoState, Evicted, HeadSums, RollingWindow};
-use crate::origin::{Origin, rules_text};
+use crate::origin::Origin;
 use crate::sampler::SamplerState;
 use crate::sequence::LatestDraw;
 use crate::{Engine, EngineError, PairCount, Sequence, SequenceOptions};
@@ -73,7 +73,7 @@ impl Sequence {
             audit: attention.audit.as_ref().map(|audit| audit.sums.clone()),
         };
         let record = postcard::to_allocvec(&record).expect("a record holds nothing that cannot be written");
-        let origin = origin(&self.setting.engine, &self.setting.options)?.to_bytes();
+        let origin = Origin::of_sequence(&self.setting.engine, &self.setting.options, VERSION)?.to_bytes();
         Ok(attention.cache.save(path, &origin, &record)?)
     }
 
@@ -85,7 +85,7 @@ impl Sequence {
     pub fn restore(engine: &Arc<Engine>, pool: &PagePool, path: impl AsRef<Path>) -> Result<Self, EngineError> {
         let path = path.as_ref();
         let options = engine.options().sequence.clone();
-        let origin = origin(engine, &options)?;
+        let origin = Origin::of_sequence(engine, &options, VERSION)?;
         let saved_origin = KvCache::saved_identity(path)?;
         if let Some((what, now, saved)) = origin.difference(&saved_origin) {
             return Err(EngineError::ForeignSession {
@@ -167,14 +167,6 @@ fn take_record(sequence: &mut Sequence, record: Record) -> Result<bool, EngineEr
     };
     sequence.answer.logits = record.logits;
     Ok(true)
-}
-
-/// The origin of what a sequence under these options holds.
-fn origin(engine: &Engine, options: &SequenceOptions) -> Result<Origin, EngineError> {
-    let mut origin = Origin::of_pages(engine, options)?;
-    origin.add("--decode", rules_text(&options.decode));
-    origin.add("version", VERSION.to_owned());
-    Ok(origin)
 }
 
 /// Gives each policy its state; false where there are not as many states as policies.
