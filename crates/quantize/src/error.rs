@@ -81,7 +81,7 @@ pub enum QuantizeError {
         columns: usize,
     },
     /// A file that is no importance matrix, or a damaged one.
-    #[error("{} is not an importance matrix: {problem}", path.display())]
+    #[error("importance matrix {}: {problem}", path.display())]
     Importance {
         /// The file.
         path: PathBuf,

@@ -23,6 +23,20 @@ const RUN: [&str; 12] = [
     "--page-tokens",
     "16",
 ];
+/// Arguments of every run that writes logits.
+const LOGITS: [&str; 10] = [
+    "eval",
+    "logits",
+    "--tokens",
+    "ids.json",
+    "--out",
+    "logits.safetensors",
+    "--memory",
+    "48M",
+    "--threads",
+    "1",
+];
+const IDS: &str = "[3, 5, 7, 9, 2, 11]";
 const TEMPLATE: &str = "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}\
     {{ '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}{% endif %}\
     {{ '<|im_start|>' + message['role'] + '\\n' + message['content'] | trim + '<|im_end|>' + '\\n' }}{% endfor %}\
@@ -90,6 +104,59 @@ impl Subject {
         ] {
             subjects.push(Subject::gguf(root, name, &seeds.join(file)));
         }
+        let vectors = seeds.join("crates/model/tests/vectors");
+        for layout in [
+            "awq",
+            "fp8-channel",
+            "fp8-tensor",
+            "gptq",
+            "gptq-v2",
+            "int8",
+            "mlx",
+            "mxfp4",
+            "nvfp4",
+            "nvfp4-modelopt",
+            "packed",
+            "packed-order",
+        ] {
+            for (file, format) in [
+                ("model/model.safetensors", Format::Safetensors),
+                ("model/config.json", Format::Json),
+            ] {
+                let name = format!("{layout}, {}", &file[6..]);
+                subjects.push(Subject::of_logits(
+                    root,
+                    &name,
+                    &vectors.join("folders").join(layout),
+                    (file, format),
+                    &[],
+                ));
+            }
+        }
+        for (file, format) in [
+            ("model/model-00001-of-00002.safetensors", Format::Safetensors),
+            ("model/model.safetensors.index.json", Format::Json),
+        ] {
+            let name = format!("fp8-block, {}", &file[6..]);
+            subjects.push(Subject::of_logits(
+                root,
+                &name,
+                &vectors.join("folders/fp8-block"),
+                (file, format),
+                &[],
+            ));
+        }
+        for (file, format) in [
+            ("adapter/adapter_model.safetensors", Format::Safetensors),
+            ("adapter/adapter_config.json", Format::Json),
+            ("adapter/adapter.gguf", Format::Gguf),
+        ] {
+            let adapter = if format == Format::Gguf { file } else { "adapter" };
+            let more = ["--lora", adapter];
+            let subject = Subject::of_logits(root, file, &vectors.join("llama-0"), (file, format), &more);
+            subjects.push(subject);
+        }
+        subjects.push(Subject::importance(root));
         for (target, format) in [
             ("model/config.json", Format::Json),
             ("model/generation_config.json", Format::Json),
@@ -110,9 +177,7 @@ impl Subject {
         ));
         subjects.push(Subject::journal(root));
         subjects.push(Subject::record(root));
-        for subject in &mut subjects {
-            subject.learn_answer();
-        }
+        subjects.iter_mut().for_each(Subject::learn_answer);
         subjects
     }
 
@@ -152,22 +217,56 @@ impl Subject {
         }
     }
 
-    /// A GGUF file: its answer to a prompt where it has a tokenizer, its logits otherwise.
-    fn gguf(root: &Path, name: &str, file: &Path) -> Subject {
-        let logits = [
-            "eval",
-            "logits",
-            "--model",
-            "model.gguf",
-            "--tokens",
-            "ids.json",
-            "--out",
-            "logits.safetensors",
-            "--memory",
-            "48M",
+    /// The logits of a model in a folder, of which one file is damaged, or one of its adapter, for which `more` asks.
+    fn of_logits(
+        root: &Path,
+        name: &str,
+        model: &Path,
+        (target, format): (&'static str, Format),
+        more: &[&str],
+    ) -> Subject {
+        let arguments = [&LOGITS[..], &["--model", "model"], more].concat();
+        let mut subject = Subject::new(root, name, format, target, &arguments);
+        copy_folder(model, &subject.intact.join("model"));
+        if !more.is_empty() {
+            copy_folder(
+                &model.with_file_name("adapters").join("llama-all"),
+                &subject.intact.join("adapter"),
+            );
+        }
+        fs::write(subject.intact.join("ids.json"), IDS).expect("a file");
+        subject.answer = Answer::File("logits.safetensors");
+        subject
+    }
+
+    /// An importance matrix that a file is quantised by.
+    fn importance(root: &Path) -> Subject {
+        let arguments = [
+            "quantize",
+            "model",
+            "out.gguf",
+            "--imatrix",
+            "imatrix.gguf",
+            "--no-check",
             "--threads",
             "1",
         ];
+        let mut subject = Subject::new(root, "importance", Format::Gguf, "imatrix.gguf", &arguments);
+        copy_model(&subject.intact.join("model"));
+        fs::write(subject.intact.join("text.txt"), book(2000)).expect("a file");
+        let output = riffle()
+            .args(["calibrate", "--model", "model", "--imatrix", "imatrix.gguf", "text.txt"])
+            .current_dir(&subject.intact)
+            .output()
+            .expect("it runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        subject.answer = Answer::File("out.gguf");
+        subject
+    }
+
+    /// A GGUF file: its answer to a prompt where it has a tokenizer, its logits otherwise.
+    fn gguf(root: &Path, name: &str, file: &Path) -> Subject {
+        let logits = [&LOGITS[..], &["--model", "model.gguf"]].concat();
         let mut run = vec![
             "run",
             "--model",
@@ -182,7 +281,7 @@ impl Subject {
         let arguments: &[&str] = if has_text { &run } else { &logits };
         let mut subject = Subject::new(root, name, Format::Gguf, "model.gguf", arguments);
         fs::copy(file, subject.intact.join("model.gguf")).expect("a copy");
-        fs::write(subject.intact.join("ids.json"), "[3, 5, 7, 9, 2, 11]").expect("a file");
+        fs::write(subject.intact.join("ids.json"), IDS).expect("a file");
         if !has_text {
             subject.answer = Answer::File("logits.safetensors");
         }
