@@ -15,6 +15,8 @@ const LARGEST_FILE_BYTES: u64 = 1 << 30;
 /// Longest name in a file of the older format.
 const LARGEST_NAME_BYTES: usize = 256;
 
+/// The key that names the texts of a matrix.
+const DATASETS: &str = "imatrix.datasets";
 const SUMS: &str = ".in_sum2";
 const COUNTS: &str = ".counts";
 
@@ -108,7 +110,7 @@ impl ImportanceMatrix {
         }
         let entries = [
             GgufEntry::text("general.type", "imatrix"),
-            GgufEntry::texts("imatrix.datasets", self.datasets.iter().map(String::as_str)),
+            GgufEntry::texts(DATASETS, self.datasets.iter().map(String::as_str)),
             GgufEntry::count("imatrix.chunk_count", self.chunk_count),
             GgufEntry::count("imatrix.chunk_size", self.chunk_tokens),
         ];
@@ -172,14 +174,20 @@ fn from_gguf(source: &WeightSource) -> Result<ImportanceMatrix, Problem> {
             "it is a GGUF file of another kind: collect one with riffle calibrate",
         ));
     }
-    let count = |key: &str| source.value(key).and_then(GgufEntry::as_count).unwrap_or(0) as u32;
+    let wrong_type = |key: &str| Problem::Text(format!("the value of {key} has another type"));
+    let count = |key: &str| match source.value(key).map(GgufEntry::as_count) {
+        None => Ok(0),
+        Some(Some(count)) => u32::try_from(count).map_err(|_| wrong_type(key)),
+        Some(None) => Err(wrong_type(key)),
+    };
+    let datasets = match source.value(DATASETS).map(GgufEntry::as_texts) {
+        None => Vec::new(),
+        Some(datasets) => datasets.ok_or_else(|| wrong_type(DATASETS))?,
+    };
     let mut matrix = ImportanceMatrix {
-        chunk_count: count("imatrix.chunk_count"),
-        chunk_tokens: count("imatrix.chunk_size"),
-        datasets: source
-            .value("imatrix.datasets")
-            .map(GgufEntry::as_texts)
-            .unwrap_or_default(),
+        chunk_count: count("imatrix.chunk_count")?,
+        chunk_tokens: count("imatrix.chunk_size")?,
+        datasets,
         ..ImportanceMatrix::default()
     };
     let values = |name: &str| -> Result<Option<Vec<f32>>, Problem> {
@@ -202,6 +210,12 @@ fn from_gguf(source: &WeightSource) -> Result<ImportanceMatrix, Problem> {
         let sums = values(&tensor.info.name)?.unwrap_or_default();
         let counts = values(&format!("{name}{COUNTS}"))?;
         let counts = counts.ok_or_else(|| Problem::Text(format!("the counts of {name} are missing")))?;
+        // [matrices, inputs]
+        let matrices: usize = tensor.info.shape.iter().rev().skip(1).product();
+        if counts.len() != matrices {
+            let problem = format!("{name} has {} counts for {matrices} sums of inputs", counts.len());
+            return Err(Problem::Text(problem));
+        }
         matrix.tensors.insert(name.to_owned(), InputSquares { sums, counts });
     }
     Ok(matrix)

@@ -288,7 +288,7 @@ fn an_importance_matrix_comes_back_as_it_was_written() {
             .write(&model)
             .unwrap_err()
             .to_string()
-            .contains("importance matrix ")
+            .contains("is not an importance matrix")
     );
     let message = ImportanceMatrix::read(&model).unwrap_err().to_string();
     assert!(message.contains("a GGUF file of another kind"), "{message}");

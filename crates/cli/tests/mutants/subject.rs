@@ -107,10 +107,8 @@ impl Subject {
         let vectors = seeds.join("crates/model/tests/vectors");
         for layout in [
             "awq",
-            "fp8-channel",
             "fp8-tensor",
             "gptq",
-            "gptq-v2",
             "int8",
             "mlx",
             "mxfp4",

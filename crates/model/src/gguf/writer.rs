@@ -95,19 +95,17 @@ impl GgufEntry {
         std::str::from_utf8(text).ok()
     }
 
-    /// The texts of a list of texts; none of another value.
-    pub fn as_texts(&self) -> Vec<String> {
-        let mut texts = Vec::new();
+    /// The texts of a list of texts; `None` for another value.
+    pub fn as_texts(&self) -> Option<Vec<String>> {
         let is_list = self.kind == LIST && self.bytes.get(..4) == Some(&TEXT.to_le_bytes());
-        let mut rest = self.bytes.get(12..).filter(|_| is_list).unwrap_or_default();
+        let mut rest = self.bytes.get(12..).filter(|_| is_list)?;
+        let mut texts = Vec::new();
         while let Some((length, behind)) = rest.split_first_chunk() {
-            let Some((text, behind)) = behind.split_at_checked(u64::from_le_bytes(*length) as usize) else {
-                break;
-            };
+            let (text, behind) = behind.split_at_checked(u64::from_le_bytes(*length) as usize)?;
             texts.push(String::from_utf8_lossy(text).into_owned());
             rest = behind;
         }
-        texts
+        Some(texts)
     }
 
     /// The first count of a list of counts of 32 bits: some files give a number for each layer.
