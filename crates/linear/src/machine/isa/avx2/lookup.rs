@@ -3,7 +3,7 @@
 use core::arch::x86_64::*;
 
 use crate::LANES;
-use crate::quant::{Codes, Expanded, Mark, Quant, STRETCH, codes};
+use crate::quant::{Codes, Expanded, Mark, Quant, STRETCH};
 
 /// 64 bytes: four quants of 16 rows.
 type Group = [__m256i; 2];
@@ -23,18 +23,18 @@ pub(in crate::machine::isa) fn unpack<Q: Quant, const INDEX: usize>(block: &[u8]
             }
         }
         Codes::Fours(grid, mark) => {
-            let codes = codes::<Q>(block, INDEX);
-            for (group, entries) in codes.entries.iter().enumerate() {
-                let quants = fours(grid, entries);
-                expanded.quants[group] = marked(quants, mark, &codes.marks, group);
+            let marks = Q::marks(block, INDEX);
+            for group in 0..STRETCH / 4 {
+                let quants = fours(grid.entries, &Q::entries(block, INDEX, group));
+                expanded.quants[group] = marked(quants, mark, &marks, group);
             }
         }
         Codes::Eights(grid, mark) => {
-            let codes = codes::<Q>(block, INDEX);
-            for (pair, entries) in codes.entries[..STRETCH / 8].iter().enumerate() {
-                let [low, high] = eights(grid, entries);
-                expanded.quants[2 * pair] = marked(low, mark, &codes.marks, 2 * pair);
-                expanded.quants[2 * pair + 1] = marked(high, mark, &codes.marks, 2 * pair + 1);
+            let marks = Q::marks(block, INDEX);
+            for pair in 0..STRETCH / 8 {
+                let [low, high] = eights(grid.entries, &Q::entries(block, INDEX, pair));
+                expanded.quants[2 * pair] = marked(low, mark, &marks, 2 * pair);
+                expanded.quants[2 * pair + 1] = marked(high, mark, &marks, 2 * pair + 1);
             }
         }
     }
