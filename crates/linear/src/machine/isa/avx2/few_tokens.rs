@@ -36,7 +36,7 @@ macro_rules! few_token_kernels {
                     let mut expanded = Expanded::default();
                     Q::scales(block, INDEX, &halves, &mut expanded);
                     if const { Q::PIECES[0][0].is_none() } {
-                        unpack::<Q, INDEX>(block, &mut expanded);
+                        unpack::<Q, INDEX, TOKENS>(block, &mut expanded);
                     }
                     let mut activations = [&blocks[0][INDEX]; TOKENS];
                     for token in 0..TOKENS {
