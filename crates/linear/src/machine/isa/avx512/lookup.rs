@@ -5,10 +5,10 @@ use core::arch::x86_64::*;
 use crate::LANES;
 use crate::quant::{Codes, Expanded, Mark, Quant, STRETCH};
 
-/// The quants of stretch `INDEX`.
+/// The quants of stretch `INDEX`. The compiler inlines a function that has one caller: `CALLER` makes one for each.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) fn unpack<Q: Quant, const INDEX: usize>(block: &[u8], expanded: &mut Expanded) {
+pub(super) fn unpack<Q: Quant, const INDEX: usize, const CALLER: usize>(block: &[u8], expanded: &mut Expanded) {
     match const { Q::CODES } {
         Codes::Quants => Q::quants(block, INDEX, expanded),
         Codes::Values(table) => {

@@ -47,7 +47,7 @@ fn ahead_of_time<Q: Quant, const AMD: bool>(weights: &[u8], row: &[ActivationBlo
             } else if const { Q::SHAPE.halves && has_planes::<Q>() } {
                 masked_products::<Q, INDEX>(block, &activations[INDEX])
             } else {
-                unpack::<Q, INDEX>(block, &mut expanded);
+                if AMD { unpack::<Q, INDEX, 1>(block, &mut expanded) } else { unpack::<Q, INDEX, 0>(block, &mut expanded) }
                 products(&expanded, &activations[INDEX])
             };
             total = add_products::<Q>(products, &expanded, &activations[INDEX], total);

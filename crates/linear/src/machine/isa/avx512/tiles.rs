@@ -11,6 +11,9 @@ use super::{AHEAD_BYTES, Block, prefetch_far, widen_halves};
 use crate::LANES;
 use crate::quant::{ActivationBlock, Expanded, Quant, STRETCH, TILE_TOKENS, tile_rows};
 
+/// The caller of `unpack` whose tokens share what is unpacked, beside those of a tile's rows.
+const SHARED: usize = TILE_TOKENS + 1;
+
 /// Adds the products of one stretch with `ROWS` tokens to `$totals`; as many chains of sums run side by side as there are
 /// rows.
 ///
@@ -129,7 +132,7 @@ fn expand<Q: Quant>(weights: &[u8], expanded: &mut [Expanded]) {
         for_stretches!(Q, INDEX => {
             prefetch_far(share::<Q>(block, INDEX), AHEAD_BYTES);
             Q::scales(block, INDEX, &halves, &mut expanded[INDEX]);
-            unpack::<Q, INDEX>(block, &mut expanded[INDEX]);
+            unpack::<Q, INDEX, SHARED>(block, &mut expanded[INDEX]);
         });
     }
 }
@@ -198,7 +201,7 @@ fn unpacked<Q: Quant, const ROWS: usize>(weights: &[u8], rows: &[&[ActivationBlo
                 } else {
                     Q::scales(block, INDEX, &halves, &mut expanded);
                 }
-                unpack::<Q, INDEX>(block, &mut expanded);
+                unpack::<Q, INDEX, ROWS>(block, &mut expanded);
             });
             for row in 0..ROWS {
                 activations[row] = &tokens[row][index * (Q::WEIGHTS / STRETCH) + stretch];
