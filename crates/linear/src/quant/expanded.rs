@@ -45,8 +45,18 @@ pub(crate) fn words(block: &[u8], offset: usize, index: usize) -> &[u8; 4 * LANE
 /// Word `index` of 16 rows, of a field interleaved by words.
 #[inline(always)]
 pub(crate) fn row_words(block: &[u8], offset: usize, index: usize) -> [u32; LANES] {
-    let words = words(block, offset, index);
-    core::array::from_fn(|row| u32::from_le_bytes(words.as_chunks().0[row]))
+    let words = words(block, offset, index).as_chunks().0;
+    rows(|row| u32::from_le_bytes(words[row]))
+}
+
+/// A number for each of 16 rows. A loop, since the compiler keeps calls of [`core::array::from_fn`].
+#[inline(always)]
+pub(crate) fn rows(number: impl Fn(usize) -> u32) -> [u32; LANES] {
+    let mut numbers = [0; LANES];
+    for (row, to) in numbers.iter_mut().enumerate() {
+        *to = number(row);
+    }
+    numbers
 }
 
 /// Byte `index` of 16 rows, of a field interleaved by bytes.
@@ -62,7 +72,11 @@ pub(crate) type Halves = [[f32; LANES]; 2];
 #[inline(always)]
 pub(crate) fn half_bits(block: &[u8], offset: usize) -> [u16; LANES] {
     let pairs: &[u8; 2 * LANES] = array(&block[LANES * offset..]);
-    core::array::from_fn(|row| u16::from_le_bytes([pairs[2 * row], pairs[2 * row + 1]]))
+    let mut bits = [0; LANES];
+    for (row, to) in bits.iter_mut().enumerate() {
+        *to = u16::from_le_bytes([pairs[2 * row], pairs[2 * row + 1]]);
+    }
+    bits
 }
 
 /// The same binary16 in a row's own block.

@@ -1,8 +1,8 @@
 //! Blocks of 256 weights whose codes are places in a grid, with a sign for each weight: IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S.
 
-use super::expanded::{Expanded, Halves, bytes, half, row_words};
+use super::expanded::{Expanded, Halves, bytes, half, row_words, rows};
 use super::grids::{self, IQ3_S_CENTER};
-use super::lookup::{Codes, GridCodes, Mark};
+use super::lookup::{Codes, Mark};
 use super::{Field, Quant, Shape, field};
 use crate::LANES;
 
@@ -46,12 +46,15 @@ impl Quant for Iq2Xxs {
     }
 
     #[inline(always)]
-    fn codes(block: &[u8], stretch: usize, codes: &mut GridCodes) {
+    fn entries(block: &[u8], stretch: usize, code: usize) -> [u32; LANES] {
         let four = row_words(block, 2, 2 * stretch);
-        for (code, entries) in codes.entries[..4].iter_mut().enumerate() {
-            *entries = four.map(|four| four >> (8 * code) & 0xff);
-        }
-        codes.marks = row_words(block, 2, 2 * stretch + 1).map(signs_of_sevens);
+        rows(|row| four[row] >> (8 * code) & 0xff)
+    }
+
+    #[inline(always)]
+    fn marks(block: &[u8], stretch: usize) -> [u32; LANES] {
+        let words = row_words(block, 2, 2 * stretch + 1);
+        rows(|row| signs_of_sevens(words[row]))
     }
 
     fn dequantise(block: &[u8], weights: &mut [f32]) {
@@ -61,7 +64,7 @@ impl Quant for Iq2Xxs {
             let entries = weights.chunks_exact_mut(8).zip(&codes[..4]);
             for (entry, (weights, code)) in entries.enumerate() {
                 let signs = signs_of_sevens(word) >> (8 * entry);
-                let entry = grids::IQ2_XXS[usize::from(*code)];
+                let entry = grids::IQ2_XXS.entries[usize::from(*code)];
                 write(scale, signs, entry.to_le_bytes().map(around_128), weights);
             }
         }
@@ -83,24 +86,24 @@ impl Quant for Iq2Xs {
     }
 
     #[inline(always)]
-    fn codes(block: &[u8], stretch: usize, codes: &mut GridCodes) {
-        let mut sevens = [0; LANES];
-        for (code, entries) in codes.entries[..4].iter_mut().enumerate() {
-            let two = row_words(block, 2, 2 * stretch + code / 2);
-            for row in 0..LANES {
-                let pair = two[row] >> (16 * (code % 2));
-                entries[row] = pair & 511;
-                sevens[row] |= (pair >> 9 & 0x7f) << (7 * code);
-            }
-        }
-        codes.marks = sevens.map(signs_of_sevens);
+    fn entries(block: &[u8], stretch: usize, code: usize) -> [u32; LANES] {
+        let two = row_words(block, 2, 2 * stretch + code / 2);
+        rows(|row| two[row] >> (16 * (code % 2)) & 511)
+    }
+
+    #[inline(always)]
+    fn marks(block: &[u8], stretch: usize) -> [u32; LANES] {
+        let left = row_words(block, 2, 2 * stretch);
+        let right = row_words(block, 2, 2 * stretch + 1);
+        let sevens = |two: u32| two >> 9 & 0x7f | two >> 18 & 0x3f80;
+        rows(|row| signs_of_sevens(sevens(left[row]) | sevens(right[row]) << 14))
     }
 
     fn dequantise(block: &[u8], weights: &mut [f32]) {
         for (index, weights) in weights.chunks_exact_mut(8).enumerate() {
             let pair = u16::from_le_bytes([block[2 + 2 * index], block[3 + 2 * index]]);
             let scale = scale_of_half(block, 66, index / 2);
-            let entry = grids::IQ2_XS[usize::from(pair & 511)];
+            let entry = grids::IQ2_XS.entries[usize::from(pair & 511)];
             let signs = signs_of_sevens(u32::from(pair >> 9));
             write(scale, signs, entry.to_le_bytes().map(around_128), weights);
         }
@@ -128,21 +131,20 @@ impl Quant for Iq2S {
     }
 
     #[inline(always)]
-    fn codes(block: &[u8], stretch: usize, codes: &mut GridCodes) {
-        let high = bytes(block, 66, stretch);
-        for (code, entries) in codes.entries[..4].iter_mut().enumerate() {
-            let low = bytes(block, 2, 4 * stretch + code);
-            for row in 0..LANES {
-                entries[row] = u32::from(low[row]) | (u32::from(high[row]) >> (2 * code) & 3) << 8;
-            }
-        }
-        codes.marks = row_words(block, 34, stretch);
+    fn entries(block: &[u8], stretch: usize, code: usize) -> [u32; LANES] {
+        let (low, high) = (bytes(block, 2, 4 * stretch + code), bytes(block, 66, stretch));
+        rows(|row| u32::from(low[row]) | (u32::from(high[row]) >> (2 * code) & 3) << 8)
+    }
+
+    #[inline(always)]
+    fn marks(block: &[u8], stretch: usize) -> [u32; LANES] {
+        row_words(block, 34, stretch)
     }
 
     fn dequantise(block: &[u8], weights: &mut [f32]) {
         for (index, weights) in weights.chunks_exact_mut(8).enumerate() {
             let high = block[66 + index / 4] >> (2 * (index % 4)) & 3;
-            let entry = grids::IQ2_S[usize::from(block[2 + index]) | usize::from(high) << 8];
+            let entry = grids::IQ2_S.entries[usize::from(block[2 + index]) | usize::from(high) << 8];
             let signs = u32::from(block[34 + index]);
             let scale = scale_of_half(block, 74, index / 2);
             write(scale, signs, entry.to_le_bytes().map(around_128), weights);
@@ -168,18 +170,22 @@ impl Quant for Iq3Xxs {
     }
 
     #[inline(always)]
-    fn codes(block: &[u8], stretch: usize, codes: &mut GridCodes) {
-        for (code, entries) in codes.entries.iter_mut().enumerate() {
-            *entries = row_words(block, 2, 2 * stretch + code / 4).map(|four| four >> (8 * (code % 4)) & 0xff);
-        }
-        codes.marks = row_words(block, 66, stretch).map(signs_of_sevens);
+    fn entries(block: &[u8], stretch: usize, code: usize) -> [u32; LANES] {
+        let four = row_words(block, 2, 2 * stretch + code / 4);
+        rows(|row| four[row] >> (8 * (code % 4)) & 0xff)
+    }
+
+    #[inline(always)]
+    fn marks(block: &[u8], stretch: usize) -> [u32; LANES] {
+        let words = row_words(block, 66, stretch);
+        rows(|row| signs_of_sevens(words[row]))
     }
 
     fn dequantise(block: &[u8], weights: &mut [f32]) {
         for (index, weights) in weights.chunks_exact_mut(4).enumerate() {
             let word = word(&block[66 + 4 * (index / 8)..]);
             let scale = half(block, 0) * odd(word >> 28) * 0.25;
-            let entry = grids::IQ3_XXS[usize::from(block[2 + index])];
+            let entry = grids::IQ3_XXS.entries[usize::from(block[2 + index])];
             let signs = signs_of_sevens(word) >> (4 * (index % 8));
             write(scale, signs, entry.to_le_bytes().map(around_128), weights);
         }
@@ -213,23 +219,25 @@ impl Quant for Iq3S {
     }
 
     #[inline(always)]
-    fn codes(block: &[u8], stretch: usize, codes: &mut GridCodes) {
+    fn entries(block: &[u8], stretch: usize, code: usize) -> [u32; LANES] {
+        let low = row_words(block, 2, 2 * stretch + code / 4);
         let high = row_words(block, 66, stretch / 4);
-        for (code, entries) in codes.entries.iter_mut().enumerate() {
-            let low = row_words(block, 2, 2 * stretch + code / 4);
-            for row in 0..LANES {
-                let top = high[row] >> (8 * (stretch % 4) + code) & 1;
-                entries[row] = low[row] >> (8 * (code % 4)) & 0xff | top << 8;
-            }
-        }
-        codes.marks = row_words(block, 74, stretch);
+        rows(|row| {
+            let top = high[row] >> (8 * (stretch % 4) + code) & 1;
+            low[row] >> (8 * (code % 4)) & 0xff | top << 8
+        })
+    }
+
+    #[inline(always)]
+    fn marks(block: &[u8], stretch: usize) -> [u32; LANES] {
+        row_words(block, 74, stretch)
     }
 
     fn dequantise(block: &[u8], weights: &mut [f32]) {
         for (index, weights) in weights.chunks_exact_mut(4).enumerate() {
             let pair = block[106 + index / 16] >> (4 * (index / 8 % 2)) & 15;
             let high = block[66 + index / 8] >> (index % 8) & 1;
-            let entry = grids::IQ3_S[usize::from(block[2 + index]) | usize::from(high) << 8];
+            let entry = grids::IQ3_S.entries[usize::from(block[2 + index]) | usize::from(high) << 8];
             let signs = u32::from(block[74 + index / 2] >> (4 * (index % 2)));
             let scale = half(block, 0) * odd(u32::from(pair));
             write(

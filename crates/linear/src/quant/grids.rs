@@ -2,34 +2,87 @@
 
 use super::grid_codes;
 
+/// The entries of a grid, in two forms.
+#[derive(Debug)]
+pub(crate) struct Grid<Entry: 'static, Places> {
+    /// The bytes of an entry are its quants, the first in the low bits. The length is a power of two.
+    pub(crate) entries: &'static [Entry],
+    /// The place of each quant of an entry among `values`.
+    pub(crate) places: Places,
+    /// Quants by place; grids of four values hold these twice.
+    pub(crate) values: [u8; 8],
+}
+
+/// Entries of four quants, whose places have three bits each.
+pub(crate) type FourGrid = Grid<u32, &'static [u16]>;
+/// Entries of eight quants, whose places have two bits each: bytes for the first four, and for the last four.
+pub(crate) type EightGrid = Grid<u64, [&'static [u8]; 2]>;
+
 /// IQ3_XXS: quants around 128.
-pub(crate) static IQ3_XXS: [u32; 256] = fours(grid_codes::IQ3_XXS, 128, [4, 12, 20, 28, 36, 44, 52, 62]);
+pub(crate) static IQ3_XXS: FourGrid = Grid {
+    entries: &fours(grid_codes::IQ3_XXS, IQ3_XXS_VALUES),
+    places: &grid_codes::IQ3_XXS,
+    values: IQ3_XXS_VALUES,
+};
 /// IQ3_S: quants around [`IQ3_S_CENTER`].
-pub(crate) static IQ3_S: [u32; 512] = fours(grid_codes::IQ3_S, IQ3_S_CENTER, [1, 3, 5, 7, 9, 11, 13, 15]);
+pub(crate) static IQ3_S: FourGrid = Grid {
+    entries: &fours(grid_codes::IQ3_S, IQ3_S_VALUES),
+    places: &grid_codes::IQ3_S,
+    values: IQ3_S_VALUES,
+};
 /// IQ2_XXS: quants around 128.
-pub(crate) static IQ2_XXS: [u64; 256] = eights(grid_codes::IQ2_XXS, IQ2_VALUES);
+pub(crate) static IQ2_XXS: EightGrid = Grid {
+    entries: &eights(grid_codes::IQ2_XXS, IQ2_VALUES),
+    places: [&bytes(grid_codes::IQ2_XXS, 0), &bytes(grid_codes::IQ2_XXS, 8)],
+    values: IQ2_VALUES,
+};
 /// IQ2_XS.
-pub(crate) static IQ2_XS: [u64; 512] = eights(grid_codes::IQ2_XS, IQ2_VALUES);
+pub(crate) static IQ2_XS: EightGrid = Grid {
+    entries: &eights(grid_codes::IQ2_XS, IQ2_VALUES),
+    places: [&bytes(grid_codes::IQ2_XS, 0), &bytes(grid_codes::IQ2_XS, 8)],
+    values: IQ2_VALUES,
+};
 /// IQ2_S.
-pub(crate) static IQ2_S: [u64; 1024] = eights(grid_codes::IQ2_S, IQ2_VALUES);
+pub(crate) static IQ2_S: EightGrid = Grid {
+    entries: &eights(grid_codes::IQ2_S, IQ2_VALUES),
+    places: [&bytes(grid_codes::IQ2_S, 0), &bytes(grid_codes::IQ2_S, 8)],
+    values: IQ2_VALUES,
+};
 /// IQ1_S and IQ1_M: eighths around [`IQ1_CENTER`], each plus one.
-pub(crate) static IQ1: [u64; 2048] = eights(grid_codes::IQ1_S, [IQ1_CENTER - 7, IQ1_CENTER + 1, IQ1_CENTER + 9, 0]);
+pub(crate) static IQ1: EightGrid = Grid {
+    entries: &eights(grid_codes::IQ1_S, IQ1_VALUES),
+    places: [&bytes(grid_codes::IQ1_S, 0), &bytes(grid_codes::IQ1_S, 8)],
+    values: IQ1_VALUES,
+};
 
 /// The center of IQ3_S.
 pub(crate) const IQ3_S_CENTER: u8 = 16;
 /// The center of IQ1_S and IQ1_M.
 pub(crate) const IQ1_CENTER: u8 = 16;
 
-const IQ2_VALUES: [u8; 4] = [128 + 8, 128 + 25, 128 + 43, 0];
+const IQ3_XXS_VALUES: [u8; 8] = around(128, [4, 12, 20, 28, 36, 44, 52, 62]);
+const IQ3_S_VALUES: [u8; 8] = around(IQ3_S_CENTER, [1, 3, 5, 7, 9, 11, 13, 15]);
+const IQ2_VALUES: [u8; 8] = around(128, [8, 25, 43, 0, 8, 25, 43, 0]);
+const IQ1_VALUES: [u8; 8] = around(IQ1_CENTER - 7, [0, 8, 16, 0, 0, 8, 16, 0]);
+
+const fn around(center: u8, magnitudes: [u8; 8]) -> [u8; 8] {
+    let mut quants = magnitudes;
+    let mut place = 0;
+    while place < 8 {
+        quants[place] += center;
+        place += 1;
+    }
+    quants
+}
 
 /// Entries of four values of three bits.
-const fn fours<const COUNT: usize>(codes: [u16; COUNT], center: u8, values: [u8; 8]) -> [u32; COUNT] {
+const fn fours<const COUNT: usize>(codes: [u16; COUNT], quants: [u8; 8]) -> [u32; COUNT] {
     let mut grid = [0; COUNT];
     let mut index = 0;
     while index < COUNT {
         let mut place = 0;
         while place < 4 {
-            let quant = center + values[(codes[index] >> (3 * place) & 7) as usize];
+            let quant = quants[(codes[index] >> (3 * place) & 7) as usize];
             grid[index] |= (quant as u32) << (8 * place);
             place += 1;
         }
@@ -39,7 +92,7 @@ const fn fours<const COUNT: usize>(codes: [u16; COUNT], center: u8, values: [u8;
 }
 
 /// Entries of eight values of two bits.
-const fn eights<const COUNT: usize>(codes: [u16; COUNT], quants: [u8; 4]) -> [u64; COUNT] {
+const fn eights<const COUNT: usize>(codes: [u16; COUNT], quants: [u8; 8]) -> [u64; COUNT] {
     let mut grid = [0; COUNT];
     let mut index = 0;
     while index < COUNT {
@@ -52,4 +105,15 @@ const fn eights<const COUNT: usize>(codes: [u16; COUNT], quants: [u8; 4]) -> [u6
         index += 1;
     }
     grid
+}
+
+/// Eight bits of each entry's places.
+const fn bytes<const COUNT: usize>(codes: [u16; COUNT], shift: u32) -> [u8; COUNT] {
+    let mut places = [0; COUNT];
+    let mut index = 0;
+    while index < COUNT {
+        places[index] = (codes[index] >> shift) as u8;
+        index += 1;
+    }
+    places
 }

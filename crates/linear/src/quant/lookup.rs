@@ -1,9 +1,8 @@
 //! Formats whose blocks hold codes: a table says which quants a code stands for.
 
 use super::expanded::Expanded;
-use super::grids::IQ1_CENTER;
+use super::grids::{EightGrid, FourGrid, IQ1_CENTER};
 use super::{Quant, STRETCH};
-use crate::LANES;
 
 /// How the bits of a block become quants.
 #[derive(Debug, Clone, Copy)]
@@ -12,10 +11,10 @@ pub(crate) enum Codes {
     Quants,
     /// Each quant has a code of four bits, its place in the table.
     Values(&'static [u8; 16]),
-    /// Four quants share a code: the bytes of an entry, the first in the low bits. The length is a power of two.
-    Fours(&'static [u32], Mark),
+    /// Four quants share a code, the number of an entry.
+    Fours(&'static FourGrid, Mark),
     /// Eight quants share a code.
-    Eights(&'static [u64], Mark),
+    Eights(&'static EightGrid, Mark),
 }
 
 impl Codes {
@@ -53,11 +52,19 @@ impl Codes {
         match self {
             Codes::Quants | Codes::Values(_) => None,
             Codes::Fours(grid, mark) => values(
-                &grid.iter().flat_map(|entry| entry.to_le_bytes()).collect::<Vec<u8>>(),
+                &grid
+                    .entries
+                    .iter()
+                    .flat_map(|entry| entry.to_le_bytes())
+                    .collect::<Vec<u8>>(),
                 *mark,
             ),
             Codes::Eights(grid, mark) => values(
-                &grid.iter().flat_map(|entry| entry.to_le_bytes()).collect::<Vec<u8>>(),
+                &grid
+                    .entries
+                    .iter()
+                    .flat_map(|entry| entry.to_le_bytes())
+                    .collect::<Vec<u8>>(),
                 *mark,
             ),
         }
@@ -69,25 +76,6 @@ impl Mark {
         match self {
             Mark::NegatedAround(twice) => twice.wrapping_sub(quant),
             Mark::TwoLess => quant.wrapping_sub(2),
-        }
-    }
-}
-
-/// Codes of a stretch of 16 rows, for formats with grids.
-#[derive(Debug, Clone, Copy)]
-#[repr(C, align(64))]
-pub(crate) struct GridCodes {
-    /// `[code of the stretch, row]`: eight for grids of four quants, four for grids of eight.
-    pub(crate) entries: [[u32; LANES]; STRETCH / 4],
-    /// A bit for each weight of a row's stretch.
-    pub(crate) marks: [u32; LANES],
-}
-
-impl Default for GridCodes {
-    fn default() -> GridCodes {
-        GridCodes {
-            entries: [[0; LANES]; STRETCH / 4],
-            marks: [0; LANES],
         }
     }
 }
@@ -104,34 +92,26 @@ pub(crate) fn look_up<Q: Quant>(block: &[u8], stretch: usize, expanded: &mut Exp
             }
         }
         Codes::Fours(grid, mark) => {
-            let codes = codes::<Q>(block, stretch);
-            for (group, entries) in codes.entries.iter().enumerate() {
-                for (row, entry) in entries.iter().enumerate() {
-                    let four = grid[*entry as usize % grid.len()].to_le_bytes();
-                    set(group, row, four, mark, codes.marks[row], expanded);
+            let marks = Q::marks(block, stretch);
+            for group in 0..STRETCH / 4 {
+                for (row, entry) in Q::entries(block, stretch, group).iter().enumerate() {
+                    let four = grid.entries[*entry as usize % grid.entries.len()].to_le_bytes();
+                    set(group, row, four, mark, marks[row], expanded);
                 }
             }
         }
         Codes::Eights(grid, mark) => {
-            let codes = codes::<Q>(block, stretch);
-            for (pair, entries) in codes.entries[..STRETCH / 8].iter().enumerate() {
-                for (row, entry) in entries.iter().enumerate() {
-                    let eight = grid[*entry as usize % grid.len()].to_le_bytes();
+            let marks = Q::marks(block, stretch);
+            for pair in 0..STRETCH / 8 {
+                for (row, entry) in Q::entries(block, stretch, pair).iter().enumerate() {
+                    let eight = grid.entries[*entry as usize % grid.entries.len()].to_le_bytes();
                     let (low, high) = (eight.as_chunks().0[0], eight.as_chunks().0[1]);
-                    set(2 * pair, row, low, mark, codes.marks[row], expanded);
-                    set(2 * pair + 1, row, high, mark, codes.marks[row], expanded);
+                    set(2 * pair, row, low, mark, marks[row], expanded);
+                    set(2 * pair + 1, row, high, mark, marks[row], expanded);
                 }
             }
         }
     }
-}
-
-/// The codes of a stretch.
-#[inline(always)]
-pub(crate) fn codes<Q: Quant>(block: &[u8], stretch: usize) -> GridCodes {
-    let mut codes = GridCodes::default();
-    Q::codes(block, stretch, &mut codes);
-    codes
 }
 
 /// Sets four quants of a row, some of them marked.

@@ -30,14 +30,16 @@ pub(crate) use grid_blocks::{Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
 pub(crate) use group_blocks::Group;
 pub(crate) use k_blocks::{Q2K, Q3K, Q4K, Q5K, Q6K};
 pub(crate) use layout::{decode, first_not_finite, pack, row_into, unpack};
-pub(crate) use lookup::{Codes, GridCodes, look_up};
 #[cfg(target_arch = "x86_64")]
-pub(crate) use lookup::{Mark, codes};
+pub(crate) use lookup::Mark;
+pub(crate) use lookup::{Codes, look_up};
 pub(crate) use multiply::multiply;
 pub(crate) use plain_blocks::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 pub(crate) use planes::Pieces;
 pub(crate) use ternary_blocks::{Iq1M, Iq1S, Q1_0, Q2_0, Tq1_0, Tq2_0};
 pub(crate) use value_blocks::{Iq4Nl, Iq4Xs, Mxfp4, Nvfp4};
+
+use crate::LANES;
 
 /// Weights that share a scale with the activations: every block is a whole number of these.
 pub(crate) const STRETCH: usize = 32;
@@ -135,7 +137,7 @@ pub(crate) trait Quant: Copy + Send + Sync + 'static {
     /// The places of the planes of a block of 256, and what they hold of each stretch.
     const PLANES: usize = 0;
     const PIECES: Pieces = planes::NONE;
-    /// How `quants` become those of `SHAPE`; formats with a grid have `codes` instead.
+    /// How `quants` become those of `SHAPE`; formats with a grid have `entries` and `marks` instead.
     const CODES: Codes = Codes::Quants;
 
     /// The format as data.
@@ -150,9 +152,17 @@ pub(crate) trait Quant: Copy + Send + Sync + 'static {
         planes::quants::<Self>(block, stretch, expanded);
     }
 
-    /// The codes of that stretch in a grid.
+    /// Code `code` of that stretch, a number of an entry, for each row: of eight codes in grids of four quants, of four in grids of eight.
     #[inline(always)]
-    fn codes(_block: &[u8], _stretch: usize, _codes: &mut GridCodes) {}
+    fn entries(_block: &[u8], _stretch: usize, _code: usize) -> [u32; LANES] {
+        [0; LANES]
+    }
+
+    /// A bit for each weight of each row's stretch: a mark, which changes the quant of the entry.
+    #[inline(always)]
+    fn marks(_block: &[u8], _stretch: usize) -> [u32; LANES] {
+        [0; LANES]
+    }
 
     /// Scales and quants in plain code.
     #[inline(always)]

@@ -1,8 +1,8 @@
 //! Blocks of one and two bits a weight: IQ1_S, IQ1_M, TQ1_0, TQ2_0, Q1_0, Q2_0.
 
-use super::expanded::{Expanded, Halves, bytes, half, half_bits, row_words, words};
+use super::expanded::{Expanded, Halves, bytes, half, half_bits, row_words, rows, words};
 use super::grids::{self, IQ1_CENTER};
-use super::lookup::{Codes, GridCodes, Mark};
+use super::lookup::{Codes, Mark};
 use super::planes::{Pieces, side_by_side};
 use super::{Field, Quant, Shape, field};
 use crate::LANES;
@@ -55,15 +55,15 @@ impl Quant for Iq1S {
     }
 
     #[inline(always)]
-    fn codes(block: &[u8], stretch: usize, codes: &mut GridCodes) {
-        let words = half_bits(block, 34 + 2 * stretch).map(u32::from);
-        for (code, entries) in codes.entries[..4].iter_mut().enumerate() {
-            let low = bytes(block, 2, 4 * stretch + code);
-            for row in 0..LANES {
-                entries[row] = u32::from(low[row]) | (words[row] >> (3 * code) & 7) << 8;
-            }
-        }
-        codes.marks = words.map(|word| (word >> 15).wrapping_neg());
+    fn entries(block: &[u8], stretch: usize, code: usize) -> [u32; LANES] {
+        let (low, words) = (bytes(block, 2, 4 * stretch + code), half_bits(block, 34 + 2 * stretch));
+        rows(|row| u32::from(low[row]) | (u32::from(words[row]) >> (3 * code) & 7) << 8)
+    }
+
+    #[inline(always)]
+    fn marks(block: &[u8], stretch: usize) -> [u32; LANES] {
+        let words = half_bits(block, 34 + 2 * stretch);
+        rows(|row| (u32::from(words[row]) >> 15).wrapping_neg())
     }
 
     fn dequantise(block: &[u8], weights: &mut [f32]) {
@@ -91,29 +91,33 @@ impl Quant for Iq1M {
 
     #[inline(always)]
     fn scales(block: &[u8], stretch: usize, halves: &Halves, expanded: &mut Expanded) {
-        let words = [0, 1, 2].map(|word| half_bits(block, 50 + 2 * word));
-        for part in 0..2 {
-            for row in 0..LANES {
-                let bits = arranged_scale(2 * stretch + part, words.map(|word| word[row]));
-                expanded.scales[part][row] = halves[0][row] * odd(bits) * 0.125;
-            }
+        let (a, b, c) = (half_bits(block, 50), half_bits(block, 52), half_bits(block, 54));
+        let bits = |index: usize| rows(|row| arranged_scale(index, [a[row], b[row], c[row]]).into());
+        let (first, second) = (bits(2 * stretch), bits(2 * stretch + 1));
+        for row in 0..LANES {
+            expanded.scales[0][row] = halves[0][row] * odd(first[row] as u16) * 0.125;
+        }
+        for row in 0..LANES {
+            expanded.scales[1][row] = halves[0][row] * odd(second[row] as u16) * 0.125;
         }
     }
 
     #[inline(always)]
-    fn codes(block: &[u8], stretch: usize, codes: &mut GridCodes) {
-        let low = row_words(block, 0, stretch);
-        let words = row_words(block, 32, stretch / 2).map(|two| two >> (16 * (stretch % 2)));
-        for (code, entries) in codes.entries[..4].iter_mut().enumerate() {
-            for row in 0..LANES {
-                entries[row] = low[row] >> (8 * code) & 0xff | (words[row] >> (4 * code) & 7) << 8;
-            }
-        }
-        codes.marks = words.map(|word| {
+    fn entries(block: &[u8], stretch: usize, code: usize) -> [u32; LANES] {
+        let (low, words) = (row_words(block, 0, stretch), row_words(block, 32, stretch / 2));
+        let shift = 16 * (stretch % 2) + 4 * code;
+        rows(|row| low[row] >> (8 * code) & 0xff | (words[row] >> shift & 7) << 8)
+    }
+
+    #[inline(always)]
+    fn marks(block: &[u8], stretch: usize) -> [u32; LANES] {
+        let two = row_words(block, 32, stretch / 2);
+        rows(|row| {
+            let word = two[row] >> (16 * (stretch % 2));
             let bits = word >> 3 & 1 | (word >> 7 & 1) << 8 | (word >> 11 & 1) << 16 | (word >> 15 & 1) << 24;
             // Each bit eight times.
             (bits << 8).wrapping_sub(bits)
-        });
+        })
     }
 
     fn dequantise(block: &[u8], weights: &mut [f32]) {
@@ -284,7 +288,7 @@ fn odd(bits: u16) -> f32 {
 /// Writes eight weights of the grid, shifted down or up by an eighth.
 fn write_shifted(scale: f32, entry: usize, is_down: bool, weights: &mut [f32]) {
     let shift = if is_down { -0.125 } else { 0.125 };
-    for (weight, quant) in weights.iter_mut().zip(grids::IQ1[entry].to_le_bytes()) {
+    for (weight, quant) in weights.iter_mut().zip(grids::IQ1.entries[entry].to_le_bytes()) {
         let whole = (quant - 1).cast_signed() - IQ1_CENTER.cast_signed();
         *weight = scale * (f32::from(whole / 8) + shift);
     }

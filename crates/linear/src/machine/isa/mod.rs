@@ -42,7 +42,10 @@ enum Set {
     AvxVnni,
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    /// The same with products of pairs of bfloat16.
+    /// The same with permutations of bytes.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vbmi,
+    /// The same with products of pairs of bfloat16 as well.
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16,
     #[cfg(target_arch = "aarch64")]
@@ -68,7 +71,7 @@ macro_rules! dispatch {
             Set::AvxVnni => unsafe { avx_vnni::$kernel$(::<$element>)?($($argument),*) },
             // SAFETY: the value exists only where AVX-512 F, BW, VL and VNNI were detected.
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512 | Set::Avx512Bf16 => unsafe { avx512::$kernel$(::<$element>)?($($argument),*) },
+            Set::Avx512 | Set::Avx512Vbmi | Set::Avx512Bf16 => unsafe { avx512::$kernel$(::<$element>)?($($argument),*) },
             // SAFETY: the value exists only where NEON was detected.
             #[cfg(target_arch = "aarch64")]
             Set::Neon | Set::NeonDotprod | Set::NeonI8mm => unsafe { neon::$kernel$(::<$element>)?($($argument),*) },
@@ -102,7 +105,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Set::AvxVnni => "avxvnni",
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512 | Set::Avx512Bf16 => "avx512",
+            Set::Avx512 | Set::Avx512Vbmi | Set::Avx512Bf16 => "avx512",
             #[cfg(target_arch = "aarch64")]
             Set::Neon | Set::NeonDotprod | Set::NeonI8mm => "neon",
         }
@@ -126,8 +129,11 @@ impl Isa {
                 && is_x86_feature_detected!("avx512vnni")
             {
                 sets.push(Isa(Set::Avx512));
-                if is_x86_feature_detected!("avx512bf16") {
-                    sets.push(Isa(Set::Avx512Bf16));
+                if is_x86_feature_detected!("avx512vbmi") {
+                    sets.push(Isa(Set::Avx512Vbmi));
+                    if is_x86_feature_detected!("avx512bf16") {
+                        sets.push(Isa(Set::Avx512Bf16));
+                    }
                 }
             }
         }
@@ -192,7 +198,7 @@ impl Isa {
     /// in registers, as many as leave room in the second cache where all share what is unpacked.
     pub(crate) fn band_tokens(self, format: &BlockFormat) -> usize {
         #[cfg(target_arch = "x86_64")]
-        if matches!(self.0, Set::Avx512 | Set::Avx512Bf16) && !format.is_costly {
+        if matches!(self.0, Set::Avx512 | Set::Avx512Vbmi | Set::Avx512Bf16) && !format.is_costly {
             return TILE_TOKENS;
         }
         let _ = format;
@@ -219,6 +225,11 @@ impl Isa {
         activations: &[ActivationBlock],
         sums: &mut [[f32; LANES]],
     ) {
+        #[cfg(target_arch = "x86_64")]
+        if const { Q::CODES.is_costly() } && matches!(self.0, Set::Avx512Vbmi | Set::Avx512Bf16) {
+            // SAFETY: the value exists only where AVX-512 F, BW, VL, VNNI and VBMI were detected.
+            return unsafe { avx512::vbmi::quant_band::<Q>(weights, activations, sums) };
+        }
         #[cfg(target_arch = "aarch64")]
         match self.0 {
             // SAFETY: the value exists only where NEON and its dot products were detected.

@@ -22,6 +22,7 @@ macro_rules! few_token_kernels {
             }
             let of_block = Q::WEIGHTS / STRETCH;
             let first_cache = is_amd();
+            let mut expanded = Expanded::default();
             for (number, block) in weights.chunks_exact(LANES * Q::BYTES).enumerate() {
                 let halves = widen_halves::<Q>(block);
                 let mut blocks = [activations; TOKENS];
@@ -33,10 +34,9 @@ macro_rules! few_token_kernels {
                         true => prefetch(share::<Q>(block, INDEX)),
                         false => prefetch_far(share::<Q>(block, INDEX), AHEAD_BYTES),
                     }
-                    let mut expanded = Expanded::default();
                     Q::scales(block, INDEX, &halves, &mut expanded);
                     if const { Q::PIECES[0][0].is_none() } {
-                        unpack::<Q, INDEX>(block, &mut expanded);
+                        unpack::<Q, INDEX, TOKENS>(block, &mut expanded);
                     }
                     let mut activations = [&blocks[0][INDEX]; TOKENS];
                     for token in 0..TOKENS {

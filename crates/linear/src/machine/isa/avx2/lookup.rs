@@ -3,47 +3,67 @@
 use core::arch::x86_64::*;
 
 use crate::LANES;
-use crate::quant::{Codes, Expanded, Mark, Quant, STRETCH, codes};
+use crate::quant::Mark;
 
 /// 64 bytes: four quants of 16 rows.
 type Group = [__m256i; 2];
 
-/// The quants of stretch `INDEX`.
+/// Expands to `unpack` for an instruction set, whose `add_products` takes values of eight bits as signed bytes where `$signed` says so. The
+/// compiler inlines a function that has one caller: `CALLER` makes one for each.
+macro_rules! unpack_kernel {
+    ($features:literal, $signed:expr) => {
+        /// The quants of stretch `INDEX`.
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn unpack<Q: Quant, const INDEX: usize, const CALLER: usize>(block: &[u8], expanded: &mut Expanded) {
+            match const { Q::CODES } {
+                Codes::Quants => Q::quants(block, INDEX, expanded),
+                Codes::Values(table) => {
+                    Q::quants(block, INDEX, expanded);
+                    let table = if const { $signed && Q::SHAPE.bits == 8 } {
+                        table.map(|quant| quant ^ 0x80)
+                    } else {
+                        *table
+                    };
+                    for codes in &mut expanded.quants {
+                        *codes = values(&table, codes);
+                    }
+                }
+                Codes::Fours(grid, mark) => {
+                    let marks = Q::marks(block, INDEX);
+                    for group in 0..STRETCH / 4 {
+                        let quants = fours(grid.entries, &Q::entries(block, INDEX, group));
+                        expanded.quants[group] = marked(quants, mark, &marks, group);
+                    }
+                }
+                Codes::Eights(grid, mark) => {
+                    let marks = Q::marks(block, INDEX);
+                    for pair in 0..STRETCH / 8 {
+                        let [low, high] = eights(grid.entries, &Q::entries(block, INDEX, pair));
+                        expanded.quants[2 * pair] = marked(low, mark, &marks, 2 * pair);
+                        expanded.quants[2 * pair + 1] = marked(high, mark, &marks, 2 * pair + 1);
+                    }
+                }
+            }
+        }
+    };
+}
+
+pub(in crate::machine::isa) use unpack_kernel;
+
+/// The values of four-bit codes.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(in crate::machine::isa) fn unpack<Q: Quant, const INDEX: usize>(block: &[u8], expanded: &mut Expanded) {
-    match const { Q::CODES } {
-        Codes::Quants => Q::quants(block, INDEX, expanded),
-        Codes::Values(table) => {
-            Q::quants(block, INDEX, expanded);
-            let table = _mm256_broadcastsi128_si256(bytemuck::must_cast(*table));
-            for codes in &mut expanded.quants {
-                let [low, high]: Group = bytemuck::must_cast(*codes);
-                *codes = bytemuck::must_cast([_mm256_shuffle_epi8(table, low), _mm256_shuffle_epi8(table, high)]);
-            }
-        }
-        Codes::Fours(grid, mark) => {
-            let codes = codes::<Q>(block, INDEX);
-            for (group, entries) in codes.entries.iter().enumerate() {
-                let quants = fours(grid, entries);
-                expanded.quants[group] = marked(quants, mark, &codes.marks, group);
-            }
-        }
-        Codes::Eights(grid, mark) => {
-            let codes = codes::<Q>(block, INDEX);
-            for (pair, entries) in codes.entries[..STRETCH / 8].iter().enumerate() {
-                let [low, high] = eights(grid, entries);
-                expanded.quants[2 * pair] = marked(low, mark, &codes.marks, 2 * pair);
-                expanded.quants[2 * pair + 1] = marked(high, mark, &codes.marks, 2 * pair + 1);
-            }
-        }
-    }
+pub(in crate::machine::isa) fn values(table: &[u8; 16], codes: &[u8; 4 * LANES]) -> [u8; 4 * LANES] {
+    let table = _mm256_broadcastsi128_si256(bytemuck::must_cast(*table));
+    let [low, high]: Group = bytemuck::must_cast(*codes);
+    bytemuck::must_cast([_mm256_shuffle_epi8(table, low), _mm256_shuffle_epi8(table, high)])
 }
 
 /// An entry of four quants for each row.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn fours(grid: &'static [u32], entries: &[u32; LANES]) -> Group {
+pub(in crate::machine::isa) fn fours(grid: &'static [u32], entries: &[u32; LANES]) -> Group {
     debug_assert!(grid.len().is_power_of_two());
     let last = _mm256_set1_epi32(grid.len() as i32 - 1);
     let [left, right]: Group = bytemuck::must_cast(*entries);
@@ -60,7 +80,7 @@ fn fours(grid: &'static [u32], entries: &[u32; LANES]) -> Group {
 /// The low and high four quants of an entry of eight for each row.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn eights(grid: &'static [u64], entries: &[u32; LANES]) -> [Group; 2] {
+pub(in crate::machine::isa) fn eights(grid: &'static [u64], entries: &[u32; LANES]) -> [Group; 2] {
     debug_assert!(grid.len().is_power_of_two());
     let last = _mm_set1_epi32(grid.len() as i32 - 1);
     let places: [__m128i; 4] = bytemuck::must_cast(*entries);
@@ -87,7 +107,12 @@ fn eights(grid: &'static [u64], entries: &[u32; LANES]) -> [Group; 2] {
 /// The quants of group `group` with those changed whose bits are set.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn marked(quants: Group, mark: Mark, marks: &[u32; LANES], group: usize) -> [u8; 4 * LANES] {
+pub(in crate::machine::isa) fn marked(
+    quants: Group,
+    mark: Mark,
+    marks: &[u32; LANES],
+    group: usize,
+) -> [u8; 4 * LANES] {
     // The byte with a row's bits of this group, four times.
     let byte = (group / 2) as i32 * 0x0101_0101;
     let rows = _mm_setr_epi32(byte, byte + 0x0404_0404, byte + 0x0808_0808, byte + 0x0c0c_0c0c);

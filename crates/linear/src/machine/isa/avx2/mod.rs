@@ -8,7 +8,7 @@ pub(super) mod tiles;
 use core::arch::x86_64::*;
 
 use few_tokens::{FEW, few_token_kernels};
-use lookup::unpack;
+use lookup::{eights, fours, marked, unpack_kernel, values};
 use pairs::{add_minimums, add_products, add_scaled, bias, chain, groups, parts, whole, word};
 use tiles::{tile_kernels, tile_tokens};
 
@@ -18,7 +18,9 @@ use super::quant::{for_stretches, quant_kernels, share};
 use super::vendor::is_amd;
 use crate::LANES;
 use crate::float::{Element, F16, F32, FloatKind, GROUP_BLOCKS, GroupSums, PANEL};
-use crate::quant::{ActivationBlock, BiasForm, Expanded, Halves, Quant, STRETCH, Shape, half_bits, tile_rows, words};
+use crate::quant::{
+    ActivationBlock, BiasForm, Codes, Expanded, Halves, Quant, STRETCH, Shape, half_bits, tile_rows, words,
+};
 
 pub(super) type Block = [__m256; 2];
 
@@ -30,6 +32,7 @@ half_kernels!("avx2,fma,f16c");
 quant_kernels!("avx2,fma,f16c", BiasForm::Pairs);
 few_token_kernels!("avx2,fma,f16c");
 tile_kernels!("avx2,fma,f16c");
+unpack_kernel!("avx2,fma,f16c", true);
 
 #[inline]
 #[target_feature(enable = "avx2")]

@@ -4,7 +4,7 @@ use core::arch::asm;
 use core::arch::x86_64::*;
 
 use super::Block;
-use crate::quant::{ActivationBlock, Expanded, Quant, STRETCH};
+use crate::quant::{ActivationBlock, Codes, Expanded, Quant, STRETCH};
 
 /// Sums of a stretch: one for each of its halves that has a scale of its own.
 pub(in crate::machine::isa) const fn parts<Q: Quant>() -> usize {
@@ -41,14 +41,16 @@ pub(in crate::machine::isa) fn word(activations: &ActivationBlock, group: usize)
     _mm256_set1_epi32(activations.words[group].cast_signed())
 }
 
-/// Adds products of a group, two and two, to sums of 16 bits. Quants of 8 bits are signed bytes plus 128, whose products
-/// would overflow; they are multiplied by magnitude with the sign moved to the activations, which makes a bias
-/// unnecessary.
+/// Adds products of a group, two and two, to sums of 16 bits. Quants of 8 bits are signed bytes, plus 128 unless a table gave them. Their
+/// products would overflow: they are multiplied by magnitude with the sign moved to the activations, which makes a bias unnecessary.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn add_products<Q: Quant>(sums: __m256i, quants: __m256i, activations: __m256i) -> __m256i {
     let products = if Q::SHAPE.bits == 8 {
-        let signed = _mm256_xor_si256(quants, _mm256_set1_epi8(-128));
+        let signed = match Q::CODES {
+            Codes::Values(_) => quants,
+            _ => _mm256_xor_si256(quants, _mm256_set1_epi8(-128)),
+        };
         _mm256_maddubs_epi16(_mm256_abs_epi8(signed), _mm256_sign_epi8(activations, signed))
     } else {
         _mm256_maddubs_epi16(quants, activations)

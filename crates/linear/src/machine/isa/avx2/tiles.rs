@@ -58,7 +58,7 @@ macro_rules! tile_kernels {
                 for_stretches!(Q, INDEX => {
                     prefetch_far(share::<Q>(block, INDEX), AHEAD_BYTES);
                     Q::scales(block, INDEX, &halves, &mut expanded[INDEX]);
-                    unpack::<Q, INDEX>(block, &mut expanded[INDEX]);
+                    unpack::<Q, INDEX, 0>(block, &mut expanded[INDEX]);
                 });
             }
         }

@@ -3,12 +3,12 @@
 use core::arch::x86_64::*;
 
 use crate::LANES;
-use crate::quant::{Codes, Expanded, Mark, Quant, STRETCH, codes};
+use crate::quant::{Codes, Expanded, Mark, Quant, STRETCH};
 
-/// The quants of stretch `INDEX`.
+/// The quants of stretch `INDEX`. The compiler inlines a function that has one caller: `CALLER` makes one for each.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) fn unpack<Q: Quant, const INDEX: usize>(block: &[u8], expanded: &mut Expanded) {
+pub(super) fn unpack<Q: Quant, const INDEX: usize, const CALLER: usize>(block: &[u8], expanded: &mut Expanded) {
     match const { Q::CODES } {
         Codes::Quants => Q::quants(block, INDEX, expanded),
         Codes::Values(table) => {
@@ -19,18 +19,18 @@ pub(super) fn unpack<Q: Quant, const INDEX: usize>(block: &[u8], expanded: &mut 
             }
         }
         Codes::Fours(grid, mark) => {
-            let codes = codes::<Q>(block, INDEX);
-            for (group, entries) in codes.entries.iter().enumerate() {
-                let quants = fours(grid, entries);
-                expanded.quants[group] = marked(quants, mark, &codes.marks, group);
+            let marks = Q::marks(block, INDEX);
+            for group in 0..STRETCH / 4 {
+                let quants = fours(grid.entries, &Q::entries(block, INDEX, group));
+                expanded.quants[group] = marked(quants, mark, &marks, group);
             }
         }
         Codes::Eights(grid, mark) => {
-            let codes = codes::<Q>(block, INDEX);
-            for (pair, entries) in codes.entries[..STRETCH / 8].iter().enumerate() {
-                let [low, high] = eights(grid, entries);
-                expanded.quants[2 * pair] = marked(low, mark, &codes.marks, 2 * pair);
-                expanded.quants[2 * pair + 1] = marked(high, mark, &codes.marks, 2 * pair + 1);
+            let marks = Q::marks(block, INDEX);
+            for pair in 0..STRETCH / 8 {
+                let [low, high] = eights(grid.entries, &Q::entries(block, INDEX, pair));
+                expanded.quants[2 * pair] = marked(low, mark, &marks, 2 * pair);
+                expanded.quants[2 * pair + 1] = marked(high, mark, &marks, 2 * pair + 1);
             }
         }
     }
@@ -73,7 +73,7 @@ fn eights(grid: &'static [u64], entries: &[u32; LANES]) -> [__m512i; 2] {
 /// The quants of group `group` with those changed whose bits are set.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn marked(quants: __m512i, mark: Mark, marks: &[u32; LANES], group: usize) -> [u8; 4 * LANES] {
+pub(super) fn marked(quants: __m512i, mark: Mark, marks: &[u32; LANES], group: usize) -> [u8; 4 * LANES] {
     // The byte with a row's bits of this group, four times.
     let byte = (group / 2) as i32 * 0x0101_0101;
     let rows = _mm_setr_epi32(byte, byte + 0x0404_0404, byte + 0x0808_0808, byte + 0x0c0c_0c0c);

@@ -4,6 +4,7 @@ pub(super) mod bf16;
 mod lookup;
 mod one_token;
 mod tiles;
+pub(super) mod vbmi;
 
 use core::arch::x86_64::*;
 

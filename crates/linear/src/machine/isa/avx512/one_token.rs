@@ -15,7 +15,7 @@ use crate::float::F32;
 use crate::quant::{ActivationBlock, Expanded, Halves, Quant, STRETCH, bytes, words};
 
 /// As [`AHEAD_BYTES`], on processors of AMD and into the first cache.
-const AMD_AHEAD_BYTES: usize = 12_800;
+pub(super) const AMD_AHEAD_BYTES: usize = 12_800;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) fn one_token<Q: Quant>(weights: &[u8], row: &[ActivationBlock], sums: &mut [f32; LANES]) {
@@ -47,7 +47,7 @@ fn ahead_of_time<Q: Quant, const AMD: bool>(weights: &[u8], row: &[ActivationBlo
             } else if const { Q::SHAPE.halves && has_planes::<Q>() } {
                 masked_products::<Q, INDEX>(block, &activations[INDEX])
             } else {
-                unpack::<Q, INDEX>(block, &mut expanded);
+                if AMD { unpack::<Q, INDEX, 1>(block, &mut expanded) } else { unpack::<Q, INDEX, 0>(block, &mut expanded) }
                 products(&expanded, &activations[INDEX])
             };
             total = add_products::<Q>(products, &expanded, &activations[INDEX], total);
@@ -76,7 +76,7 @@ pub(super) fn look_up_scales(block: &[u8], stretch: usize, [scale, minimum]: &Ha
 /// Sums of products of the quants of each half of a stretch, the bias included.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn products(weights: &Expanded, activations: &ActivationBlock) -> [__m512i; 2] {
+pub(super) fn products(weights: &Expanded, activations: &ActivationBlock) -> [__m512i; 2] {
     let quants: [__m512i; STRETCH / 4] = bytemuck::must_cast(weights.quants);
     let mut low = _mm512_set1_epi32(activations.bias[0]);
     let mut high = _mm512_set1_epi32(activations.bias[1]);
@@ -175,7 +175,7 @@ fn word(activations: &ActivationBlock, group: usize) -> __m512i {
 /// As a tile for one stretch and one token, from the products on.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn add_products<Q: Quant>(
+pub(super) fn add_products<Q: Quant>(
     [low, high]: [__m512i; 2],
     weights: &Expanded,
     activations: &ActivationBlock,

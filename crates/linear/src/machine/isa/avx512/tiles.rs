@@ -11,6 +11,9 @@ use super::{AHEAD_BYTES, Block, prefetch_far, widen_halves};
 use crate::LANES;
 use crate::quant::{ActivationBlock, Expanded, Quant, STRETCH, TILE_TOKENS, tile_rows};
 
+/// The caller of `unpack` whose tokens share what is unpacked, beside those of a tile's rows.
+const SHARED: usize = TILE_TOKENS + 1;
+
 /// Adds the products of one stretch with `ROWS` tokens to `$totals`; as many chains of sums run side by side as there are
 /// rows.
 ///
@@ -88,24 +91,34 @@ pub(super) fn few_tokens<Q: Quant>(weights: &[u8], rows: &[&[ActivationBlock]], 
 /// Tokens that share what is unpacked: a few stretches at a time are unpacked to the first cache, where all tokens use them.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) fn many_tokens<Q: Quant>(weights: &[u8], activations: &[ActivationBlock], sums: &mut [[f32; LANES]]) {
-    let stretches = activations.len() / sums.len();
     let mut expanded = [Expanded::default(); SHARED_STRETCHES];
     let bytes = SHARED_STRETCHES * STRETCH / Q::WEIGHTS * LANES * Q::BYTES;
     for (index, weights) in weights.chunks(bytes).enumerate() {
         let count = weights.len() / (LANES * Q::BYTES) * (Q::WEIGHTS / STRETCH);
         let expanded = &mut expanded[..count];
         expand::<Q>(weights, expanded);
-        let range = index * SHARED_STRETCHES..index * SHARED_STRETCHES + count;
-        let tiles = activations.chunks(TILE_TOKENS * stretches);
-        for (sums, activations) in sums.chunks_mut(TILE_TOKENS).zip(tiles) {
-            let rows = tile_rows(activations, stretches, range.clone());
-            let rows = &rows[..sums.len()];
-            match (Q::SHAPE.halves, Q::SHAPE.minimums) {
-                (false, false) => any_rows::<false, false>(expanded, rows, sums),
-                (false, true) => any_rows::<false, true>(expanded, rows, sums),
-                (true, false) => any_rows::<true, false>(expanded, rows, sums),
-                (true, true) => any_rows::<true, true>(expanded, rows, sums),
-            }
+        multiply_shared::<Q>(expanded, index * SHARED_STRETCHES, activations, sums);
+    }
+}
+
+/// Adds the products of unpacked stretches, the first of which is `first`, with all tokens.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(super) fn multiply_shared<Q: Quant>(
+    expanded: &[Expanded],
+    first: usize,
+    activations: &[ActivationBlock],
+    sums: &mut [[f32; LANES]],
+) {
+    let stretches = activations.len() / sums.len();
+    let tiles = activations.chunks(TILE_TOKENS * stretches);
+    for (sums, activations) in sums.chunks_mut(TILE_TOKENS).zip(tiles) {
+        let rows = tile_rows(activations, stretches, first..first + expanded.len());
+        let rows = &rows[..sums.len()];
+        match (Q::SHAPE.halves, Q::SHAPE.minimums) {
+            (false, false) => any_rows::<false, false>(expanded, rows, sums),
+            (false, true) => any_rows::<false, true>(expanded, rows, sums),
+            (true, false) => any_rows::<true, false>(expanded, rows, sums),
+            (true, true) => any_rows::<true, true>(expanded, rows, sums),
         }
     }
 }
@@ -119,7 +132,7 @@ fn expand<Q: Quant>(weights: &[u8], expanded: &mut [Expanded]) {
         for_stretches!(Q, INDEX => {
             prefetch_far(share::<Q>(block, INDEX), AHEAD_BYTES);
             Q::scales(block, INDEX, &halves, &mut expanded[INDEX]);
-            unpack::<Q, INDEX>(block, &mut expanded[INDEX]);
+            unpack::<Q, INDEX, SHARED>(block, &mut expanded[INDEX]);
         });
     }
 }
@@ -188,7 +201,7 @@ fn unpacked<Q: Quant, const ROWS: usize>(weights: &[u8], rows: &[&[ActivationBlo
                 } else {
                     Q::scales(block, INDEX, &halves, &mut expanded);
                 }
-                unpack::<Q, INDEX>(block, &mut expanded);
+                unpack::<Q, INDEX, ROWS>(block, &mut expanded);
             });
             for row in 0..ROWS {
                 activations[row] = &tokens[row][index * (Q::WEIGHTS / STRETCH) + stretch];
