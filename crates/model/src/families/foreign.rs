@@ -90,25 +90,40 @@ pub(crate) fn refuse(fields: &Fields, family: &Family, architecture: &str) -> Re
 
 /// The default rotation of most families turns whole heads, whatever `partial_rotary_factor` says.
 fn refuse_part_of_a_rotation(fields: &Fields, family: &Family, architecture: &str) -> Result<(), ModelError> {
+    if family.rotates_partly {
+        return Ok(());
+    }
     let inner = match fields.object("rope_parameters")? {
         Some(parameters) => Some(parameters),
         None => fields.object("rope_scaling")?,
     };
-    let kind = match &inner {
-        Some(inner) => inner.text("rope_type")?.or(inner.text("type")?),
-        None => None,
-    };
-    if family.rotates_partly || !matches!(kind, None | Some("default" | "mrope")) {
-        return Ok(());
+    let mut places = Vec::new();
+    if let Some(inner) = &inner {
+        for kind in ["full_attention", "sliding_attention"] {
+            places.extend(inner.object(kind)?);
+        }
     }
-    for place in inner.iter().chain([fields]) {
-        if let Some(part) = place
-            .optional_number("partial_rotary_factor")?
-            .filter(|part| *part != 1.0)
-        {
-            let problem =
-                format!("is {part}, which the default rotation of {architecture} does not read; leave it out");
-            return Err(place.error("partial_rotary_factor", problem));
+    if places.is_empty() {
+        places.extend(inner);
+    }
+    let is_default = |place: &Fields| -> Result<bool, ModelError> {
+        let kind = place.text("rope_type")?.or(place.text("type")?);
+        Ok(matches!(kind, None | Some("default" | "mrope")))
+    };
+    if places.is_empty() {
+        places.push(fields.clone());
+    }
+    for place in &places {
+        let beside = is_default(place)?.then_some(fields);
+        for place in [place].into_iter().chain(beside).filter(|_| beside.is_some()) {
+            if let Some(part) = place
+                .optional_number("partial_rotary_factor")?
+                .filter(|part| *part != 1.0)
+            {
+                let problem =
+                    format!("is {part}, which the default rotation of {architecture} does not read; leave it out");
+                return Err(place.error("partial_rotary_factor", problem));
+            }
         }
     }
     Ok(())
