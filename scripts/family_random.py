@@ -177,6 +177,9 @@ def rewrite(rng, directory, config_class):
             del config[name]
         elif name in known and config[name] is None and rng.random() < 0.3:
             del config[name]
+    if "tie_word_embeddings" in whole and rng.random() < 0.15:
+        # A file with a head of its own is not tied.
+        whole["tie_word_embeddings"] = True
     rotation = config.get("rope_parameters")
     if isinstance(rotation, dict) and rng.random() < 0.1:
         for part in (rotation, *rotation.values()):

@@ -51,9 +51,9 @@ def main():
             defaults[name]["rope_theta"] = theta
     # Classes around a text model say by themselves if embeddings are tied.
     rows = (OUT.parent / "wrappers.rs").read_text()
-    for name in re.findall(r'"(\w+ForConditionalGeneration)",? ?"?', rows):
+    for name in re.findall(r'"(\w+ForConditionalGeneration)"', rows):
         config = getattr(transformers, name).config_class
-        tied = {field.name: field.default for field in dataclasses.fields(config)}["tie_word_embeddings"]
+        tied = {field.name: field.default for field in dataclasses.fields(config)}.get("tie_word_embeddings")
         if tied is True:
             defaults[name] = {"tie_word_embeddings": True}
     lines = (f"{json.dumps(name)}: {json.dumps(settings, sort_keys=True)}" for name, settings in sorted(defaults.items()))

@@ -48,13 +48,19 @@ impl Decoder {
     pub fn new(config: &ModelConfig, weights: &mut Checkpoint, final_norm: Norm) -> Result<Decoder, ModelError> {
         let (vocab_size, hidden) = (config.vocab_size, config.hidden_size);
         let embedding = weights.matrix("model.embed_tokens.weight", vocab_size, hidden)?;
-        let head = if config.tied_embeddings {
+        // As in transformers, a head with weights of its own is not tied, whatever the settings say.
+        let has_own = weights.info("lm_head.weight").is_some()
+            && !weights.are_equal(["model.embed_tokens.weight", "lm_head.weight"])?;
+        let head = if config.tied_embeddings && !has_own {
             None
         } else {
             Some(weights.matrix("lm_head.weight", vocab_size, hidden)?)
         };
         Ok(Decoder {
-            config: config.clone(),
+            config: ModelConfig {
+                tied_embeddings: head.is_none(),
+                ..config.clone()
+            },
             embedding,
             embedding_scale: None,
             embedding_norm: None,

@@ -20,7 +20,8 @@ impl PositionTable {
     pub fn load(
         weights: &mut Checkpoint,
         name: &str,
-        (first, positions): (usize, usize),
+        first: usize,
+        positions: usize,
         hidden: usize,
     ) -> Result<PositionTable, ModelError> {
         Ok(PositionTable {

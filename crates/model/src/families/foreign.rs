@@ -85,6 +85,7 @@ pub(crate) fn refuse(fields: &Fields, family: &Family, architecture: &str) -> Re
         return Err(fields.error("attn_output_gate", "is false, which is not supported"));
     }
     refuse_part_of_a_rotation(fields, family, architecture)?;
+    refuse_unrounded_kinds(fields)?;
     refuse_two_rotations(fields)
 }
 
@@ -113,9 +114,11 @@ fn refuse_part_of_a_rotation(fields: &Fields, family: &Family, architecture: &st
     if places.is_empty() {
         places.push(fields.clone());
     }
-    for place in &places {
-        let beside = is_default(place)?.then_some(fields);
-        for place in [place].into_iter().chain(beside).filter(|_| beside.is_some()) {
+    for rotation in &places {
+        if !is_default(rotation)? {
+            continue;
+        }
+        for place in [rotation, fields] {
             if let Some(part) = place
                 .optional_number("partial_rotary_factor")?
                 .filter(|part| *part != 1.0)
@@ -123,6 +126,23 @@ fn refuse_part_of_a_rotation(fields: &Fields, family: &Family, architecture: &st
                 let problem =
                     format!("is {part}, which the default rotation of {architecture} does not read; leave it out");
                 return Err(place.error("partial_rotary_factor", problem));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// transformers reads `truncate` beside the rotations of kinds of layers, and not within them.
+fn refuse_unrounded_kinds(fields: &Fields) -> Result<(), ModelError> {
+    let Some(parameters) = fields.object("rope_parameters")? else {
+        return Ok(());
+    };
+    let kinds = ["full_attention", "sliding_attention"].map(|kind| parameters.object(kind));
+    for rotation in kinds.into_iter().filter_map(Result::transpose) {
+        for place in [&rotation?, &parameters] {
+            if !place.flag("truncate", true)? {
+                let problem = "is false, which is not supported where kinds of layers have rotations of their own";
+                return Err(place.error("truncate", problem));
             }
         }
     }

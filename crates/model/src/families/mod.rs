@@ -214,10 +214,11 @@ fn find(fields: &Fields, more: &'static [Family]) -> Result<(&'static Family, St
         };
     }
     // transformers gives EXAONE 3 the class of Llama, and keeps the names of its tensors.
-    if model_type == Some("exaone") && architectures.iter().all(|name| name == "LlamaForCausalLM") {
-        if let Some(family) = FAMILIES.iter().find(|family| Some(family.model_type) == model_type) {
-            return Ok((family, family.architectures[0].to_owned()));
-        }
+    if model_type == Some("exaone")
+        && architectures.iter().all(|name| name == "LlamaForCausalLM")
+        && let Some(family) = FAMILIES.iter().find(|family| Some(family.model_type) == model_type)
+    {
+        return Ok((family, family.architectures[0].to_owned()));
     }
     let family_type = model_type.map(wrappers::family_type);
     for family in more.iter().chain(FAMILIES) {

@@ -135,6 +135,22 @@ impl Checkpoint {
         file.bytes(&map, &part.stored).map(<[u8]>::to_vec)
     }
 
+    /// True if two tensors are there and hold the same bytes.
+    pub(crate) fn are_equal(&self, names: [&str; 2]) -> Result<bool, ModelError> {
+        let [Some(first), Some(second)] = names.map(|name| self.tensors.get(name)) else {
+            return Ok(false);
+        };
+        let [one, other] = [&first.stored.info, &second.stored.info];
+        let is_made = first.recipe.is_some() || second.recipe.is_some();
+        if is_made || one.element_type != other.element_type || one.shape != other.shape {
+            return Ok(false);
+        }
+        let files = [first, second].map(|location| &self.files[location.file]);
+        let map = |file: &WeightFile| mapping::map(&file.file).map_err(|source| file.unread(source));
+        let maps = [map(files[0])?, map(files[1])?];
+        Ok(files[0].bytes(&maps[0], &first.stored)? == files[1].bytes(&maps[1], &second.stored)?)
+    }
+
     /// Puts `name`, which `recipe` makes, in the place of the tensors `used`.
     pub(crate) fn bind(&mut self, name: String, used: &[String], recipe: Recipe) -> Result<(), ModelError> {
         let path = &self.files[recipe.parts.codes.file].path;

@@ -272,6 +272,21 @@ fn settings_that_a_file_leaves_out_are_those_of_its_class() {
     assert!(left_out >= 100, "only {left_out} settings were left out");
 }
 
+#[test]
+fn a_head_with_weights_of_its_own_is_used_where_embeddings_are_said_to_be_tied() {
+    let case = vectors().join("dense/arcee");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(case.join("config.json")).unwrap()).unwrap();
+    config["tie_word_embeddings"] = json!(true);
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("config.json"), config.to_string()).unwrap();
+    std::fs::copy(
+        case.join("model.safetensors"),
+        directory.path().join("model.safetensors"),
+    )
+    .unwrap();
+    check_against(directory.path(), &case);
+}
+
 /// The table of the book.
 fn table() -> String {
     let mut lines = vec!["| `model_type` | class |".to_owned(), "|---|---|".to_owned()];

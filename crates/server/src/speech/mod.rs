@@ -1,6 +1,7 @@
 //! Splits a model's output into text for the reader, thoughts, and tool calls in the marks of its family.
 
 mod calls;
+mod elements;
 mod parameters;
 mod pythonic;
 mod styles;

@@ -78,7 +78,7 @@ pub(in crate::families) fn build(
     decoder.embedding_scale = (embedding_scale != 1.0).then_some(embedding_scale as f32);
     decoder.logit_cap = plan.logit_cap.map(|cap| cap as f32);
     if let Some((name, first)) = plan.position_table {
-        let table = PositionTable::load(weights, name, (first, config.max_position), config.hidden_size)?;
+        let table = PositionTable::load(weights, name, first, config.max_position, config.hidden_size)?;
         decoder.positions = Some(table);
     }
     if plan.has_embedding_norm {

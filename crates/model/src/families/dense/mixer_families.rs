@@ -237,7 +237,8 @@ pub(super) fn olmo_hybrid(fields: &Fields) -> Planned {
     let layers = size(fields, "num_hidden_layers")?;
     // A base of null is no rotation.
     let rotation = fields.object("rope_parameters")?.map(|rotation| rotation.values());
-    if rotation.is_some_and(|rotation| rotation.get("rope_theta") == Some(&Value::Null)) {
+    let base = rotation.and_then(|rotation| rotation.get("rope_theta").cloned());
+    if base.or(fields.values().get("rope_theta").cloned()) == Some(Value::Null) {
         plan.positions = Positions::Listed(vec![false; layers]);
     }
     let count = |name: &str, default: usize| match fields.get(name) {
