@@ -22,6 +22,8 @@ WINDOW = dict(sliding_window=37)
 GEMMA4_UNIFIED = dict(num_hidden_layers=6, head_dim=16, global_head_dim=24, layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2, **WINDOW)
 GEMMA4 = dict(GEMMA4_UNIFIED, vocab_size_per_layer_input=31, hidden_size_per_layer_input=8)
 HALF, B16 = dict(dtype="float16"), dict(dtype="bfloat16")
+SECTIONS = rope("default", mrope_section=[2, 1, 1])
+
 
 def like(*settings, **own):
     """Settings of which later ones take the place of earlier ones."""
@@ -47,6 +49,10 @@ DENSE = {
         dict(B16, embedding_multiplier=7.0, residual_multiplier=0.3, attention_multiplier=0.2, logits_scaling=5.0),
         dict(embedding_multiplier=2.0, residual_multiplier=1.5, attention_multiplier=0.4, logits_scaling=0.5, attention_bias=True, mlp_bias=True, tie_word_embeddings=True, rms_norm_eps=1e-3, **LLAMA3),
     ],
+    "granite_swa": [
+        dict(B16, embedding_multiplier=7.0, residual_multiplier=0.3, attention_multiplier=0.2, logits_scaling=5.0, **WINDOW),
+        dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=False, layer_rope_theta=[0, 500.0, 500.0, 0], layer_types=["sliding_attention", "full_attention"] * 2, **WINDOW),
+    ],
     "hyperclovax": [
         dict(B16, embedding_multiplier=5.0, residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=3.0),
         dict(use_post_norm=False, residual_multiplier=0.7, attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
@@ -60,12 +66,13 @@ DENSE = {
         dict(B16, rope_parameters=dict(full_attention=YARN["rope_parameters"], sliding_attention=rope()["rope_parameters"]), **WINDOW),
         dict(layer_types=["full_attention", "sliding_attention", "full_attention", "full_attention"], attention_bias=True, **WINDOW),
     ],
+    "exaone": [dict(B16), dict(attention_bias=True, mlp_bias=True, head_dim=16, tie_word_embeddings=True, **LLAMA3)],
     "exaone4": [
         dict(B16, head_dim=16, **WINDOW),
         dict(sliding_window=None, layer_types=["full_attention"] * 4, tie_word_embeddings=True, **LLAMA3),
         dict(layer_types=["sliding_attention", "full_attention", "full_attention", "sliding_attention"], num_key_value_heads=1, **WINDOW),
     ],
-    "glm": [dict(B16, head_dim=16), dict(head_dim=24, attention_bias=False, tie_word_embeddings=True, **rope(partial_rotary_factor=0.25)), dict(head_dim=8, **rope(partial_rotary_factor=1.0))],
+    "glm": [dict(B16, head_dim=16), dict(head_dim=24, attention_bias=False, tie_word_embeddings=True, **rope(partial_rotary_factor=0.25)), dict(head_dim=8, rms_norm_eps=1e-5, **rope(partial_rotary_factor=1.0))],
     "glm4": [dict(B16, head_dim=16), dict(head_dim=24, attention_bias=False, num_key_value_heads=1, **rope(partial_rotary_factor=0.25))],
     "ernie4_5": [dict(B16, head_dim=16), dict(head_dim=8, use_bias=True, tie_word_embeddings=False, **YARN)],
     "helium": [dict(B16, head_dim=8, num_key_value_heads=4), dict(head_dim=8, attention_bias=True, mlp_bias=True, tie_word_embeddings=True)],
@@ -74,6 +81,17 @@ DENSE = {
         dict(head_dim=8, attention_bias=True, tie_word_embeddings=True, num_key_value_heads=1),
     ],
     "apertus": [dict(B16), dict(attention_bias=True, tie_word_embeddings=True, **YARN)],
+    "apertus1p5_text": [dict(B16), dict(attention_bias=True, tie_word_embeddings=True, output_vocab_size=20)],
+    "emu3_text_model": [dict(B16, pad_token_id=0), dict(pad_token_id=0, tie_word_embeddings=True, num_key_value_heads=1, **YARN)],
+    "cohere_compass_text": [
+        dict(B16, layer_types=["sliding_attention", "full_attention"] * 2, rope_parameters=dict(sliding_attention=dict(SECTIONS["rope_parameters"]), full_attention=None), **WINDOW),
+        dict(logit_scale=0.3, attention_bias=True, layer_types=["full_attention", "sliding_attention", "full_attention", "full_attention"], rope_parameters=dict(sliding_attention=dict(rope_type="default", rope_theta=500.0, mrope_section=[2, 1, 1]), full_attention=dict(YARN["rope_parameters"], mrope_section=[2, 1, 1])), **WINDOW),
+        dict(rope_parameters=dict(full_attention=dict(SECTIONS["rope_parameters"]))),
+    ],
+    "olmo_hybrid": [
+        dict(B16, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=24),
+        dict(layer_types=["linear_attention", "full_attention"] * 2, linear_allow_neg_eigval=False, attention_bias=True, num_key_value_heads=1, linear_conv_kernel_dim=3, tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=None)),
+    ],
     "cohere": [dict(B16, logit_scale=0.5), dict(use_qk_norm=True, attention_bias=True, tie_word_embeddings=False), dict(use_qk_norm=True, num_key_value_heads=1)],
     "cohere2": [dict(B16, logit_scale=0.25, **WINDOW), dict(layer_types=["full_attention", "sliding_attention", "full_attention", "sliding_attention"], attention_bias=True, **WINDOW)],
     "starcoder2": [dict(B16, **WINDOW), dict(use_bias=False, tie_word_embeddings=False, sliding_window=None), dict(hidden_act="gelu")],
@@ -105,6 +123,10 @@ DENSE = {
     ],
     "gemma4_unified_text": [dict(B16, **GEMMA4_UNIFIED), dict(**GEMMA4_UNIFIED, attention_k_eq_v=True, num_global_key_value_heads=1, num_kv_shared_layers=2, use_double_wide_mlp=True)],
     "nanochat": [dict(B16), dict(head_dim=16, attention_bias=True, final_logit_softcapping=4.0, num_key_value_heads=1, **rope(theta=500.0)), dict(hidden_act="silu", tie_word_embeddings=True)],
+    "gpt2": [dict(B16, n_positions=256, n_embd=32, n_layer=4, n_head=4), dict(n_positions=200, n_embd=32, n_layer=4, n_head=2, n_inner=40, tie_word_embeddings=False, activation_function="gelu")],
+    "gpt_bigcode": [dict(B16, n_positions=256, n_embd=32, n_layer=4, n_head=4), dict(n_positions=256, n_embd=32, n_layer=4, n_head=2, n_inner=40, multi_query=False, tie_word_embeddings=False)],
+    "opt": [dict(B16, ffn_dim=48, max_position_embeddings=256), dict(ffn_dim=40, max_position_embeddings=256, enable_bias=False, layer_norm_elementwise_affine=False, tie_word_embeddings=False, activation_function="gelu"), dict(do_layer_norm_before=False), dict(word_embed_proj_dim=16)],
+    "biogpt": [dict(B16, max_position_embeddings=256), dict(max_position_embeddings=256, scale_embedding=False, tie_word_embeddings=False, hidden_act="relu")],
     "gptj": [dict(B16, rotary_dim=4), dict(hidden_size=48, num_attention_heads=2, rotary_dim=16, n_inner=40)],
     "minicpm3": [
         like(B16, LATENT),
@@ -226,7 +248,6 @@ OLDER = {
     "phi3": [dict(), dict(rope(partial_rotary_factor=0.5), **WINDOW), dict(HALF, original_max_position_embeddings=64, **rope("longrope", short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[1.5, 2.5, 3.5, 4.5]))],
     "gemma2": [dict(head_dim=12, query_pre_attn_scalar=12, attn_logit_softcapping=5.0, final_logit_softcapping=6.0, **WINDOW)],
     "gemma3_text": [dict(head_dim=16, query_pre_attn_scalar=16, **WINDOW), dict(head_dim=16, attn_logit_softcapping=5.0, **WINDOW)],
-    "exaone": [dict()],
     "internlm3": [dict()],
     "iquestcoder": [dict()],
 }
@@ -250,7 +271,6 @@ STORED_GGUF = (
 )
 
 QWEN35 = dict(head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16)
-SECTIONS = rope("default", mrope_section=[2, 1, 1])
 WRAPPERS = {
     "Gemma3ForConditionalGeneration": around("gemma3_text", head_dim=16, query_pre_attn_scalar=16, **WINDOW),
     "Gemma4ForConditionalGeneration": around("gemma4_text", **GEMMA4, num_kv_shared_layers=2, pad_token_id=0, config=dict(vision_config=None, audio_config=None)),
@@ -304,6 +324,18 @@ WRAPPERS = {
     "MusicFlamingoForConditionalGeneration": around("qwen2"),
     "OmniASRForConditionalGeneration": around("llama"),
     "Ovis2ForConditionalGeneration": around("qwen2"),
+    "Apertus1p5ForConditionalGeneration": around("apertus1p5_text", vocab_size=64, config=dict(image_token_offset=40, audio_token_offset=48, image_token_id=30, audio_token_id=31, vision_config=dict(codebook_size=8), audio_config=dict(model_type="wavtokenizer_encoder", codebook_size=8))),
+    "CohereCompassForConditionalGeneration": around("cohere_compass_text", **DENSE["cohere_compass_text"][1]),
+    "Emu3ForConditionalGeneration": around("emu3_text_model", pad_token_id=0, config=dict(vocabulary_map={"<image>": 5, "<|extra_200|>": 6, "<|visual token 000000|>": 7})),
+    "Glm46VForConditionalGeneration": around("glm4v_text", **SECTIONS),
+    "Glm4vForConditionalGeneration": around("glm4v_text", **rope("default", mrope_section=[1, 1, 0], partial_rotary_factor=0.5)),
+    "GlmOcrForConditionalGeneration": around("glm_ocr_text", **SECTIONS),
+    "Granite4VisionForConditionalGeneration": around("granite4_vision_text", residual_multiplier=0.5, logits_scaling=2.0, config=dict(deepstack_layer_map=[[-1, 0]], spatial_target_layers=[0, 1, 2, 3], downsample_rate="1/2", image_grid_pinpoints=[[336, 336]])),
+    "GraniteDoclingForConditionalGeneration": around("granite_docling_text", config=dict(vision_config=dict(out_hidden_size=32))),
+    "HunYuanVLForConditionalGeneration": around("hunyuan_vl_text", head_dim=8, **rope("default", mrope_section=[1, 1, 1, 1])),
+    "Lfm2VlForConditionalGeneration": around("lfm2", **DENSE["lfm2"][1]),
+    "Lfm3VlForConditionalGeneration": around("lfm3", **DENSE["lfm3"][1]),
+    "PaddleOCRVLForConditionalGeneration": around("paddleocr_vl_text", head_dim=8, **SECTIONS),
     "PerceptionLMForConditionalGeneration": around("llama", config=dict(vision_config=dict(model_type="timm_wrapper", architecture="vit_pe_core_tiny_patch16_384", model_args=dict(embed_dim=192, depth=1)))),
     "QianfanOCRForConditionalGeneration": around("qwen3", head_dim=16),
     "VibeVoiceForConditionalGeneration": around("qwen2", config=dict(eos_token_id=1)),

@@ -257,6 +257,13 @@ impl ModelConfig {
         Ok(())
     }
 
+    /// Gives all layers the window of `sliding_window`, where there is one: for classes that read no `layer_types`.
+    pub fn set_window(&mut self, fields: &Fields) -> Result<(), ModelError> {
+        let window = fields.optional_size("sliding_window")?;
+        self.windows = window.map(|window| vec![Some(window); self.layers]).unwrap_or_default();
+        Ok(())
+    }
+
     /// The attention of a layer.
     pub fn attention_of(&self, layer: usize) -> AttentionShape {
         let alike = AttentionShape {

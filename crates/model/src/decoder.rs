@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use riffle_linear::PackedMatrix;
 
-use crate::blocks::{LayerInputs, Norm};
+use crate::blocks::{LayerInputs, Norm, PositionTable};
 use crate::fields::Fields;
 use crate::inputs::InputSums;
 use crate::layer::{Layer, Step};
@@ -22,6 +22,8 @@ pub struct Decoder {
     pub embedding_scale: Option<f32>,
     /// The norm of embeddings, where a family has one.
     pub embedding_norm: Option<Norm>,
+    /// The embeddings of positions, where a family has such in place of rotations.
+    pub positions: Option<PositionTable>,
     /// Inputs of all layers that follow from a token, where a family has such.
     pub layer_inputs: Option<LayerInputs>,
     /// The layers, first to last.
@@ -46,16 +48,23 @@ impl Decoder {
     pub fn new(config: &ModelConfig, weights: &mut Checkpoint, final_norm: Norm) -> Result<Decoder, ModelError> {
         let (vocab_size, hidden) = (config.vocab_size, config.hidden_size);
         let embedding = weights.matrix("model.embed_tokens.weight", vocab_size, hidden)?;
-        let head = if config.tied_embeddings {
+        // As in transformers, a head with weights of its own is not tied, whatever the settings say.
+        let has_own = weights.info("lm_head.weight").is_some()
+            && !weights.are_equal(["model.embed_tokens.weight", "lm_head.weight"])?;
+        let head = if config.tied_embeddings && !has_own {
             None
         } else {
             Some(weights.matrix("lm_head.weight", vocab_size, hidden)?)
         };
         Ok(Decoder {
-            config: config.clone(),
+            config: ModelConfig {
+                tied_embeddings: head.is_none(),
+                ..config.clone()
+            },
             embedding,
             embedding_scale: None,
             embedding_norm: None,
+            positions: None,
             layer_inputs: None,
             layers: Vec::new(),
             final_norm,
@@ -79,7 +88,9 @@ impl Decoder {
         let layers: u64 = self.layers.iter().map(Layer::bytes).sum();
         let predictor = self.predictor.as_ref().map_or(0, |predictor| predictor.bytes());
         let embedding_norm = self.embedding_norm.as_ref().map_or(0, Norm::bytes);
-        let inputs = self.layer_inputs.as_ref().map_or(0, LayerInputs::bytes) + embedding_norm;
+        let inputs = self.layer_inputs.as_ref().map_or(0, LayerInputs::bytes)
+            + self.positions.as_ref().map_or(0, PositionTable::bytes)
+            + embedding_norm;
         self.embedding.bytes() as u64 + inputs + layers + self.final_norm.bytes() + head + bias + predictor
     }
 

@@ -201,6 +201,24 @@ pub enum ModelError {
         /// From the weight file.
         found: TensorType,
     },
+    /// A text is longer than the table of positions.
+    #[error("position {position} has no embedding: this model has {positions} positions; use a shorter text")]
+    NoPosition {
+        /// The position, counted from 0.
+        position: usize,
+        /// Positions of the model.
+        positions: usize,
+    },
+    /// Tensors that are computed as one matrix have different formats.
+    #[error(
+        "tensor {tensor} has another format than {first}, and both are one matrix; convert the weights to one format"
+    )]
+    TwoFormats {
+        /// The tensor.
+        tensor: String,
+        /// The first tensor of the matrix.
+        first: String,
+    },
     /// A weight is not a number or infinite.
     #[error(
         "tensor {tensor} holds {value} at element {element}; the weights are damaged, download or convert them again"

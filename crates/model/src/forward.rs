@@ -161,6 +161,9 @@ impl Forward for HostForward {
         batch.check(self.model.config.vocab_size, self.workspace.batch_tokens())?;
         self.hidden.resize(batch.rows() * self.model.config.hidden_size, 0.0);
         self.model.embed(batch.tokens(), &mut self.hidden);
+        if let Some(positions) = &self.model.positions {
+            positions.add(batch, &mut self.hidden)?;
+        }
         self.begin(batch);
         Ok(())
     }

@@ -82,8 +82,8 @@ pub use adapters::{AdapterInfo, AdapterScales, AdapterSpec, MOST_ADAPTERS};
 pub use batch::{Batch, CutGrid, Segment, SegmentPart, SegmentTokens};
 pub use blocks::{
     Activation, Attention, Expert, ExpertGroups, ExpertSettings, Experts, FusedLayout, GatedDeltaNet, HeadProjection,
-    KeyValue, LatentQuery, LayerInput, LayerInputs, Mamba2, Mixer, Mlp, Norm, Projection, Rotary, Router, RouterRules,
-    Scoring, SharedExpert, ShortConvolution, WeightSum,
+    KeyValue, LatentQuery, LayerInput, LayerInputs, Mamba2, Mixer, Mlp, Norm, PositionTable, Projection, Rotary,
+    Router, RouterRules, Scoring, SharedExpert, ShortConvolution, WeightSum,
 };
 pub use chat::{ChatMessage, ChatTemplate, ConversationText, TemplateLimit};
 pub use config::{AttentionShape, ExpertShape, ModelConfig};

@@ -247,7 +247,14 @@ const NOT_COMPUTED: [&str; 9] = [
 ];
 
 /// Ends of the names of tensors that were stored although they follow from the settings.
-const DERIVED: [&str; 3] = [".rotary_emb.inv_freq", ".attn_rot_embd", ".attn_rot_embd.weight"];
+const DERIVED: [&str; 5] = [
+    ".rotary_emb.inv_freq",
+    ".attn_rot_embd",
+    ".attn_rot_embd.weight",
+    // Masks of GPT-2.
+    ".attn.bias",
+    ".attn.masked_bias",
+];
 
 /// Most names in an error about unused tensors.
 const LARGEST_NAME_COUNT: usize = 3;

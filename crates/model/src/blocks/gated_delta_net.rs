@@ -21,6 +21,8 @@ pub struct DeltaNetStorage {
     pub heads_tiled: bool,
     /// True if decay rates are stored as `-exp(A_log)` under the name `A`.
     pub decay_rates: bool,
+    /// True if each projection is a tensor of its own, under the names of attention (OLMo-hybrid).
+    pub is_apart: bool,
 }
 
 /// The weights of one layer's token mixer.
@@ -33,6 +35,8 @@ pub struct GatedDeltaNet {
     pub gate: Projection,
     /// To `[value_heads]`, how much of a value is written.
     pub strength: Projection,
+    /// The largest strength.
+    strength_limit: f32,
     /// To `[value_heads]`, how fast the memory decays.
     pub decay: Projection,
     /// From what was read to `[hidden_size]`.
@@ -60,7 +64,7 @@ impl GatedDeltaNet {
         norm_epsilon: f32,
         storage: DeltaNetStorage,
     ) -> Result<GatedDeltaNet, ModelError> {
-        let (channels, value_width, value_heads) = (shape.channels(), shape.value_width(), shape.value_heads);
+        let (value_width, value_heads) = (shape.value_width(), shape.value_heads);
         let part = |part: &str| format!("{name}.{part}");
         let decay_rates = if storage.decay_rates {
             weights.vector(&part("A"), value_heads)?
@@ -69,10 +73,15 @@ impl GatedDeltaNet {
             logarithms.into_iter().map(|logarithm| -logarithm.exp()).collect()
         };
         let decay_biases = weights.vector(&part("dt_bias"), value_heads)?;
-        let norm = weights.vector(&part("norm.weight"), shape.value_dim)?;
-        let convolution = Convolution::load(weights, &part("conv1d"), channels, shape.kernel, false)?;
-        let [mixed, gate] = inputs(weights, part, shape, hidden)?;
-        let [strength, decay] = decays(weights, part, shape, hidden)?;
+        let [norm, output] = if storage.is_apart {
+            ["o_norm", "o_proj"]
+        } else {
+            ["norm", "out_proj"]
+        };
+        let norm = weights.vector(&part(&format!("{norm}.weight")), shape.value_dim)?;
+        let convolution = convolution(weights, part, shape)?;
+        let [mixed, gate] = inputs(weights, part, shape, hidden, storage)?;
+        let [strength, decay] = decays(weights, part, shape, hidden, storage)?;
         Ok(GatedDeltaNet {
             shape: *shape,
             recurrence: Recurrence {
@@ -82,13 +91,22 @@ impl GatedDeltaNet {
             mixed,
             gate,
             strength,
+            strength_limit: 1.0,
             decay,
-            output: Projection::load(weights, &part("out_proj"), hidden, value_width, false)?,
+            output: Projection::load(weights, &part(output), hidden, value_width, false)?,
             decay_rates,
             decay_biases,
             norm,
             norm_epsilon,
         })
+    }
+
+    /// The same with strengths up to `limit`: above one, what a memory held for a key changes its sign.
+    pub(crate) fn with_strength_limit(self, limit: f32) -> GatedDeltaNet {
+        GatedDeltaNet {
+            strength_limit: limit,
+            ..self
+        }
     }
 
     /// Taps of the convolution, `[kernel, channels]`, the oldest token first.
@@ -124,7 +142,7 @@ impl GatedDeltaNet {
         block
             .strength
             .iter_mut()
-            .for_each(|strength| *strength = sigmoid(*strength));
+            .for_each(|strength| *strength = self.strength_limit * sigmoid(*strength));
         for decay in block.decay.chunks_exact_mut(self.decay_rates.len()) {
             for ((decay, rate), bias) in decay.iter_mut().zip(&self.decay_rates).zip(&self.decay_biases) {
                 *decay = rate * softplus(*decay + bias);
@@ -165,6 +183,30 @@ impl GatedDeltaNet {
     }
 }
 
+/// The convolution of all channels, which files of OLMo-hybrid hold as those of queries, of keys and of values.
+fn convolution(
+    weights: &mut Checkpoint,
+    part: impl Fn(&str) -> String,
+    shape: &GatedDeltaNetShape,
+) -> Result<Convolution, ModelError> {
+    let (channels, kernel) = (shape.channels(), shape.kernel);
+    let names = ["q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"].map(&part);
+    if weights.info(&names[0]).is_none() {
+        return Convolution::load(weights, &part("conv1d"), channels, kernel, false);
+    }
+    // transformers cuts the channels in three wherever it likes.
+    let mut taps = Vec::new();
+    for name in &names {
+        let count = weights.info(name).map_or(0, |info| info.shape.iter().product());
+        taps.extend(weights.values(name, count)?);
+    }
+    if taps.len() == channels * kernel {
+        Ok(Convolution::new(&taps, None, channels))
+    } else {
+        Convolution::load(weights, &part("conv1d"), channels, kernel, false)
+    }
+}
+
 /// The projections to queries, keys and values, and to the gate. Qwen3-Next has one tensor, in which those of each key head follow each
 /// other.
 fn inputs(
@@ -172,8 +214,19 @@ fn inputs(
     part: impl Fn(&str) -> String,
     shape: &GatedDeltaNetShape,
     hidden: usize,
+    storage: DeltaNetStorage,
 ) -> Result<[Projection; 2], ModelError> {
     let (channels, value_width, key_heads) = (shape.channels(), shape.value_width(), shape.key_heads);
+    if storage.is_apart {
+        let key_width = key_heads * shape.key_dim;
+        let rows = [("q_proj", key_width), ("k_proj", key_width), ("v_proj", value_width)];
+        let rows = rows.map(|(name, rows)| (part(&format!("{name}.weight")), rows));
+        let mixed = Projection::of_parts(weights.joined(&rows, hidden)?, None);
+        return Ok([
+            mixed,
+            Projection::load(weights, &part("g_proj"), value_width, hidden, false)?,
+        ]);
+    }
     let fused = part("in_proj_qkvz.weight");
     if weights.info(&fused).is_none() {
         let mut load = |name, outputs| Projection::load(weights, &part(name), outputs, hidden, false);
@@ -203,11 +256,17 @@ fn decays(
     part: impl Fn(&str) -> String,
     shape: &GatedDeltaNetShape,
     hidden: usize,
+    storage: DeltaNetStorage,
 ) -> Result<[Projection; 2], ModelError> {
+    let names = if storage.is_apart {
+        ["b_proj", "a_proj"]
+    } else {
+        ["in_proj_b", "in_proj_a"]
+    };
     let fused = part("in_proj_ba.weight");
     if weights.info(&fused).is_none() {
         let mut load = |name| Projection::load(weights, &part(name), shape.value_heads, hidden, false);
-        return Ok([load("in_proj_b")?, load("in_proj_a")?]);
+        return Ok([load(names[0])?, load(names[1])?]);
     }
     let group = shape.value_heads / shape.key_heads;
     let of_heads = |first: usize| {

@@ -370,6 +370,12 @@ impl Rotary {
         rotary
     }
 
+    /// The factor on what is turned, which is taken off: for heads that are normalised behind the rotation.
+    pub(crate) fn take_magnitude(&mut self) -> f32 {
+        self.id = next_id();
+        std::mem::replace(&mut self.magnitude, 1.0)
+    }
+
     /// The same rotation with factors, `[head_dim]`, on every query head that it has turned.
     pub(crate) fn with_query_weights(&self, weights: Vec<f32>) -> Rotary {
         let mut rotary = self.clone();

@@ -85,30 +85,65 @@ pub(crate) fn refuse(fields: &Fields, family: &Family, architecture: &str) -> Re
         return Err(fields.error("attn_output_gate", "is false, which is not supported"));
     }
     refuse_part_of_a_rotation(fields, family, architecture)?;
+    refuse_unrounded_kinds(fields)?;
     refuse_two_rotations(fields)
 }
 
 /// The default rotation of most families turns whole heads, whatever `partial_rotary_factor` says.
 fn refuse_part_of_a_rotation(fields: &Fields, family: &Family, architecture: &str) -> Result<(), ModelError> {
+    if family.rotates_partly {
+        return Ok(());
+    }
     let inner = match fields.object("rope_parameters")? {
         Some(parameters) => Some(parameters),
         None => fields.object("rope_scaling")?,
     };
-    let kind = match &inner {
-        Some(inner) => inner.text("rope_type")?.or(inner.text("type")?),
-        None => None,
-    };
-    if family.rotates_partly || !matches!(kind, None | Some("default" | "mrope")) {
-        return Ok(());
+    let mut places = Vec::new();
+    if let Some(inner) = &inner {
+        for kind in ["full_attention", "sliding_attention"] {
+            places.extend(inner.object(kind)?);
+        }
     }
-    for place in inner.iter().chain([fields]) {
-        if let Some(part) = place
-            .optional_number("partial_rotary_factor")?
-            .filter(|part| *part != 1.0)
-        {
-            let problem =
-                format!("is {part}, which the default rotation of {architecture} does not read; leave it out");
-            return Err(place.error("partial_rotary_factor", problem));
+    if places.is_empty() {
+        places.extend(inner);
+    }
+    let is_default = |place: &Fields| -> Result<bool, ModelError> {
+        let kind = place.text("rope_type")?.or(place.text("type")?);
+        Ok(matches!(kind, None | Some("default" | "mrope")))
+    };
+    if places.is_empty() {
+        places.push(fields.clone());
+    }
+    for rotation in &places {
+        if !is_default(rotation)? {
+            continue;
+        }
+        for place in [rotation, fields] {
+            if let Some(part) = place
+                .optional_number("partial_rotary_factor")?
+                .filter(|part| *part != 1.0)
+            {
+                let problem =
+                    format!("is {part}, which the default rotation of {architecture} does not read; leave it out");
+                return Err(place.error("partial_rotary_factor", problem));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// transformers reads `truncate` beside the rotations of kinds of layers, and not within them.
+fn refuse_unrounded_kinds(fields: &Fields) -> Result<(), ModelError> {
+    let Some(parameters) = fields.object("rope_parameters")? else {
+        return Ok(());
+    };
+    let kinds = ["full_attention", "sliding_attention"].map(|kind| parameters.object(kind));
+    for rotation in kinds.into_iter().filter_map(Result::transpose) {
+        for place in [&rotation?, &parameters] {
+            if !place.flag("truncate", true)? {
+                let problem = "is false, which is not supported where kinds of layers have rotations of their own";
+                return Err(place.error("truncate", problem));
+            }
         }
     }
     Ok(())

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Family, added_to_norms, gated_mlp, norm_plus};
 use crate::blocks::{Activation, Attention, KeyValue, Mlp, Norm, Projection, Rotary, RotarySettings};
@@ -66,19 +66,25 @@ fn configure_gemma3(fields: &Fields, architecture: &str) -> Result<ModelConfig, 
 /// The rotations of global and of local layers.
 fn gemma3_rotations(fields: &Fields, config: &ModelConfig) -> Result<[RotarySettings; 2], ModelError> {
     let parameters = fields.object("rope_parameters")?;
-    let rotation = |kind: &str, older: Fields| -> Result<RotarySettings, ModelError> {
-        let own = parameters.as_ref().and_then(|parameters| parameters.get(kind));
-        let fields = match own {
-            Some(own) => Fields::new(fields.path(), json!({"rope_parameters": own}))?,
-            None => older,
-        };
+    let of_kind = |kind: &str| parameters.as_ref().and_then(|parameters| parameters.get(kind));
+    if let Some(parameters) = &parameters
+        && of_kind("full_attention").or(of_kind("sliding_attention")).is_none()
+        && let Some((name, _)) = parameters.values().iter().find(|(_, value)| !value.is_null())
+    {
+        let problem =
+            format!("holds {name} for all layers, which this architecture does not read; write it for full_attention");
+        return Err(fields.error("rope_parameters", problem));
+    }
+    let rotation = |kind: &str, older: Option<&Value>, theta: f64| -> Result<RotarySettings, ModelError> {
+        let own = of_kind(kind).or(older).cloned().unwrap_or_default();
+        let fields = Fields::new(fields.path(), json!({"rope_parameters": own, "rope_theta": theta}))?;
         RotarySettings::from_fields(&fields, config.head_dim, config.max_position)
     };
-    let theta = fields.optional_positive("rope_local_base_freq")?.unwrap_or(10_000.0);
-    let local = Fields::new(fields.path(), json!({"rope_theta": theta}))?;
+    let theta = fields.optional_positive("rope_theta")?.unwrap_or(1_000_000.0);
+    let local_theta = fields.optional_positive("rope_local_base_freq")?.unwrap_or(10_000.0);
     Ok([
-        rotation("full_attention", fields.with_default("rope_theta", 1_000_000))?,
-        rotation("sliding_attention", local)?,
+        rotation("full_attention", fields.get("rope_scaling"), theta)?,
+        rotation("sliding_attention", None, local_theta)?,
     ])
 }
 

@@ -11,10 +11,7 @@ pub(super) const FAMILY: Family = Family::new(&["MistralForCausalLM"], "mistral"
 fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
     let mut config = llama::configure(fields, architecture)?;
     // Null means none; without the setting the window is that of the first model.
-    let fields = fields.with_default("sliding_window", 4096);
-    if fields.get("sliding_window").is_some() {
-        config.set_windows(&fields, |_| true)?;
-    }
+    config.set_window(&fields.with_default("sliding_window", 4096))?;
     Ok(config)
 }
 

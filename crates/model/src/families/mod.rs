@@ -1,5 +1,6 @@
 //! The architectures, one file each.
 
+mod defaults;
 mod dense;
 mod foreign;
 mod gemma;
@@ -212,13 +213,21 @@ fn find(fields: &Fields, more: &'static [Family]) -> Result<(&'static Family, St
             None => Err(unknown(format!("{} around {text_type}", wrapper.class), more)),
         };
     }
+    // transformers gives EXAONE 3 the class of Llama, and keeps the names of its tensors.
+    if model_type == Some("exaone")
+        && architectures.iter().all(|name| name == "LlamaForCausalLM")
+        && let Some(family) = FAMILIES.iter().find(|family| Some(family.model_type) == model_type)
+    {
+        return Ok((family, family.architectures[0].to_owned()));
+    }
+    let family_type = model_type.map(wrappers::family_type);
     for family in more.iter().chain(FAMILIES) {
         for name in family.architectures {
             if architectures.iter().any(|found| found == name) {
                 return Ok((family, (*name).to_owned()));
             }
         }
-        if architectures.is_empty() && model_type == Some(family.model_type) {
+        if architectures.is_empty() && family_type == Some(family.model_type) {
             let name = family.architectures.first().copied().unwrap_or(family.model_type);
             return Ok((family, name.to_owned()));
         }

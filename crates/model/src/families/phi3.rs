@@ -36,9 +36,7 @@ pub(super) fn settle_original_length(fields: Fields) -> Result<Fields, ModelErro
 fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
     let fields = with_defaults(fields);
     let mut config = llama::configure(&fields, architecture)?;
-    if fields.get("sliding_window").is_some() {
-        config.set_windows(&fields, |_| true)?;
-    }
+    config.set_window(&fields)?;
     Ok(config)
 }
 

@@ -185,6 +185,7 @@ impl<'a> Mixers<'a> {
             storage: DeltaNetStorage {
                 heads_tiled: fields.flag("value_heads_tiled", false)?,
                 decay_rates: fields.flag("decay_rates_stored", false)?,
+                is_apart: false,
             },
             added_to_norms: added_to_norms(&fields)?,
             experts: experts(&fields, &config.architecture)?,

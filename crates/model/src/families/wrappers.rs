@@ -2,10 +2,7 @@
 //!
 //! The text model alone is computed. Its settings stand in `text_config`, its tensors behind a beginning of their names.
 
-use std::sync::LazyLock;
-
-use serde_json::{Map, Value};
-
+use super::defaults::{is_tied_by_default, with_class_defaults, with_wrapped_defaults};
 use super::phi3;
 use crate::ModelError;
 use crate::fields::Fields;
@@ -48,26 +45,37 @@ const SHARED: [&str; 8] = [
 ];
 
 const WRAPPERS: &[Wrapper] = &[
+    wrapper("Apertus1p5ForConditionalGeneration", "apertus1p5_text"),
     wrapper("AudioFlamingo3ForConditionalGeneration", "qwen2"),
     wrapper_without("logit_scale", "AyaVisionForConditionalGeneration", "cohere2"),
     wrapper_without("logit_scale", "Cohere2VisionForConditionalGeneration", "cohere2"),
+    wrapper("CohereCompassForConditionalGeneration", "cohere_compass_text"),
     wrapper("DeepseekVLForConditionalGeneration", "llama"),
     wrapper("DeepseekVLHybridForConditionalGeneration", "llama"),
+    wrapper("Emu3ForConditionalGeneration", "emu3_text_model"),
     wrapper("Exaone4_5_ForConditionalGeneration", "exaone4"),
     wrapper("FastVlmForConditionalGeneration", "qwen2"),
     wrapper("FunAsrNanoForConditionalGeneration", "qwen3"),
     wrapper("Gemma3ForConditionalGeneration", "gemma3_text"),
     wrapper("Gemma4ForConditionalGeneration", "gemma4_text"),
     wrapper("Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text"),
+    wrapper("Glm46VForConditionalGeneration", "glm4v_text"),
+    wrapper("Glm4vForConditionalGeneration", "glm4v_text"),
     wrapper("GlmAsrForConditionalGeneration", "llama"),
+    wrapper("GlmOcrForConditionalGeneration", "glm_ocr_text"),
     wrapper("GotOcr2ForConditionalGeneration", "qwen2"),
+    wrapper("Granite4VisionForConditionalGeneration", "granite4_vision_text"),
+    wrapper("GraniteDoclingForConditionalGeneration", "granite_docling_text"),
     wrapper_without("logits_scaling", "GraniteSpeechForConditionalGeneration", "granite"),
     wrapper_without("logits_scaling", "GraniteSpeechPlusForConditionalGeneration", "granite"),
+    wrapper("HunYuanVLForConditionalGeneration", "hunyuan_vl_text"),
     wrapper("HyperCLOVAXVisionV2ForConditionalGeneration", "hyperclovax"),
     wrapper("Idefics2ForConditionalGeneration", "mistral"),
     wrapper("Idefics3ForConditionalGeneration", "llama"),
     wrapper("InternVLForConditionalGeneration", "qwen2"),
     wrapper("JanusForConditionalGeneration", "llama"),
+    wrapper("Lfm2VlForConditionalGeneration", "lfm2"),
+    wrapper("Lfm3VlForConditionalGeneration", "lfm3"),
     wrapper("LightOnOcrForConditionalGeneration", "qwen3"),
     wrapper("LlavaForConditionalGeneration", "llama"),
     wrapper("LlavaNextForConditionalGeneration", "llama"),
@@ -82,18 +90,19 @@ const WRAPPERS: &[Wrapper] = &[
     wrapper("MusicFlamingoForConditionalGeneration", "qwen2"),
     wrapper("OmniASRForConditionalGeneration", "llama"),
     wrapper("Ovis2ForConditionalGeneration", "qwen2"),
+    wrapper("PaddleOCRVLForConditionalGeneration", "paddleocr_vl_text"),
     wrapper("PaliGemmaForConditionalGeneration", "gemma"),
     wrapper("PerceptionLMForConditionalGeneration", "llama"),
     wrapper("QianfanOCRForConditionalGeneration", "qwen3"),
+    wrapper("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text"),
+    wrapper("Qwen2_5OmniThinkerForConditionalGeneration", "qwen2_5_omni_text"),
     wrapper("Qwen2AudioForConditionalGeneration", "qwen2"),
     wrapper("Qwen2VLForConditionalGeneration", "qwen2_vl_text"),
-    wrapper("Qwen2_5OmniThinkerForConditionalGeneration", "qwen2_5_omni_text"),
-    wrapper("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text"),
+    wrapper("Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
+    wrapper("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text"),
     wrapper("Qwen3ASRForConditionalGeneration", "qwen3"),
     wrapper("Qwen3VLForConditionalGeneration", "qwen3_vl_text"),
     wrapper("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe_text"),
-    wrapper("Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
-    wrapper("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text"),
     wrapper("SmolVLMForConditionalGeneration", "llama"),
     wrapper("VibeVoiceAsrForConditionalGeneration", "qwen2"),
     wrapper("VibeVoiceForConditionalGeneration", "qwen2"),
@@ -113,6 +122,24 @@ const TYPES: &[(&str, &str)] = &[
     ("qwen3_vl_text", "qwen3"),
     ("qwen3_vl_moe_text", "qwen3_moe"),
     ("gemma4_unified_text", "gemma4_text"),
+    ("internlm3", "llama"),
+    ("iquestcoder", "llama"),
+    ("granite4_vision_text", "granite"),
+    ("granite_docling_text", "granite"),
+    ("hunyuan_vl_text", "hunyuan_v1_dense"),
+];
+
+/// Classes that tie embeddings also where the settings of the text model alone say so.
+const TIED_BY_TEXT: &[&str] = &[
+    "Glm46VForConditionalGeneration",
+    "Glm4vForConditionalGeneration",
+    "GlmOcrForConditionalGeneration",
+    "HunYuanVLForConditionalGeneration",
+    "PaddleOCRVLForConditionalGeneration",
+    "PerceptionLMForConditionalGeneration",
+    "Qwen2VLForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+    "VibeVoiceForConditionalGeneration",
 ];
 
 /// Beginnings of the names of a wrapped text model's tensors, and of the names that families know.
@@ -124,16 +151,12 @@ pub(crate) const NAMES: &[(&str, &str)] = &[
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
     ("model.text_model.", "model."),
+    ("text_model.lm_head.", "lm_head."),
+    ("text_model.model.", "model."),
+    ("text_model.", "model."),
     ("thinker.model.", "model."),
     ("thinker.lm_head.", "lm_head."),
 ];
-
-/// The settings of each type of text model where config.json leaves them out, by the classes of transformers.
-/// `scripts/make_text_defaults.py` writes the file.
-static DEFAULTS: LazyLock<Map<String, Value>> = LazyLock::new(|| {
-    let defaults: Value = serde_json::from_str(include_str!("text_defaults.json")).expect("the file is checked in");
-    defaults.as_object().cloned().unwrap_or_default()
-});
 
 /// Classes that read pictures or sound beside a text, and the `model_type` of the text model where config.json names none. Their text models
 /// are computed; pictures and sound are not.
@@ -174,21 +197,10 @@ pub(crate) fn is_of_text_model(name: &str) -> bool {
     .any(|beginning| name.starts_with(beginning))
 }
 
-/// The settings with the length that the class of the model has where config.json leaves it out.
-fn with_default_length(fields: Fields) -> Result<Fields, ModelError> {
-    const LENGTH: &str = "max_position_embeddings";
-    let defaults = fields.text("model_type")?.and_then(|name| DEFAULTS.get(name));
-    let length = defaults.and_then(|defaults| defaults.get(LENGTH)).cloned();
-    Ok(match length {
-        Some(length) => fields.with_default(LENGTH, length),
-        None => fields,
-    })
-}
-
 /// The settings of the text model, with the defaults of its class where a wrapper leaves settings out.
 pub(crate) fn text_fields(fields: Fields) -> Result<Fields, ModelError> {
     let Some(wrapper) = find(&fields.texts("architectures")?) else {
-        let fields = with_default_length(fields.of_text_model()?)?;
+        let fields = with_class_defaults(fields.of_text_model()?)?;
         let is_phi3 = fields.text("model_type")? == Some("phi3");
         return if is_phi3 {
             phi3::settle_original_length(fields)
@@ -200,16 +212,13 @@ pub(crate) fn text_fields(fields: Fields) -> Result<Fields, ModelError> {
     if !is_nested {
         return fields.of_text_model();
     }
-    // The settings of the whole class say it; those of the text model are not read.
-    let tied = fields.get("tie_word_embeddings").cloned();
-    let fields = fields
-        .with_only(&SHARED)
-        .of_text_model()?
-        .without("tie_word_embeddings");
-    let mut fields = match tied {
-        Some(tied) => fields.with("tie_word_embeddings", tied),
-        None => fields,
-    };
+    // The settings of the whole class say it; those of the text model are read by some classes alone.
+    let tied = fields.flag("tie_word_embeddings", is_tied_by_default(wrapper.class))?;
+    let text = fields.object("text_config")?;
+    let text_tied = text.map_or(Ok(false), |text| text.flag("tie_word_embeddings", false))?;
+    let is_tied = tied || text_tied && TIED_BY_TEXT.contains(&wrapper.class);
+    let fields = fields.with_only(&SHARED).of_text_model()?;
+    let mut fields = fields.with("tie_word_embeddings", is_tied);
     if let Some(factor) = wrapper.ignored_factor {
         fields = fields.with(factor, 1.0);
     }
@@ -217,13 +226,6 @@ pub(crate) fn text_fields(fields: Fields) -> Result<Fields, ModelError> {
         Some(text) => text.text("model_type")?.unwrap_or(wrapper.text_type).to_owned(),
         None => wrapper.text_type.to_owned(),
     };
-    let has_rotation = fields.get("rope_parameters").is_some();
-    if let Some(Value::Object(defaults)) = DEFAULTS.get(&text_type) {
-        for (name, value) in defaults {
-            if name != "rope_theta" || !has_rotation {
-                fields = fields.with_default(name, value.clone());
-            }
-        }
-    }
+    let fields = with_wrapped_defaults(fields, &text_type)?;
     Ok(fields.with("model_type", text_type))
 }

@@ -55,6 +55,14 @@ pub(super) enum Architecture {
     MuseGlimmer,
     Olmo,
     StableLm,
+    GraniteSwa,
+    Apertus,
+    ChatGlm,
+    Exaone,
+    Falcon,
+    GptNeoX,
+    Gpt2,
+    StarCoder,
 }
 
 /// Name in the file, architecture, name in config.json.
@@ -112,6 +120,14 @@ const ARCHITECTURES: &[(&str, Architecture, &str)] = &[
     ("muse-glimmer", Architecture::MuseGlimmer, "MuseGlimmerForCausalLM"),
     ("olmo", Architecture::Olmo, "OlmoForCausalLM"),
     ("stablelm", Architecture::StableLm, "StableLmForCausalLM"),
+    ("granite_swa", Architecture::GraniteSwa, "GraniteSWAForCausalLM"),
+    ("apertus", Architecture::Apertus, "ApertusForCausalLM"),
+    ("chatglm", Architecture::ChatGlm, "GlmForCausalLM"),
+    ("exaone", Architecture::Exaone, "LlamaForCausalLM"),
+    ("falcon", Architecture::Falcon, "FalconForCausalLM"),
+    ("gptneox", Architecture::GptNeoX, "GPTNeoXForCausalLM"),
+    ("gpt2", Architecture::Gpt2, "GPT2LMHeadModel"),
+    ("starcoder", Architecture::StarCoder, "GPTBigCodeForCausalLM"),
 ];
 
 /// Classes of config.json that have the files of another class.
@@ -183,6 +199,7 @@ impl Architecture {
                 | Architecture::SmolLm3
                 | Architecture::Granite
                 | Architecture::GraniteHybrid
+                | Architecture::GraniteSwa
                 | Architecture::Arcee
                 | Architecture::GraniteMoe
                 | Architecture::MuseGlimmer
@@ -222,6 +239,7 @@ impl Architecture {
                 | Architecture::Exaone4
                 | Architecture::Cohere2
                 | Architecture::GptOss
+                | Architecture::GraniteSwa
                 | Architecture::Gemma4
                 | Architecture::MuseGlimmer
         )

@@ -317,7 +317,9 @@ fn stored_tensors(architecture: Architecture, parts: &Parts) -> Result<Vec<Sourc
     let shape = parts.config.attention_of(0);
     let (heads, kv_heads) = (shape.heads, shape.kv_heads);
     for name in parts.weights.names() {
-        let is_copy = parts.config.tied_embeddings && name == "lm_head.weight";
+        let is_copy = parts.config.tied_embeddings
+            && name == "lm_head.weight"
+            && parts.weights.are_equal(["model.embed_tokens.weight", name])?;
         if name.ends_with(DERIVED) || is_copy {
             continue;
         }

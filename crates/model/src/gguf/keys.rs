@@ -38,9 +38,10 @@ enum For {
 }
 
 use Architecture::{
-    Cohere2, CommandR, Deepseek2, Dots1, Ernie45Moe, Exaone4, FalconH1, Gemma2, Gemma3, Gemma4, Glm4Moe, GptOss,
-    Granite, GraniteHybrid, GraniteMoe, HunyuanMoe, Lfm2, Llama, Mamba2, MiniCpm3, MiniMaxM2, Mistral3, MuseGlimmer,
-    NemotronH, Olmo2, Olmoe, Phi2, Qwen2Moe, Qwen2Vl, Qwen3Moe, Qwen3Next, Qwen3Vl, Qwen35, Qwen35Moe, StableLm,
+    Cohere2, CommandR, Deepseek2, Dots1, Ernie45Moe, Exaone4, FalconH1, Gemma2, Gemma3, Gemma4, Glm4Moe, GptNeoX,
+    GptOss, Granite, GraniteHybrid, GraniteMoe, GraniteSwa, HunyuanMoe, Lfm2, Llama, Mamba2, MiniCpm3, MiniMaxM2,
+    Mistral3, MuseGlimmer, NemotronH, Olmo2, Olmoe, Phi2, Qwen2Moe, Qwen2Vl, Qwen3Moe, Qwen3Next, Qwen3Vl, Qwen35,
+    Qwen35Moe, StableLm,
 };
 use For::{All, None as NoOne, Only};
 use KeyKind::{Any, Count, Counts, Flag, List, NotNegative, Number, Positive, Size, Text};
@@ -113,9 +114,10 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     (
         "attention.sliding_window_pattern",
         Any,
-        Only(&[Gemma2, Gemma3, Exaone4, Olmo2, Gemma4, MuseGlimmer]),
+        Only(&[Gemma2, Gemma3, Exaone4, Olmo2, Gemma4, MuseGlimmer, GraniteSwa]),
         &[],
     ),
+    ("attention.rope_pattern", List, Only(&[GraniteSwa]), &[]),
     // Rotation.
     ("rope.freq_base", Positive, All, &[]),
     ("rope.freq_base_swa", Positive, Only(&[Gemma3, Gemma4, Olmo2]), &[]),
@@ -156,23 +158,31 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     ("attention.causal", Flag, NoOne, &[1.0]),
     ("attention.clamp_kqv", Number, NoOne, &[0.0]),
     ("attention.max_alibi_bias", Number, NoOne, &[0.0]),
-    ("use_parallel_residual", Flag, Only(&[Phi2, StableLm]), &[0.0]),
+    ("use_parallel_residual", Flag, Only(&[Phi2, StableLm, GptNeoX]), &[0.0]),
     (
         "logit_scale",
         Number,
-        Only(&[Granite, GraniteHybrid, GraniteMoe, CommandR, Cohere2, MuseGlimmer]),
+        Only(&[
+            Granite,
+            GraniteHybrid,
+            GraniteMoe,
+            GraniteSwa,
+            CommandR,
+            Cohere2,
+            MuseGlimmer,
+        ]),
         &[0.0, 1.0],
     ),
     (
         "residual_scale",
         Number,
-        Only(&[Granite, GraniteHybrid, GraniteMoe]),
+        Only(&[Granite, GraniteHybrid, GraniteMoe, GraniteSwa]),
         &[0.0, 1.0],
     ),
     (
         "embedding_scale",
         Number,
-        Only(&[Granite, GraniteHybrid, GraniteMoe]),
+        Only(&[Granite, GraniteHybrid, GraniteMoe, GraniteSwa]),
         &[0.0, 1.0],
     ),
     // Experts: `mixed` refuses layers that have some where a family computes none. `experts` takes widths, and the layers that have experts, from tensors.

@@ -39,6 +39,15 @@ impl<'a> List<'a> {
         })
     }
 
+    /// Finite numbers.
+    pub(crate) fn numbers(&self) -> Result<Vec<f64>, String> {
+        self.typed("finite numbers", |value| match value {
+            Metadata::Float(number) if number.is_finite() => Some(number),
+            Metadata::Integer(number) => Some(number as f64),
+            _ => None,
+        })
+    }
+
     /// The values one by one.
     pub(crate) fn values(&self) -> impl Iterator<Item = Result<Metadata<'a>, String>> {
         let (kind, mut reader) = (self.kind, Reader::new(self.bytes));

@@ -19,6 +19,7 @@ mod reader;
 mod rotation;
 mod settings;
 mod source;
+mod spelt;
 mod tokenizer;
 mod word_patterns;
 mod writer;

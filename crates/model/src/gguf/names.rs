@@ -104,6 +104,42 @@ const GLM4_PARTS: &[(&str, &str)] = &[
 /// Names that differ in StarCoder2.
 const STARCODER2_PARTS: &[(&str, &str)] = &[("ffn_up", "mlp.c_fc"), ("ffn_down", "mlp.c_proj")];
 
+/// Names that differ in Apertus.
+const APERTUS_PARTS: &[(&str, &str)] = &[
+    ("attn_norm", "attention_layernorm"),
+    ("ffn_norm", "feedforward_layernorm"),
+];
+
+/// Names that differ in GLM, whose first models are named ChatGLM.
+const CHATGLM_PARTS: &[(&str, &str)] = &[("ffn_up", "mlp.gate_up_proj")];
+
+/// Names that differ in Falcon.
+const FALCON_PARTS: &[(&str, &str)] = &[
+    ("attn_norm_2", "ln_attn"),
+    ("attn_qkv", "self_attention.query_key_value"),
+    ("attn_output", "self_attention.dense"),
+    ("ffn_up", "mlp.dense_h_to_4h"),
+    ("ffn_down", "mlp.dense_4h_to_h"),
+];
+
+/// Names that differ in GPT-NeoX.
+const GPT_NEOX_PARTS: &[(&str, &str)] = &[
+    ("attn_qkv", "attention.query_key_value"),
+    ("attn_output", "attention.dense"),
+    ("ffn_up", "mlp.dense_h_to_4h"),
+    ("ffn_down", "mlp.dense_4h_to_h"),
+];
+
+/// Names that differ in GPT-2 and in StarCoder.
+const GPT2_PARTS: &[(&str, &str)] = &[
+    ("attn_norm", "ln_1"),
+    ("ffn_norm", "ln_2"),
+    ("attn_qkv", "attn.c_attn"),
+    ("attn_output", "attn.c_proj"),
+    ("ffn_up", "mlp.c_fc"),
+    ("ffn_down", "mlp.c_proj"),
+];
+
 /// Names that differ in Hunyuan models.
 const HUNYUAN_PARTS: &[(&str, &str)] = &[
     ("attn_q_norm", "self_attn.query_layernorm"),
@@ -237,6 +273,9 @@ pub(super) fn family_name(architecture: Architecture, name: &str) -> Option<Stri
         ("token_embd", _) => "model.embed_tokens".to_owned(),
         ("output", _) => "lm_head".to_owned(),
         ("output_norm", Architecture::Phi2 | Architecture::FalconH1) => "model.final_layernorm".to_owned(),
+        ("output_norm", Architecture::GptNeoX) => "model.final_layer_norm".to_owned(),
+        ("output_norm", Architecture::Falcon | Architecture::Gpt2 | Architecture::StarCoder) => "model.ln_f".to_owned(),
+        ("position_embd", Architecture::Gpt2 | Architecture::StarCoder) => "model.wpe".to_owned(),
         ("output_norm", Architecture::Mamba2 | Architecture::NemotronH) => "model.norm_f".to_owned(),
         ("output_norm" | "token_embd_norm", Architecture::Lfm2) => "model.embedding_norm".to_owned(),
         ("per_layer_token_embd", Architecture::Gemma4) => "model.embed_tokens_per_layer".to_owned(),
@@ -299,6 +338,11 @@ fn own_parts(architecture: Architecture) -> &'static [(&'static str, &'static st
         Architecture::SeedOss | Architecture::Olmo2 | Architecture::Exaone4 => AFTER_PARTS,
         Architecture::Glm4 => GLM4_PARTS,
         Architecture::Starcoder2 => STARCODER2_PARTS,
+        Architecture::Apertus => APERTUS_PARTS,
+        Architecture::ChatGlm => CHATGLM_PARTS,
+        Architecture::Falcon => FALCON_PARTS,
+        Architecture::GptNeoX => GPT_NEOX_PARTS,
+        Architecture::Gpt2 | Architecture::StarCoder => GPT2_PARTS,
         Architecture::HunyuanDense | Architecture::HunyuanMoe => HUNYUAN_PARTS,
         Architecture::MiniCpm3 | Architecture::Deepseek2 => LATENT_PARTS,
         Architecture::Lfm2 => LFM2_PARTS,

@@ -9,6 +9,7 @@ use super::header::{Header, Metadata};
 use super::list::List;
 use super::mixed;
 use super::rotation::rotation;
+use super::spelt;
 use crate::ModelError;
 use crate::config::LARGEST_COUNT;
 use crate::fields::Fields;
@@ -72,7 +73,7 @@ pub(super) fn largest(list: &List<'_>) -> Result<u64, String> {
 
 /// The metadata of a file's architecture.
 pub(super) struct OwnKeys<'a> {
-    header: &'a Header<'a>,
+    pub(super) header: &'a Header<'a>,
     prefix: &'static str,
 }
 
@@ -169,7 +170,7 @@ pub(super) fn fields(
     let score_width = of_architecture(architecture, &keys, weights, &mut settings)?;
     if matches!(
         architecture,
-        Architecture::Granite | Architecture::GraniteHybrid | Architecture::GraniteMoe
+        Architecture::Granite | Architecture::GraniteHybrid | Architecture::GraniteMoe | Architecture::GraniteSwa
     ) {
         multipliers(&keys, &mut settings)?;
     } else {
@@ -190,6 +191,7 @@ fn of_architecture(
     let known = read(keys.header, keys, settings)?;
     let has = |name: &str| weights.info(name).is_some();
     let head_dim = known.size("head_dim")?;
+    spelt::settings(architecture, keys, &known, settings, &has)?;
     match architecture {
         Architecture::Gemma4 => {
             gemma4::layers(keys, &known, settings, &has)?;

@@ -29,6 +29,8 @@ pub struct Checkpoint {
     taken: BTreeSet<String>,
     /// Tensors of zeros that a family need not take.
     zeros: BTreeSet<String>,
+    /// Matrices that are stored as `[columns, rows]`.
+    turned: BTreeSet<String>,
     pub(super) activations: Activations,
     /// Names in GGUF of the weights whose inputs are summed, by their names here; `None` where no inputs are.
     observed: Option<BTreeMap<String, String>>,
@@ -112,6 +114,11 @@ impl Checkpoint {
         }
     }
 
+    /// Says that a matrix is stored as `[columns, rows]`.
+    pub(crate) fn turn(&mut self, name: &str) {
+        self.turned.insert(name.to_owned());
+    }
+
     /// A stored tensor as a part of a matrix.
     pub(crate) fn part(&self, name: &str) -> Option<Part> {
         let Location { file, stored, .. } = self.tensors.get(name)?;
@@ -126,6 +133,22 @@ impl Checkpoint {
         let file = &self.files[part.file];
         let map = mapping::map(&file.file).map_err(|source| file.unread(source))?;
         file.bytes(&map, &part.stored).map(<[u8]>::to_vec)
+    }
+
+    /// True if two tensors are there and hold the same bytes.
+    pub(crate) fn are_equal(&self, names: [&str; 2]) -> Result<bool, ModelError> {
+        let [Some(first), Some(second)] = names.map(|name| self.tensors.get(name)) else {
+            return Ok(false);
+        };
+        let [one, other] = [&first.stored.info, &second.stored.info];
+        let is_made = first.recipe.is_some() || second.recipe.is_some();
+        if is_made || one.element_type != other.element_type || one.shape != other.shape {
+            return Ok(false);
+        }
+        let files = [first, second].map(|location| &self.files[location.file]);
+        let map = |file: &WeightFile| mapping::map(&file.file).map_err(|source| file.unread(source));
+        let maps = [map(files[0])?, map(files[1])?];
+        Ok(files[0].bytes(&maps[0], &first.stored)? == files[1].bytes(&maps[1], &second.stored)?)
     }
 
     /// Puts `name`, which `recipe` makes, in the place of the tensors `used`.
@@ -425,12 +448,28 @@ impl Checkpoint {
     ) -> Result<[PackedMatrix; PARTS], ModelError> {
         let stride: usize = rows.iter().sum();
         let activations = self.activations;
+        let is_turned = self.turned.contains(name);
+        let shape = if is_turned {
+            [columns, heads * stride]
+        } else {
+            [heads * stride, columns]
+        };
         let Taken {
             format,
-            bytes,
+            mut bytes,
             factor,
             order,
-        } = self.take(name, &[heads * stride, columns])?;
+        } = self.take(name, &shape)?;
+        if is_turned {
+            if format.block_weights() > 1 {
+                return Err(ModelError::WrongType {
+                    tensor: name.to_owned(),
+                    expected: "f32, f16 or bf16",
+                    found: TensorType::Weights(format),
+                });
+            }
+            bytes = Cow::Owned(turned(&bytes, shape));
+        }
         let row_bytes = format.row_bytes(columns).unwrap_or_default();
         let mut first = 0;
         let parts = rows.map(|rows| {
@@ -585,4 +624,16 @@ impl WeightFile {
             source,
         }
     }
+}
+
+/// A matrix of this shape with rows and columns exchanged.
+fn turned(bytes: &[u8], [rows, columns]: [usize; 2]) -> Vec<u8> {
+    let width = bytes.len() / (rows * columns).max(1);
+    let mut output = Vec::with_capacity(bytes.len());
+    for column in 0..columns {
+        for row in 0..rows {
+            output.extend_from_slice(&bytes[(row * columns + column) * width..][..width]);
+        }
+    }
+    output
 }

@@ -116,6 +116,36 @@ impl Checkpoint {
         all(name, packed)
     }
 
+    /// Tensors `[rows, columns]`, each with its name and its rows, as one matrix. They must have one format.
+    pub(crate) fn joined(&mut self, parts: &[(String, usize)], columns: usize) -> Result<PackedMatrix, ModelError> {
+        let activations = self.activations;
+        let (mut joined, mut found) = (Vec::new(), None);
+        for (name, rows) in parts {
+            let Taken {
+                format,
+                bytes,
+                factor,
+                order,
+            } = self.take(name, &[*rows, columns])?;
+            let is_plain = factor == 1.0 && order.is_none();
+            if !is_plain || *found.get_or_insert(format) != format {
+                return Err(ModelError::TwoFormats {
+                    tensor: name.clone(),
+                    first: parts[0].0.clone(),
+                });
+            }
+            joined.extend_from_slice(&bytes);
+            self.unmap(name);
+        }
+        let rows = parts.iter().map(|(_, rows)| rows).sum();
+        let format = found.unwrap_or(WeightFormat::F32);
+        let matrix = PackedMatrix::pack(format, rows, columns, &joined).map_err(|source| ModelError::Pack {
+            tensor: parts[0].0.clone(),
+            source,
+        })?;
+        Ok(matrix.with_activations(activations))
+    }
+
     /// The matrices of a tensor that holds several, `[part][matrix]`.
     pub(crate) fn stack(&mut self, name: &str, stack: &Stack) -> Result<Vec<Vec<PackedMatrix>>, ModelError> {
         let Stack {

@@ -13,7 +13,7 @@ use crate::testing::{Tensor, bent, cases, vectors};
 #[test]
 fn logits_of_every_dense_family_equal_the_reference_for_every_batch_size() {
     let cases = cases(&vectors().join("dense"), "");
-    assert!(cases.len() >= 25, "only {} families were compared", cases.len());
+    assert!(cases.len() >= 50, "only {} families were compared", cases.len());
     cases.iter().for_each(|case| check(case));
 }
 
@@ -210,6 +210,81 @@ fn settings_that_transformers_does_not_read_are_refused() {
         },
         &["attn_logit_softcapping", "50", "Gemma3ForCausalLM"],
     );
+    bent(
+        |model| {
+            model.config["architectures"] = json!(["Gemma3ForCausalLM"]);
+            model.config["rope_parameters"] = json!({"rope_type": "linear", "factor": 8.0});
+        },
+        &["rope_parameters", "full_attention"],
+    );
+    bent(
+        |model| {
+            let rotation = json!({"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5});
+            model.config["architectures"] = json!(["Gemma3ForCausalLM"]);
+            model.config["rope_parameters"] = json!({"full_attention": rotation});
+        },
+        &["full_attention.partial_rotary_factor", "0.5", "Gemma3ForCausalLM"],
+    );
+    bent(
+        |model| {
+            model.config["architectures"] = json!(["Mamba2ForCausalLM"]);
+            model.config["hidden_act"] = json!("relu");
+        },
+        &["hidden_act", "relu", "silu"],
+    );
+    // Every layer of this class has the window.
+    bent(
+        |model| {
+            let layers = model.config["num_hidden_layers"].as_u64().unwrap() as usize;
+            model.config["architectures"] = json!(["MistralForCausalLM"]);
+            model.config["sliding_window"] = json!(4);
+            model.config["layer_types"] = json!(vec!["full_attention"; layers]);
+        },
+        &["layer_types", "sliding_attention"],
+    );
+}
+
+#[test]
+fn settings_that_a_file_leaves_out_are_those_of_its_class() {
+    let defaults: Value = serde_json::from_str(include_str!("../../src/families/text_defaults.json")).unwrap();
+    let mut left_out = 0;
+    for case in cases(&vectors().join("dense"), "") {
+        let mut config: Value = serde_json::from_slice(&std::fs::read(case.join("config.json")).unwrap()).unwrap();
+        let Some(defaults) = config["model_type"].as_str().and_then(|name| defaults.get(name)) else {
+            continue;
+        };
+        let settings = config.as_object_mut().unwrap();
+        let before = settings.len();
+        // Sizes must be there.
+        settings.retain(|name, value| {
+            name.starts_with("num_hidden") || name.contains("size") || defaults.get(name) != Some(&*value)
+        });
+        left_out += before - settings.len();
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("config.json"), config.to_string()).unwrap();
+        std::fs::copy(
+            case.join("model.safetensors"),
+            directory.path().join("model.safetensors"),
+        )
+        .unwrap();
+        check_against(directory.path(), &case);
+    }
+    assert!(left_out >= 100, "only {left_out} settings were left out");
+}
+
+#[test]
+fn a_head_with_weights_of_its_own_is_used_where_embeddings_are_said_to_be_tied() {
+    let case = vectors().join("dense/arcee");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(case.join("config.json")).unwrap()).unwrap();
+    config["tie_word_embeddings"] = json!(true);
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("config.json"), config.to_string()).unwrap();
+    std::fs::copy(
+        case.join("model.safetensors"),
+        directory.path().join("model.safetensors"),
+    )
+    .unwrap();
+    check_against(directory.path(), &case);
 }
 
 /// The table of the book.

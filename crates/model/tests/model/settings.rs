@@ -68,7 +68,17 @@ fn tensors_that_are_known_to_be_of_no_use_are_listed() {
     ];
     let directory = tempfile::tempdir().unwrap();
     let mut model = TinyModel::default();
-    for name in names {
+    // A head that is the embedding again; one with weights of its own is used.
+    let embedding = model
+        .tensors
+        .iter()
+        .find(|tensor| tensor.name == "model.embed_tokens.weight");
+    let head = Tensor {
+        name: names[0].to_owned(),
+        ..embedding.unwrap().clone()
+    };
+    model.tensors.push(head);
+    for name in &names[1..] {
         model.tensors.push(Tensor::f32(name, &[4]));
     }
     model.write(directory.path());

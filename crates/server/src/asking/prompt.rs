@@ -111,6 +111,9 @@ fn render_now(app: &App, conversation: Conversation, until: Instant) -> Result<C
     all.extend(variables);
     let mut messages = traits.turns.arrange(messages);
     traits.shorten_ids(&mut messages);
+    if template.mentions("message.thinking") && !goes_on {
+        messages.iter_mut().for_each(name_thought);
+    }
     let render = |messages: &[Value], is_answered: bool| {
         let mut poll = || {
             if Instant::now() < until {
@@ -126,6 +129,18 @@ fn render_now(app: &App, conversation: Conversation, until: Instant) -> Result<C
         begun_answer(messages, &|messages| render(messages, false))
     } else {
         render(&messages, !ends_with_message)
+    }
+}
+
+/// Gives a thought the name that templates of gpt-oss have for it. They refuse one beside a text and a call, which says more.
+fn name_thought(message: &mut Value) {
+    let has_text = message["content"].as_str().is_some_and(|text| !text.is_empty());
+    let calls = message.get("tool_calls").is_some();
+    let thought = message
+        .as_object_mut()
+        .and_then(|fields| fields.remove("reasoning_content"));
+    if let Some(thought) = thought.filter(|_| !(has_text && calls)) {
+        message["thinking"] = thought;
     }
 }
 

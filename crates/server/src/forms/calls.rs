@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{Form, OPTIONS, line_break};
 use crate::app::App;
 use crate::failure::Failure;
-use crate::speech::{CallStyle, ThoughtMarks};
+use crate::speech::{CallSyntax, ThoughtMarks};
 
 /// Levels that the lines of a call are indented for.
 const CALL_LEVELS: usize = 2;
@@ -29,18 +29,17 @@ pub(crate) fn form_beside(app: &App, tools: &[Value], schema: Value) -> Result<F
 /// text, and calls may stand in it.
 pub(crate) fn form_of(app: &App, tools: &[Value], is_required: bool) -> Result<Form, Failure> {
     let style = app.markup.calls();
-    let key = match style {
-        CallStyle::Bare => "parameters",
+    let key = match style.syntax {
+        CallSyntax::Bare => "parameters",
         _ => "arguments",
     };
     let call = call_rules(tools, key);
     let tokenizer = app.engine.tokenizer().map_err(|error| Failure::from_engine(&error))?;
-    let (begin, inner, end) = match style {
-        CallStyle::Tagged => ("<tool_call>", r#""\n" call "\n""#, Some("</tool_call>")),
-        CallStyle::Mistral => ("[TOOL_CALLS]", r#""[" call "]""#, None),
-        CallStyle::Phi => ("<|tool_call|>", r#""[" call "]""#, Some("<|/tool_call|>")),
-        CallStyle::Bare if is_required => return Ok(Form::Grammar(format!("start: call\n{call}"))),
-        CallStyle::Bare | CallStyle::Gemma | CallStyle::Gemma4 | CallStyle::Pythonic => {
+    let inner = match style.syntax {
+        CallSyntax::Object => r#""\n" call "\n""#,
+        CallSyntax::List | CallSyntax::Named => r#""[" call "]""#,
+        CallSyntax::Bare if is_required => return Ok(Form::Grammar(format!("start: call\n{call}"))),
+        _ => {
             return Err(if is_required {
                 Failure::field("tool_choice", "this model's calls cannot be required: use auto")
             } else {
@@ -51,6 +50,7 @@ pub(crate) fn form_of(app: &App, tools: &[Value], is_required: bool) -> Result<F
             });
         }
     };
+    let (begin, end) = (style.begins[0], style.end);
     let end = end.map(|end| mark_of(tokenizer, end)).unwrap_or_default();
     let rest = format!("{inner} {end}\n{call}");
     Ok(Form::Grammar(if is_required {

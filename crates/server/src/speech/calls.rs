@@ -2,9 +2,9 @@
 
 use serde_json::{Map, Value};
 
-use super::CallStyle;
-use super::parameters::typed;
+use super::elements::{parse_invoked, parse_keyed, parse_sections, parse_xml};
 use super::pythonic;
+use super::styles::{CallStyle, CallSyntax};
 use super::tools::{KnownTools, WrittenCall};
 
 /// Beginnings of an answer that is a call without the marks of its family, with white space taken out.
@@ -20,17 +20,35 @@ const MOST_LEVELS: usize = 64;
 const OTHER_TAGS: [&str; 3] = ["tools", "function_call", "tool_calls"];
 
 /// The calls that the text between the marks of a style spells; `None` where it spells something else.
-pub(super) fn parse(style: CallStyle, text: &str, tools: &KnownTools) -> Option<Vec<WrittenCall>> {
+pub(super) fn parse(syntax: CallSyntax, text: &str, tools: &KnownTools) -> Option<Vec<WrittenCall>> {
     let text = text.trim();
-    match style {
-        CallStyle::Tagged if text.starts_with("<function=") => parse_xml(text, tools),
-        CallStyle::Tagged | CallStyle::Phi => parse_json(text),
-        CallStyle::Mistral => parse_json(text).or_else(|| parse_named(text)),
-        CallStyle::Gemma => parse_gemma(text).map(|call| vec![call]),
-        CallStyle::Pythonic => parse_pythonic(text).or_else(|| parse_json(text)),
-        CallStyle::Gemma4 => parse_gemma4(text).map(|call| vec![call]),
-        CallStyle::Bare => parse_json(without_fence(text)),
+    match syntax {
+        CallSyntax::Object if text.starts_with("<function=") => parse_xml(text, tools),
+        CallSyntax::Object => parse_json(text).or_else(|| parse_keyed(text, tools).map(|call| vec![call])),
+        CallSyntax::List => parse_json(text),
+        CallSyntax::Named => parse_json(text).or_else(|| parse_named(text)),
+        CallSyntax::Escaped => parse_gemma(text).map(|call| vec![call]),
+        CallSyntax::Pythonic => parse_pythonic(text).or_else(|| parse_json(text)),
+        CallSyntax::Quoted => parse_gemma4(text).map(|call| vec![call]),
+        CallSyntax::Invoked(marks) => parse_invoked(text, marks, tools),
+        CallSyntax::Sections(marks) => parse_sections(text, marks),
+        CallSyntax::Headed => None,
+        CallSyntax::Bare => parse_json(without_fence(text)),
     }
+}
+
+/// The call of a tool with these arguments, an object.
+pub(super) fn parse_arguments(name: String, text: &str) -> Option<WrittenCall> {
+    let text = text.trim();
+    let arguments = match text {
+        "" => Map::new(),
+        text => serde_json::from_str(text).ok()?,
+    };
+    Some(WrittenCall {
+        name,
+        arguments,
+        exact: Some(text.to_owned()).filter(|source| has_long_number(source)),
+    })
 }
 
 /// The calls that a whole answer without marks spells. Each has to name a known tool and to have arguments, and nothing else may
@@ -86,15 +104,20 @@ pub(super) fn may_be_unmarked(text: &str, tools: &KnownTools) -> bool {
 
 /// Byte position of the mark that ends a call in `text`, looked for from `from` on. Marks inside the call's own strings do not end it.
 pub(super) fn end_of(style: CallStyle, text: &str, mark: &str, from: usize) -> Option<usize> {
-    let is_xml = style == CallStyle::Tagged && text.trim_start().starts_with("<function=");
+    let is_object = style.syntax == CallSyntax::Object;
+    let is_xml = is_object && text.trim_start().starts_with("<function=");
+    let is_keyed = is_object && !text.trim_start().starts_with(['{', '[', '<']);
     let ends = text[from..].match_indices(mark).map(|(at, _)| from + at);
     ends.into_iter().find(|at| {
         let call = &text[..*at];
-        match style {
-            CallStyle::Tagged if is_xml => call.trim_end().ends_with("</function>"),
-            CallStyle::Gemma => call.matches("<escape>").count().is_multiple_of(2),
-            CallStyle::Pythonic => !pythonic::is_in_text(call),
-            CallStyle::Gemma4 => call.matches(QUOTE).count().is_multiple_of(2),
+        match style.syntax {
+            _ if is_xml => call.trim_end().ends_with("</function>"),
+            _ if is_keyed => call.trim_end().ends_with("</arg_value>") || !call.contains("<arg_key>"),
+            CallSyntax::Escaped => call.matches("<escape>").count().is_multiple_of(2),
+            CallSyntax::Pythonic => !pythonic::is_in_text(call),
+            CallSyntax::Quoted => call.matches(QUOTE).count().is_multiple_of(2),
+            CallSyntax::Invoked(marks) => call.trim_end().ends_with(marks.call_end),
+            CallSyntax::Sections(marks) => call.trim_end().ends_with(marks.call_end),
             _ => !is_in_string(call),
         }
     })
@@ -216,7 +239,7 @@ fn member_of(call: &str) -> Option<&str> {
 }
 
 /// True if JSON holds a number of more digits than a double or 64 bits keep.
-fn has_long_number(json: &str) -> bool {
+pub(super) fn has_long_number(json: &str) -> bool {
     let mut digits = 0;
     json.bytes().any(|byte| {
         digits = match byte {
@@ -228,7 +251,7 @@ fn has_long_number(json: &str) -> bool {
     })
 }
 
-fn without_fence(text: &str) -> &str {
+pub(super) fn without_fence(text: &str) -> &str {
     let Some(inner) = text.strip_prefix("```").and_then(|text| text.strip_suffix("```")) else {
         return text;
     };
@@ -263,59 +286,9 @@ fn parse_named(text: &str) -> Option<Vec<WrittenCall>> {
     are_named.then_some(calls)
 }
 
-fn is_name(text: &str) -> bool {
+pub(super) fn is_name(text: &str) -> bool {
     let fits = |letter: char| letter.is_alphanumeric() || "_-.".contains(letter);
     !text.is_empty() && text.chars().all(fits)
-}
-
-/// `<function=name><parameter=key>value</parameter></function>`, several one after the other. Values have the types that the tool
-/// declares.
-fn parse_xml(text: &str, tools: &KnownTools) -> Option<Vec<WrittenCall>> {
-    let mut calls = Vec::new();
-    let mut rest = text;
-    while !rest.is_empty() {
-        let (call, after) = parse_function(rest, tools)?;
-        calls.push(call);
-        rest = after.trim_start();
-    }
-    Some(calls)
-}
-
-fn parse_function<'t>(text: &'t str, tools: &KnownTools) -> Option<(WrittenCall, &'t str)> {
-    let (name, mut rest) = text.strip_prefix("<function=")?.split_once('>')?;
-    let mut arguments = Map::new();
-    let mut exact = Vec::new();
-    loop {
-        rest = rest.trim_start();
-        if let Some(after) = rest.strip_prefix("</function>") {
-            let exact = format!("{{{}}}", exact.join(","));
-            let call = WrittenCall {
-                name: name.to_owned(),
-                arguments,
-                exact: Some(exact).filter(|source| has_long_number(source)),
-            };
-            return Some((call, after));
-        }
-        let (key, after) = rest.strip_prefix("<parameter=")?.split_once('>')?;
-        let end = end_of_parameter(after)?;
-        let value = &after[..end];
-        rest = &after[end + "</parameter>".len()..];
-        let value = value.strip_prefix('\n').unwrap_or(value);
-        let value = value.strip_suffix('\n').unwrap_or(value);
-        let (value, source) = typed(value, tools.parameters(name), key);
-        exact.push(format!("{}:{source}", Value::from(key)));
-        arguments.insert(key.to_owned(), value);
-    }
-}
-
-/// The end of a value: the first end mark that another parameter or the end of the function follows.
-fn end_of_parameter(text: &str) -> Option<usize> {
-    let follows = |at: usize| {
-        let rest = text[at + "</parameter>".len()..].trim_start();
-        rest.starts_with("<parameter=") || rest.starts_with("</function>")
-    };
-    let mut ends = text.match_indices("</parameter>").map(|(at, _)| at);
-    ends.find(|at| follows(*at))
 }
 
 /// `[name(key="value"), other()]`.
@@ -444,7 +417,7 @@ mod tests {
 
     fn xml(value: &str) -> Value {
         let text = format!("<function=write_file>\n<parameter=content>\n{value}\n</parameter>\n</function>");
-        let calls = parse(CallStyle::Tagged, &text, &tools()).unwrap();
+        let calls = parse(CallSyntax::Object, &text, &tools()).unwrap();
         calls[0].arguments["content"].clone()
     }
 
@@ -503,36 +476,36 @@ mod tests {
         const MARK: &str = "</tool_call>";
         let json = r#"{"name": "say", "arguments": {"t": "a </tool_call> \" </tool_call> b"}}"#;
         assert_eq!(
-            end_of(CallStyle::Tagged, &format!("{json}{MARK}"), MARK, 0),
+            end_of(CallStyle::TAGGED, &format!("{json}{MARK}"), MARK, 0),
             Some(json.len())
         );
         let xml = "<function=say>\n<parameter=t>\na </tool_call> b\n</parameter>\n</function>\n";
         assert_eq!(
-            end_of(CallStyle::Tagged, &format!("{xml}{MARK} x {MARK}"), MARK, 0),
+            end_of(CallStyle::TAGGED, &format!("{xml}{MARK} x {MARK}"), MARK, 0),
             Some(xml.len())
         );
         let gemma = "call:say{t:<escape>a </tool_call> b<escape>}";
         assert_eq!(
-            end_of(CallStyle::Gemma, &format!("{gemma}{MARK}"), MARK, 0),
+            end_of(CallStyle::GEMMA, &format!("{gemma}{MARK}"), MARK, 0),
             Some(gemma.len())
         );
     }
 
     #[test]
     fn numbers_of_any_length_keep_their_digits() {
-        let exact = |style, text: &str| parse(style, text, &tools()).unwrap().remove(0).exact;
+        let exact = |syntax, text: &str| parse(syntax, text, &tools()).unwrap().remove(0).exact;
         let long = "12345678901234567890123";
         assert_eq!(
             exact(
-                CallStyle::Tagged,
+                CallSyntax::Object,
                 &format!(r#"{{"name": "a", "arguments": {{"n": {long}}}}}"#)
             ),
             Some(format!(r#"{{"n": {long}}}"#))
         );
         let xml = format!("<function=write_file><parameter=count>{long}</parameter></function>");
-        assert_eq!(exact(CallStyle::Tagged, &xml), Some(format!(r#"{{"count":{long}}}"#)));
+        assert_eq!(exact(CallSyntax::Object, &xml), Some(format!(r#"{{"count":{long}}}"#)));
         assert_eq!(
-            exact(CallStyle::Tagged, r#"{"name": "a", "arguments": {"n": 5}}"#),
+            exact(CallSyntax::Object, r#"{"name": "a", "arguments": {"n": 5}}"#),
             None
         );
     }

@@ -1,11 +1,15 @@
 //! Splits a model's output into text for the reader, thoughts, and tool calls in the marks of its family.
 
 mod calls;
+mod elements;
 mod parameters;
 mod pythonic;
+mod styles;
 mod tools;
 
 use riffle_engine::Engine;
+pub(crate) use styles::{CallStyle, CallSyntax, ThoughtMarks};
+use styles::{Message, MessageMarks};
 use tools::WrittenCall;
 pub(crate) use tools::{Call, KnownTools, Tool, ToolKind, shown_name};
 
@@ -15,49 +19,8 @@ pub(crate) struct Markup {
     calls: CallStyle,
     /// The marks around thoughts, where it writes some.
     thoughts: Option<ThoughtMarks>,
-}
-
-/// The marks around a thought.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ThoughtMarks {
-    pub(crate) begin: &'static str,
-    /// A word behind the mark, which is no part of the thought.
-    title: &'static str,
-    pub(crate) end: &'static str,
-}
-
-impl ThoughtMarks {
-    /// The marks of most families.
-    pub(crate) const THINK: Self = Self {
-        begin: "<think>",
-        title: "",
-        end: "</think>",
-    };
-    /// `<|channel>thought …<channel|>` (Gemma 4).
-    const CHANNEL: Self = Self {
-        begin: "<|channel>",
-        title: "thought",
-        end: "<channel|>",
-    };
-}
-
-/// How a family of models writes tool calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CallStyle {
-    /// `<tool_call>{"name": …, "arguments": {…}}</tool_call>` (Qwen, Hermes), or `<function=…>` within (Qwen3-Coder).
-    Tagged,
-    /// `[TOOL_CALLS][{"name": …, "arguments": {…}}]`, or `[TOOL_CALLS]name[ARGS]{…}` (Mistral).
-    Mistral,
-    /// `<|tool_call|>[{"name": …, "arguments": {…}}]<|/tool_call|>` (Phi).
-    Phi,
-    /// `<start_function_call>call:name{key:<escape>value<escape>}<end_function_call>` (Gemma).
-    Gemma,
-    /// `<|tool_call_start|>[name(key="value")]<|tool_call_end|>` (LFM2).
-    Pythonic,
-    /// `<|tool_call>call:name{key:<|"|>value<|"|>}<tool_call|>` (Gemma 4).
-    Gemma4,
-    /// The whole answer is `{"name": …, "parameters": {…}}`, with or without `<|python_tag|>` or a fence (Llama, Gemma 3).
-    Bare,
+    /// The marks of messages, where its answers are several.
+    messages: Option<&'static MessageMarks>,
 }
 
 /// A piece of an answer.
@@ -87,6 +50,8 @@ pub(crate) struct Speech {
     has_begun: bool,
     /// True if nothing but spaces has come behind a call.
     follows_call: bool,
+    /// The tool that the header of the message names.
+    called: Option<String>,
     calls: usize,
     /// Tokens of thoughts, with their marks.
     thought_tokens: usize,
@@ -96,6 +61,8 @@ pub(crate) struct Speech {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
+    /// The header of a message.
+    Header,
     Text,
     Thought,
     Call,
@@ -106,22 +73,10 @@ impl Markup {
     pub(crate) fn detect(engine: &Engine) -> Self {
         let template = engine.chat_template();
         let mentions = |text: &str| template.is_some_and(|template| template.mentions(text));
-        let styles = [
-            ("<tool_call>", CallStyle::Tagged),
-            ("[TOOL_CALLS]", CallStyle::Mistral),
-            ("<|tool_call|>", CallStyle::Phi),
-            ("<start_function_call>", CallStyle::Gemma),
-            // Templates of LFM2 show the marks of lists of tools, and not always those of calls.
-            ("<|tool_call_start|>", CallStyle::Pythonic),
-            ("<|tool_list_start|>", CallStyle::Pythonic),
-            ("<|tool_call>", CallStyle::Gemma4),
-        ];
-        let calls = styles.into_iter().find(|(mark, _)| mentions(mark));
         Self {
-            calls: calls.map_or(CallStyle::Bare, |(_, style)| style),
-            thoughts: [ThoughtMarks::THINK, ThoughtMarks::CHANNEL]
-                .into_iter()
-                .find(|marks| mentions(marks.begin) || mentions(marks.end)),
+            calls: CallStyle::shown(mentions),
+            thoughts: ThoughtMarks::shown(mentions),
+            messages: MessageMarks::shown(mentions),
         }
     }
 
@@ -149,21 +104,6 @@ impl Markup {
     }
 }
 
-impl CallStyle {
-    /// Marks that begin a call, and the mark that ends one; `None` if the answer's end does.
-    fn marks(self) -> (&'static [&'static str], Option<&'static str>) {
-        match self {
-            Self::Tagged => (&["<tool_call>"], Some("</tool_call>")),
-            Self::Mistral => (&["[TOOL_CALLS]"], None),
-            Self::Phi => (&["<|tool_call|>"], Some("<|/tool_call|>")),
-            Self::Gemma => (&["<start_function_call>"], Some("<end_function_call>")),
-            Self::Pythonic => (&["<|tool_call_start|>"], Some("<|tool_call_end|>")),
-            Self::Gemma4 => (&["<|tool_call>"], Some("<tool_call|>")),
-            Self::Bare => (&["<|python_tag|>"], None),
-        }
-    }
-}
-
 impl Speech {
     /// Reader of an answer to a prompt; `is_thinking` is true if the prompt ends inside a thought.
     pub(crate) fn new(markup: Markup, tools: KnownTools, is_thinking: bool) -> Self {
@@ -173,7 +113,12 @@ impl Speech {
             takes_unmarked: true,
             searched: 0,
             is_single: false,
-            state: if is_thinking { State::Thought } else { State::Text },
+            state: match markup.messages {
+                _ if is_thinking => State::Thought,
+                Some(_) => State::Header,
+                None => State::Text,
+            },
+            called: None,
             held: String::new(),
             has_begun: false,
             follows_call: false,
@@ -196,15 +141,17 @@ impl Speech {
     /// The same, of an answer whose thoughts are its text.
     pub(crate) fn without_thoughts(mut self) -> Self {
         self.markup.thoughts = None;
+        self.markup.messages = None;
+        self.state = State::Text;
         self
     }
 
     /// True if a special token's text is a mark that text is searched for.
     pub(crate) fn is_mark(&self, special: &str) -> bool {
-        let (begins, ends) = self.markup.calls.marks();
-        let marks = begins.iter().chain(&ends);
-        (self.takes_calls() && (marks.into_iter().any(|mark| *mark == special) || special == "[ARGS]"))
-            || (self.takes_calls() && self.markup.calls == CallStyle::Gemma4 && special == calls::QUOTE)
+        let style = self.markup.calls;
+        let mut marks = style.begins.iter().chain(&style.end).chain(style.inner);
+        (self.takes_calls() && marks.any(|mark| *mark == special))
+            || self.markup.messages.is_some_and(|marks| marks.has(special))
             || self
                 .markup
                 .thoughts
@@ -249,79 +196,131 @@ impl Speech {
                 let calls = calls::parse_unmarked(&held, &self.tools);
                 self.push_calls_or_text(calls, &held, ("", ""), &mut pieces);
             }
-            State::Text => self.push_text(held, &mut pieces),
+            // A message that ends in its header says nothing.
+            State::Header if self.markup.messages.is_some_and(|marks| marks.may_be_header(&held)) => {}
+            State::Header | State::Text => self.push_text(held, &mut pieces),
             State::Thought => push_thought(held, &mut pieces),
-            State::Call => {
-                let (begins, _) = self.markup.calls.marks();
-                self.parse_calls(&held, (begins[0], ""), &mut pieces);
-            }
+            State::Call => self.parse_calls(&held, (self.markup.calls.begin(), ""), &mut pieces),
         }
         pieces
     }
 
     /// Takes apart the held text as far as its meaning is certain. True if the rest may yield more.
     fn advance(&mut self, pieces: &mut Vec<AnswerPiece>) -> bool {
-        let (begins, end) = self.markup.calls.marks();
         match self.state {
-            State::Text => self.advance_text(begins, pieces),
+            State::Header => self.advance_header(),
+            State::Text => self.advance_text(pieces),
             State::Thought => {
-                let end = self.markup.thoughts().end;
-                match self.held.find(end) {
-                    Some(at) => {
-                        let rest = self.held.split_off(at);
-                        push_thought(std::mem::replace(&mut self.held, rest[end.len()..].to_owned()), pieces);
-                        self.state = State::Text;
+                let thought_end = [self.markup.thoughts().end];
+                let ends = self.markup.messages.map_or(&thought_end[..], |marks| marks.ends);
+                match first_of(&self.held, ends) {
+                    Some((at, end)) => {
+                        push_thought(self.take_before(at, end), pieces);
+                        self.state = self.state_between_messages();
                         true
                     }
                     None => {
-                        let certain = self.held.len() - open_end(&self.held, &[end]);
-                        let rest = self.held.split_off(certain);
-                        push_thought(std::mem::replace(&mut self.held, rest), pieces);
+                        let certain = self.held.len() - open_end(&self.held, ends);
+                        push_thought(self.take_before(certain, ""), pieces);
                         false
                     }
                 }
             }
-            State::Call => {
-                let Some(end) = end else {
-                    return false;
-                };
-                let Some(at) = calls::end_of(self.markup.calls, &self.held, end, self.searched) else {
-                    self.searched = self.held.len() - open_end(&self.held, &[end]);
-                    return false;
-                };
-                let rest = self.held.split_off(at);
-                let call = std::mem::replace(&mut self.held, rest[end.len()..].to_owned());
-                self.state = State::Text;
-                self.parse_calls(&call, (begins[0], end), pieces);
-                true
-            }
+            State::Call => self.advance_call(pieces),
         }
     }
 
-    fn advance_text(&mut self, begins: &[&str], pieces: &mut Vec<AnswerPiece>) -> bool {
+    /// The text before `at`; what is held goes on behind the mark that stands there.
+    fn take_before(&mut self, at: usize, mark: &str) -> String {
+        let rest = self.held.split_off(at);
+        std::mem::replace(&mut self.held, rest[mark.len()..].to_owned())
+    }
+
+    /// The state behind a thought or a message.
+    fn state_between_messages(&self) -> State {
+        match self.markup.messages {
+            Some(_) => State::Header,
+            None => State::Text,
+        }
+    }
+
+    fn advance_header(&mut self) -> bool {
+        let Some(marks) = self.markup.messages else {
+            self.state = State::Text;
+            return true;
+        };
+        if !marks.may_be_header(&self.held) {
+            // An answer that is held to a form has no header.
+            self.state = State::Text;
+            return true;
+        }
+        let Some(at) = self.held.find(marks.body) else {
+            return false;
+        };
+        let header = self.take_before(at, marks.body);
+        (self.state, self.called) = match marks.message(&header, self.markup.calls) {
+            Message::Thought => (State::Thought, None),
+            Message::Call(name) if self.takes_calls() => (State::Call, Some(name.to_owned())),
+            Message::Call(_) | Message::Text => (State::Text, None),
+        };
+        self.searched = 0;
+        true
+    }
+
+    fn advance_call(&mut self, pieces: &mut Vec<AnswerPiece>) -> bool {
+        let style = self.markup.calls;
+        let (at, end) = match (&self.called, style.end) {
+            (Some(_), _) => {
+                let ends = self.markup.messages.map_or(&[][..], |marks| marks.ends);
+                let Some(found) = first_of(&self.held, ends) else {
+                    return false;
+                };
+                found
+            }
+            (None, None) => return false,
+            (None, Some(end)) => {
+                let Some(at) = calls::end_of(style, &self.held, end, self.searched) else {
+                    self.searched = self.held.len() - open_end(&self.held, &[end]);
+                    return false;
+                };
+                (at, end)
+            }
+        };
+        let is_message = self.called.is_some();
+        let call = self.take_before(at, end);
+        self.parse_calls(&call, (style.begin(), if is_message { "" } else { end }), pieces);
+        self.state = if is_message { State::Header } else { State::Text };
+        true
+    }
+
+    fn advance_text(&mut self, pieces: &mut Vec<AnswerPiece>) -> bool {
         if self.may_be_unmarked_call(&self.held) {
             return false;
         }
         if let Some(is_certain) = self.advance_to_thought() {
             return is_certain;
         }
-        let marks = if self.takes_calls() { begins } else { &[] };
-        let found = marks
-            .iter()
-            .filter_map(|mark| Some((self.held.find(mark)?, *mark)))
-            .min_by_key(|(at, _)| *at);
-        let Some((at, mark)) = found else {
-            let certain = self.held.len() - open_end(&self.held, marks);
-            let rest = self.held.split_off(certain);
-            let text = std::mem::replace(&mut self.held, rest);
+        let begins = if self.takes_calls() {
+            self.markup.calls.begins
+        } else {
+            &[]
+        };
+        let ends = self.markup.messages.map_or(&[][..], |marks| marks.ends);
+        let marks: Vec<&'static str> = begins.iter().chain(ends).copied().collect();
+        let Some((at, mark)) = first_of(&self.held, &marks) else {
+            let certain = self.held.len() - open_end(&self.held, &marks);
+            let text = self.take_before(certain, "");
             self.push_text(text, pieces);
             return false;
         };
-        let rest = self.held.split_off(at);
-        let text = std::mem::replace(&mut self.held, rest[mark.len()..].to_owned());
+        let text = self.take_before(at, mark);
         self.push_text(text, pieces);
-        self.state = State::Call;
-        self.searched = 0;
+        self.state = if ends.contains(&mark) {
+            State::Header
+        } else {
+            State::Call
+        };
+        (self.called, self.searched) = (None, 0);
         true
     }
 
@@ -353,8 +352,8 @@ impl Speech {
         }
         let begins = |text: &str| text.starts_with(['{', '[']) || text.starts_with("```");
         let text = text.trim_start();
-        match self.markup.calls {
-            CallStyle::Bare => begins(text) || text.is_empty() || "```".starts_with(text),
+        match self.markup.calls.syntax {
+            CallSyntax::Bare => begins(text) || text.is_empty() || "```".starts_with(text),
             _ => calls::may_be_unmarked(text, &self.tools),
         }
     }
@@ -377,7 +376,10 @@ impl Speech {
 
     /// Adds the calls that a text spells. A text without calls stays text, with the marks around it.
     fn parse_calls(&mut self, text: &str, marks: (&str, &str), pieces: &mut Vec<AnswerPiece>) {
-        let calls = calls::parse(self.markup.calls, text, &self.tools);
+        let calls = match self.called.take() {
+            Some(name) => calls::parse_arguments(name, text).map(|call| vec![call]),
+            None => calls::parse(self.markup.calls.syntax, text, &self.tools),
+        };
         self.push_calls_or_text(calls, text, marks, pieces);
     }
 
@@ -406,6 +408,12 @@ fn push_thought(thought: String, pieces: &mut Vec<AnswerPiece>) {
     if !thought.is_empty() {
         pieces.push(AnswerPiece::Thought(thought));
     }
+}
+
+/// The first of the marks in a text, and its place.
+fn first_of(text: &str, marks: &[&'static str]) -> Option<(usize, &'static str)> {
+    let places = marks.iter().filter_map(|mark| Some((text.find(mark)?, *mark)));
+    places.min_by_key(|(at, _)| *at)
 }
 
 /// Bytes at the end of a text that may be the beginning of one of the marks.

@@ -2,15 +2,12 @@ use serde_json::json;
 
 use super::*;
 
-const MARKED: [CallStyle; 7] = [
-    CallStyle::Tagged,
-    CallStyle::Mistral,
-    CallStyle::Phi,
-    CallStyle::Gemma,
-    CallStyle::Pythonic,
-    CallStyle::Gemma4,
-    CallStyle::Bare,
-];
+/// Every style whose calls stand in a text.
+fn marked() -> Vec<CallStyle> {
+    let headed = |style: &CallStyle| style.syntax == CallSyntax::Headed;
+    let all = CallStyle::ALL.into_iter().filter(|style| !headed(style));
+    all.chain([CallStyle::BARE]).collect()
+}
 
 fn tools() -> KnownTools {
     let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}});
@@ -24,6 +21,7 @@ fn speech(calls: CallStyle, takes_calls: bool) -> Speech {
         Markup {
             calls,
             thoughts: Some(ThoughtMarks::THINK),
+            messages: None,
         },
         tools,
         false,
@@ -49,39 +47,73 @@ fn told(mut speech: Speech, text: &str, size: usize) -> (String, String, Vec<(St
     (said, thought, calls)
 }
 
+/// The call as DeepSeek's templates show it.
+fn dsml(block: &str) -> String {
+    format!(
+        "<｜DSML｜{block}>\n<｜DSML｜invoke name=\"weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">Bern</｜DSML｜parameter>\n<｜DSML｜parameter name=\"days\" string=\"false\">2</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜{block}>"
+    )
+}
+
 #[test]
 fn calls_of_every_family_are_found_however_the_text_is_cut() {
     let call = ("weather".to_owned(), r#"{"city":"Bern","days":2}"#.to_owned());
     let json = r#"{"name": "weather", "arguments": {"city": "Bern", "days": 2}}"#;
     let cases = [
-        (CallStyle::Tagged, format!("<tool_call>\n{json}\n</tool_call>")),
+        (CallStyle::TAGGED, format!("<tool_call>\n{json}\n</tool_call>")),
         (
-            CallStyle::Tagged,
+            CallStyle::TAGGED,
             "<tool_call>\n<function=weather>\n<parameter=city>\nBern\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>".to_owned(),
         ),
-        (CallStyle::Mistral, format!("[TOOL_CALLS] [{json}]")),
+        (CallStyle::MISTRAL, format!("[TOOL_CALLS] [{json}]")),
         (
-            CallStyle::Mistral,
+            CallStyle::MISTRAL,
             r#"[TOOL_CALLS]weather[ARGS]{"city": "Bern", "days": 2}"#.to_owned(),
         ),
-        (CallStyle::Phi, format!("<|tool_call|>[{json}]<|/tool_call|>")),
+        (CallStyle::PHI, format!("<|tool_call|>[{json}]<|/tool_call|>")),
         (
-            CallStyle::Gemma,
+            CallStyle::GEMMA,
             "<start_function_call>call:weather{city:<escape>Bern<escape>,days:2}<end_function_call>".to_owned(),
         ),
         (
-            CallStyle::Pythonic,
+            CallStyle::LFM,
             "<|tool_call_start|>[weather(city=\"Bern\", days=2)]<|tool_call_end|>".to_owned(),
         ),
         (
-            CallStyle::Gemma4,
+            CallStyle::GEMMA_4,
             r#"<|tool_call>call:weather{city:<|"|>Bern<|"|>,days:2}<tool_call|>"#.to_owned(),
         ),
-        (CallStyle::Bare, json.replace("arguments", "parameters")),
-        (CallStyle::Bare, format!("<|python_tag|>{json}")),
-        (CallStyle::Bare, format!("```json\n{json}\n```")),
-        (CallStyle::Tagged, json.to_owned()),
-        (CallStyle::Mistral, format!("```json\n{json}\n```")),
+        (CallStyle::NEMOTRON, format!("<TOOLCALL>[{json}]</TOOLCALL>")),
+        (
+            CallStyle::TAGGED,
+            "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Bern</arg_value>\n<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>".to_owned(),
+        ),
+        (
+            CallStyle::MUSE,
+            "<atem:function_calls>\n<atem:invoke name=\"weather\">\n<atem:parameter name=\"city\">Bern</atem:parameter>\n<atem:parameter name=\"days\">2</atem:parameter>\n</atem:invoke>\n</atem:function_calls>".to_owned(),
+        ),
+        (
+            CallStyle::MINIMAX,
+            "<minimax:tool_call>\n<invoke name=\"weather\">\n<parameter name=\"city\">Bern</parameter>\n<parameter name=\"days\">2</parameter>\n</invoke>\n</minimax:tool_call>".to_owned(),
+        ),
+        (CallStyle::DSML, dsml("tool_calls")),
+        (CallStyle::DSML_FUNCTIONS, dsml("function_calls")),
+        (
+            CallStyle::DEEPSEEK,
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{\"city\": \"Bern\", \"days\": 2}<｜tool▁call▁end｜><｜tool▁calls▁end｜>".to_owned(),
+        ),
+        (
+            CallStyle::DEEPSEEK,
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{\"city\": \"Bern\", \"days\": 2}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>".to_owned(),
+        ),
+        (
+            CallStyle::KIMI,
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{\"city\": \"Bern\", \"days\": 2}<|tool_call_end|><|tool_calls_section_end|>".to_owned(),
+        ),
+        (CallStyle::BARE, json.replace("arguments", "parameters")),
+        (CallStyle::BARE, format!("<|python_tag|>{json}")),
+        (CallStyle::BARE, format!("```json\n{json}\n```")),
+        (CallStyle::TAGGED, json.to_owned()),
+        (CallStyle::MISTRAL, format!("```json\n{json}\n```")),
     ];
     for (style, text) in cases {
         for size in [1, 2, 3, 7, 1000] {
@@ -100,7 +132,7 @@ fn calls_of_every_family_are_found_however_the_text_is_cut() {
 fn several_calls_and_the_text_before_them_keep_their_order() {
     let text = "I look it up.\n<tool_call>{\"name\": \"a\", \"arguments\": {}}</tool_call>\n<tool_call>{\"name\": \"b\", \"arguments\": {\"x\": \"</tool\"}}</tool_call>";
     for size in [1, 5, 1000] {
-        let (said, _, calls) = told(speech(CallStyle::Tagged, true), text, size);
+        let (said, _, calls) = told(speech(CallStyle::TAGGED, true), text, size);
         assert_eq!(said, "I look it up.\n");
         let calls: Vec<_> = calls
             .iter()
@@ -123,7 +155,7 @@ fn what_is_no_call_stays_text_to_the_last_letter() {
         "{\"name\": \"a",
         "```\n{ \"na",
     ];
-    for style in MARKED {
+    for style in marked() {
         for text in texts {
             for size in [1, 4, 1000] {
                 let (said, _, calls) = told(speech(style, true), text, size);
@@ -135,7 +167,7 @@ fn what_is_no_call_stays_text_to_the_last_letter() {
 
 #[test]
 fn what_cannot_be_a_call_any_more_is_told_at_once() {
-    let mut speech = speech(CallStyle::Tagged, true);
+    let mut speech = speech(CallStyle::TAGGED, true);
     assert!(speech.push("```").is_empty());
     assert!(speech.push("json\n{").is_empty());
     assert_eq!(
@@ -150,19 +182,19 @@ fn an_end_mark_in_an_argument_does_not_end_the_call() {
     let call = r#"<tool_call>{"name": "a", "arguments": {"city": "x </tool_call> y"}}</tool_call>"#;
     let broken = "<tool_call>{\"name\": \"a</tool_call> and more";
     for size in [1, 4, 1000] {
-        let (said, _, calls) = told(speech(CallStyle::Tagged, true), call, size);
+        let (said, _, calls) = told(speech(CallStyle::TAGGED, true), call, size);
         assert_eq!(
             (said.as_str(), calls[0].1.as_str()),
             ("", r#"{"city":"x </tool_call> y"}"#)
         );
-        assert_eq!(told(speech(CallStyle::Tagged, true), broken, size).0, broken);
+        assert_eq!(told(speech(CallStyle::TAGGED, true), broken, size).0, broken);
     }
 }
 
 #[test]
 fn data_that_was_asked_for_is_never_a_call() {
     let text = r#"{"name": "weather", "arguments": {"city": "Bern"}}"#;
-    for style in MARKED {
+    for style in marked() {
         let data = speech(style, true).with_unmarked_calls(false);
         assert_eq!(told(data, text, 3).0, text);
     }
@@ -172,7 +204,7 @@ fn data_that_was_asked_for_is_never_a_call() {
 fn marks_of_thoughts_behind_text_are_text() {
     for text in ["Use <think> and </think> as tags.", "a </think> b", "x <think>y"] {
         for size in [1, 4, 1000] {
-            let (said, thought, _) = told(speech(CallStyle::Tagged, true), text, size);
+            let (said, thought, _) = told(speech(CallStyle::TAGGED, true), text, size);
             assert_eq!((said.as_str(), thought.as_str()), (text, ""));
         }
     }
@@ -187,8 +219,9 @@ fn a_call_has_the_names_of_the_client() {
     ]);
     let speech = Speech::new(
         Markup {
-            calls: CallStyle::Tagged,
+            calls: CallStyle::TAGGED,
             thoughts: None,
+            messages: None,
         },
         tools,
         false,
@@ -215,7 +248,7 @@ fn a_call_has_the_names_of_the_client() {
 #[test]
 fn without_tools_nothing_is_a_call() {
     let text = "<tool_call>{\"name\": \"a\", \"arguments\": {}}</tool_call>";
-    assert_eq!(told(speech(CallStyle::Tagged, false), text, 3).0, text);
+    assert_eq!(told(speech(CallStyle::TAGGED, false), text, 3).0, text);
 }
 
 #[test]
@@ -225,7 +258,7 @@ fn tokens_of_thoughts_are_counted_with_their_marks() {
         (&["<", "think", ">", "a", "b", "</th", "ink>", "Yes"][..], 7),
         (&["<", "b", ">", "Yes"][..], 0),
     ] {
-        let mut speech = speech(CallStyle::Tagged, false);
+        let mut speech = speech(CallStyle::TAGGED, false);
         for token in tokens {
             drop(speech.push(token));
         }
@@ -236,12 +269,13 @@ fn tokens_of_thoughts_are_counted_with_their_marks() {
 #[test]
 fn thoughts_are_told_apart_also_where_the_prompt_began_them() {
     for size in [1, 3, 1000] {
-        let (said, thought, _) = told(speech(CallStyle::Tagged, false), "<think>\nhm\n</think>\n\nYes.", size);
+        let (said, thought, _) = told(speech(CallStyle::TAGGED, false), "<think>\nhm\n</think>\n\nYes.", size);
         assert_eq!((said.trim(), thought.trim()), ("Yes.", "hm"));
         let begun = Speech::new(
             Markup {
-                calls: CallStyle::Tagged,
+                calls: CallStyle::TAGGED,
                 thoughts: Some(ThoughtMarks::THINK),
+                messages: None,
             },
             KnownTools::default(),
             true,
@@ -254,8 +288,9 @@ fn thoughts_are_told_apart_also_where_the_prompt_began_them() {
 #[test]
 fn thoughts_of_gemma_4_end_at_their_own_mark_and_have_no_title() {
     let markup = Markup {
-        calls: CallStyle::Gemma4,
+        calls: CallStyle::GEMMA_4,
         thoughts: Some(ThoughtMarks::CHANNEL),
+        messages: None,
     };
     let text = "<|channel>thought\nHm, thought.\n<channel|>Bern.<|tool_call>call:a{<|\"|>k<|\"|>:{},list:[{x:<|\"|>}<tool_call|>{<|\"|>},-1.5e2,true,null]}<tool_call|>";
     for size in 1..text.len() {
@@ -270,4 +305,91 @@ fn thoughts_of_gemma_4_end_at_their_own_mark_and_have_no_title() {
     }
     assert!(markup.ends_thinking("<|turn>model\n<|channel>thought\n"));
     assert!(!markup.ends_thinking("<|turn>model\n<|channel>thought\n<channel|>"));
+}
+
+#[test]
+fn messages_of_gpt_oss_are_thoughts_texts_and_calls_by_their_headers() {
+    let markup = Markup {
+        calls: CallStyle::HARMONY,
+        thoughts: None,
+        messages: Some(&MessageMarks::HARMONY),
+    };
+    let thought = "<|channel|>analysis<|message|>Hm, weather.<|end|>";
+    let call = r#"{"city":"Bern","days":2}"#;
+    let cases = [
+        (
+            format!("{thought}<|start|>assistant<|channel|>final<|message|>Sunny."),
+            "Sunny.",
+            0,
+        ),
+        (
+            format!(
+                "{thought}<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{call}"
+            ),
+            "",
+            1,
+        ),
+        (
+            format!(
+                "{thought}<|start|>assistant<|channel|>commentary<|message|>I ask.<|end|><|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{call}<|call|>"
+            ),
+            "I ask.",
+            1,
+        ),
+        (format!("{thought}<|start|>assistant<|channel|>final"), "", 0),
+    ];
+    for (text, said, calls) in cases {
+        for size in [1, 2, 7, 1000] {
+            let found = told(Speech::new(markup, tools(), false), &text, size);
+            assert_eq!((found.0.as_str(), found.1.as_str()), (said, "Hm, weather."), "{text}");
+            let call = ("weather".to_owned(), call.to_owned());
+            assert_eq!(found.2, vec![call; calls], "{text}");
+        }
+    }
+    // Data that was asked for has no header.
+    let data = told(Speech::new(markup, tools(), false), r#"{"to": "x"}"#, 1);
+    assert_eq!(data.0, r#"{"to": "x"}"#);
+    assert!(Speech::new(markup, KnownTools::default(), false).is_mark("<|channel|>"));
+}
+
+#[test]
+fn messages_of_muse_go_to_the_model_itself_to_a_tool_or_to_the_reader() {
+    let markup = Markup {
+        calls: CallStyle::MUSE,
+        thoughts: None,
+        messages: Some(&MessageMarks::MUSE),
+    };
+    let text = " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Wait.<|eom|><|start|>assistant to=weather<|message|><atem:function_calls>\n<atem:invoke name=\"weather\">\n<atem:parameter name=\"city\">a <|b\nc</atem:parameter>\n</atem:invoke>\n</atem:function_calls>";
+    for size in [1, 3, 1000] {
+        let (said, thought, calls) = told(Speech::new(markup, tools(), false), text, size);
+        assert_eq!((said.as_str(), thought.as_str()), ("Wait.", "Hm."));
+        assert_eq!(calls, [("weather".to_owned(), r#"{"city":"a <|b\nc"}"#.to_owned())]);
+    }
+}
+
+#[test]
+fn a_template_shows_the_marks_of_its_family() {
+    let shown = |template: &str| CallStyle::shown(|text| template.contains(text));
+    for (template, style) in [
+        ("{{ '<tool_call>' + tc.name }}", CallStyle::TAGGED),
+        ("'<TOOLCALL>[{'", CallStyle::NEMOTRON),
+        (
+            "set dsml_token = '｜DSML｜' … '</' + dsml_token + 'tool_calls>'",
+            CallStyle::DSML,
+        ),
+        (
+            "set dsml_token = '｜DSML｜' … '</' + dsml_token + 'function_calls>'",
+            CallStyle::DSML_FUNCTIONS,
+        ),
+        ("'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'", CallStyle::DEEPSEEK),
+        ("<|tool_calls_section_begin|>", CallStyle::KIMI),
+        ("<atem:function_calls>", CallStyle::MUSE),
+        (
+            "\"<|channel|>analysis<|message|>\" in message.content",
+            CallStyle::HARMONY,
+        ),
+        ("plain", CallStyle::BARE),
+    ] {
+        assert_eq!(shown(template), style, "{template}");
+    }
 }

@@ -36,7 +36,7 @@ impl Convolution {
     }
 
     /// From `values`, `[channels, kernel]`.
-    fn new(values: &[f32], bias: Option<Vec<f32>>, channels: usize) -> Convolution {
+    pub(crate) fn new(values: &[f32], bias: Option<Vec<f32>>, channels: usize) -> Convolution {
         let kernel = values.len() / channels;
         let taps = (0..values.len()).map(|at| values[at % channels * kernel + at / channels]);
         Convolution {

@@ -14,6 +14,8 @@ pub(super) struct Parts {
     rotary: Arc<Rotary>,
     /// The rotation of layers with a window, or by no angle.
     other: Arc<Rotary>,
+    /// The factor of the rotation on heads that are normalised behind it, where it changes the added term alone.
+    magnitude: f32,
 }
 
 /// The projection of the result of attention.
@@ -44,6 +46,10 @@ impl Parts {
         let width = plan.rotated_width(config);
         let settings = |fields| RotarySettings::from_fields(fields, width, config.max_position);
         let mut rotary = Rotary::new(&settings(&plan.fields)?);
+        let magnitude = match plan.head_norms {
+            HeadNorms::Rotated(_) | HeadNorms::Bare => rotary.take_magnitude(),
+            _ => 1.0,
+        };
         if plan.turns_back {
             rotary = rotary.reversed();
         }
@@ -56,6 +62,7 @@ impl Parts {
                 None => Rotary::still(rotary.dim()),
             }),
             rotary: Arc::new(rotary),
+            magnitude,
         })
     }
 
@@ -75,7 +82,7 @@ impl Parts {
         }
         let [query, key, value] = plan.inputs(config, weights, &prefix)?;
         let factors = &plan.factors;
-        let (query_norm, key_norm, query_weights) = plan.heads(config, weights, &prefix)?;
+        let (query_norm, key_norm, query_weights) = plan.heads(config, weights, &prefix, self.magnitude)?;
         let output = Projection::load(
             weights,
             &format!("{prefix}.{}", plan.output),
@@ -170,8 +177,16 @@ impl Plan {
     }
 
     /// The norms of heads.
-    fn heads(&self, config: &ModelConfig, weights: &mut Checkpoint, prefix: &str) -> Result<Heads, ModelError> {
+    fn heads(
+        &self,
+        config: &ModelConfig,
+        weights: &mut Checkpoint,
+        prefix: &str,
+        magnitude: f32,
+    ) -> Result<Heads, ModelError> {
         let (width, epsilon) = (config.head_dim, config.norm_epsilon);
+        // Heads that were multiplied before their norm would differ from it by the term that is added.
+        let behind = epsilon / (magnitude * magnitude);
         let name = |name: &str| format!("{prefix}.{name}");
         let mut rms = |part: &str, width| -> Result<Norm, ModelError> {
             Ok(Norm::Rms {
@@ -184,7 +199,7 @@ impl Plan {
             HeadNorms::Bare => {
                 let bare = || Norm::Rms {
                     weight: vec![1.0; width],
-                    epsilon,
+                    epsilon: behind,
                 };
                 (Some(bare()), Some(bare()), None)
             }
@@ -219,7 +234,7 @@ impl Plan {
                 let products = query?.iter().zip(key?).map(|(query, key)| query * key).collect();
                 let bare = || Norm::Rms {
                     weight: vec![1.0; width],
-                    epsilon,
+                    epsilon: behind,
                 };
                 (Some(bare()), Some(bare()), Some(products))
             }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::attention::{AttentionOutput, Parts};
-use super::{Block, Gate, NormKind, Plan};
-use crate::blocks::{Activation, Experts, Mlp, Norm, Projection, RotarySettings, softplus};
+use super::{Block, Gate, Inputs, LayerParts, NormKind, Plan};
+use crate::blocks::{Activation, Experts, Mlp, Norm, PositionTable, Projection, RotarySettings, softplus};
 use crate::decoder::Decoder;
 use crate::layer::{Layer, Rows, Step};
 use crate::weights::Checkpoint;
@@ -57,9 +57,18 @@ pub(in crate::families) fn build(
     config: &ModelConfig,
     weights: &mut Checkpoint,
 ) -> Result<Decoder, ModelError> {
+    if !plan.part_renames.is_empty() {
+        weights.rename(|name| {
+            let renames = plan.part_renames.iter();
+            renames.fold(name.to_owned(), |name, (stored, known)| name.replace(stored, known))
+        });
+    }
     let mut final_norm = plan.norm(config, weights, plan.final_norm)?;
     scale_norm(&mut final_norm, plan.logit_scale);
     let mut decoder = Decoder::new(config, weights, final_norm)?;
+    if plan.stores_turned {
+        plan.turn_matrices(config, weights);
+    }
     let parts = Parts::new(plan, config)?;
     for layer in 0..config.layers {
         let layer = plan.layer(&parts, config, weights, layer)?;
@@ -68,6 +77,10 @@ pub(in crate::families) fn build(
     let embedding_scale = plan.embedding_scale / plan.residual_scale;
     decoder.embedding_scale = (embedding_scale != 1.0).then_some(embedding_scale as f32);
     decoder.logit_cap = plan.logit_cap.map(|cap| cap as f32);
+    if let Some((name, first)) = plan.position_table {
+        let table = PositionTable::load(weights, name, first, config.max_position, config.hidden_size)?;
+        decoder.positions = Some(table);
+    }
     if plan.has_embedding_norm {
         decoder.embedding_norm = Some(plan.norm(config, weights, "model.embedding_norm")?);
     }
@@ -94,6 +107,19 @@ fn scale_norm(norm: &mut Norm, factor: f64) {
 }
 
 impl Plan {
+    /// Says that the matrices of all layers are stored with rows and columns exchanged.
+    fn turn_matrices(&self, config: &ModelConfig, weights: &mut Checkpoint) {
+        let inputs = match self.inputs {
+            Inputs::Separate(names) => names.to_vec(),
+            Inputs::Stacked(name) | Inputs::ByHead(name) => vec![name],
+        };
+        for layer in 0..config.layers {
+            for part in inputs.iter().chain(&[self.output, self.mlp.up, self.mlp.down]) {
+                weights.turn(&format!("model.layers.{layer}.{part}.weight"));
+            }
+        }
+    }
+
     /// A norm of the residual stream, which is held divided by the factor on branches.
     pub(super) fn norm(&self, config: &ModelConfig, weights: &mut Checkpoint, name: &str) -> Result<Norm, ModelError> {
         let epsilon = f64::from(config.norm_epsilon) / self.residual_scale.powi(2);
@@ -168,7 +194,9 @@ impl Plan {
         weights: &mut Checkpoint,
         layer: usize,
     ) -> Result<Layer, ModelError> {
-        if let Some(own) = self.layers.get(layer) {
+        // A layer of attention with norms behind its parts is like those of models without mixers.
+        let is_plain = |own: &&LayerParts| own.state.is_none() && matches!(self.block, Block::After(_));
+        if let Some(own) = self.layers.get(layer).filter(|own| !is_plain(own)) {
             return self.mixed_layer(parts, config, weights, (layer, own));
         }
         let name = |part: &str| format!("model.layers.{layer}.{part}");
@@ -225,7 +253,7 @@ impl Plan {
         let (hidden, inner, biased) = (config.hidden_size, config.intermediate_size, self.mlp_bias);
         let name = |part: &str| format!("{prefix}{part}");
         let activation = match self.fields.text(self.activation.0)? {
-            Some("xielu") => xielu(weights, &name("mlp.act_fn"))?,
+            Some("xielu") => self.xielu(weights, prefix)?,
             _ => Activation::from_fields(&self.fields, self.activation.0, self.activation.1)?,
         };
         let [gate, up] = match self.mlp.gate {
@@ -255,17 +283,32 @@ impl Plan {
             None => Mlp::Plain { up, down, activation },
         })
     }
-}
 
-/// xIELU with the weights of a layer.
-fn xielu(weights: &mut Checkpoint, name: &str) -> Result<Activation, ModelError> {
-    let slope = weights.array(&format!("{name}.beta"), &[])?[0];
-    Ok(Activation::Xielu {
-        above: softplus(weights.array(&format!("{name}.alpha_p"), &[1])?[0]),
-        below: slope + softplus(weights.array(&format!("{name}.alpha_n"), &[1])?[0]),
-        slope,
-        limit: weights.array(&format!("{name}.eps"), &[])?[0],
-    })
+    /// xIELU with the weights of the layer whose tensors' names begin with `prefix`; GGUF files list them as settings.
+    fn xielu(&self, weights: &mut Checkpoint, prefix: &str) -> Result<Activation, ModelError> {
+        let layer = prefix.trim_end_matches('.').rsplit('.').next();
+        let layer: Option<usize> = layer.and_then(|layer| layer.parse().ok());
+        let mut value = |name: &str, shape: &[usize]| -> Result<f32, ModelError> {
+            let setting = format!("xielu_{name}");
+            match self.fields.get(&setting) {
+                None => Ok(weights.array(&format!("{prefix}mlp.act_fn.{name}"), shape)?[0]),
+                Some(listed) => {
+                    let found = layer.and_then(|layer| listed.get(layer)?.as_f64());
+                    let problem = "must list a number for each layer";
+                    found
+                        .map(|value| value as f32)
+                        .ok_or_else(|| self.fields.error(&setting, problem))
+                }
+            }
+        };
+        let slope = value("beta", &[])?;
+        Ok(Activation::Xielu {
+            above: softplus(value("alpha_p", &[1])?),
+            below: slope + softplus(value("alpha_n", &[1])?),
+            slope,
+            limit: value("eps", &[])?,
+        })
+    }
 }
 
 /// The norms of a layer behind the one before attention.

@@ -118,8 +118,19 @@ fn convolutions(plan: &mut Plan) -> Result<LayerParts, ModelError> {
 /// The two rotations of LFM3. That of layers without a window turns the first pairs of a head alone, each as far as it turns where all do.
 fn lfm3_rotations(plan: &mut Plan) -> Result<(), ModelError> {
     let head_dim = size(&plan.fields, "head_dim")?;
+    let theta = plan.fields.get("rope_theta").cloned().unwrap_or(json!(1_000_000.0));
     let parameters = match plan.fields.get("rope_parameters").cloned() {
-        Some(parameters) => parameters,
+        Some(mut parameters) => {
+            // A kind of layers without a base has that of the class.
+            for kind in ["full_attention", "sliding_attention"] {
+                if let Some(Value::Object(own)) = parameters.get_mut(kind)
+                    && own.get("rope_theta").is_none_or(Value::is_null)
+                {
+                    own.insert("rope_theta".into(), theta.clone());
+                }
+            }
+            parameters
+        }
         None => json!({
             "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
             "full_attention": {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5},

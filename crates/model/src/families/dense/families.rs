@@ -8,12 +8,14 @@ use super::expert_families::{
 };
 use super::latent_families::{deepseek_v2, deepseek_v3, glm4_moe_lite, minicpm3, youtu};
 use super::layer_norm_families::{
-    cohere, cohere2, falcon, gpt_neox, gptj, jais2, nemotron, olmo, persimmon, stablelm, starcoder2,
+    cohere, cohere_compass, cohere2, falcon, gpt_neox, gptj, jais2, nemotron, olmo, persimmon, stablelm, starcoder2,
 };
-use super::mixer_families::{bamba, falcon_h1, granite_hybrid, mamba2, nemotron_h};
+use super::mixer_families::{bamba, falcon_h1, granite_hybrid, mamba2, nemotron_h, olmo_hybrid};
+use super::position_families::{biogpt, gpt_bigcode, gpt2, opt};
 use super::rms_families::{
-    apertus, arcee, cwm, ernie4_5, exaone4, gemma, glm, glm4, granite, helium, hunyuan, hyperclovax, ministral,
-    ministral3, nanochat, olmo2, olmo3, seed_oss, smollm3, vaultgemma,
+    apertus, apertus1p5, arcee, cwm, emu3, ernie4_5, exaone, exaone4, gemma, glm, glm_ocr, glm4, glm4v, granite,
+    granite_swa, helium, hunyuan, hyperclovax, ministral, ministral3, nanochat, olmo2, olmo3, paddle_ocr, seed_oss,
+    smollm3, vaultgemma,
 };
 use super::{build, configure};
 
@@ -50,6 +52,17 @@ const EXPERTS_AND_MULTIPLIERS: &[&str] = &[
 /// The numbers of experts, as families name them.
 const EXPERTS: &[&str] = &["num_experts", "num_local_experts", "n_routed_experts"];
 
+/// Names of GPT-2's tensors; the first files have them without `transformer.`.
+const GPT2_NAMES: &[(&str, &str)] = &[
+    ("transformer.wte.", "model.embed_tokens."),
+    ("transformer.h.", "model.layers."),
+    ("transformer.", "model."),
+    ("wte.", "model.embed_tokens."),
+    ("wpe.", "model.wpe."),
+    ("h.", "model.layers."),
+    ("ln_f.", "model.ln_f."),
+];
+
 /// Every dense family but the oldest, which have files of their own.
 pub(in crate::families) const FAMILIES: &[Family] = &[
     family!("SmolLM3ForCausalLM", "smollm3", smollm3).with_settings(&["no_rope_layer_interval"]),
@@ -58,6 +71,7 @@ pub(in crate::families) const FAMILIES: &[Family] = &[
         .with_settings(&["attn_logit_softcapping", "final_logit_softcapping"]),
     family!("SeedOssForCausalLM", "seed_oss", seed_oss),
     family!("GraniteForCausalLM", "granite", granite).with_settings(MULTIPLIERS),
+    family!("GraniteSWAForCausalLM", "granite_swa", granite_swa).with_settings(MULTIPLIERS),
     family!("HyperCLOVAXForCausalLM", "hyperclovax", hyperclovax).with_settings(MULTIPLIERS),
     family!("ArceeForCausalLM", "arcee", arcee),
     family!("NemotronForCausalLM", "nemotron", nemotron).with_partial_rotation(),
@@ -65,15 +79,26 @@ pub(in crate::families) const FAMILIES: &[Family] = &[
     family!("OlmoForCausalLM", "olmo", olmo),
     family!("Olmo2ForCausalLM", "olmo2", olmo2),
     family!("Olmo3ForCausalLM", "olmo3", olmo3),
+    family!("ExaoneForCausalLM", "exaone", exaone).with_renames(&[
+        ("transformer.wte.", "model.embed_tokens."),
+        ("transformer.h.", "model.layers."),
+        ("transformer.", "model."),
+    ]),
     family!("Exaone4ForCausalLM", "exaone4", exaone4),
     family!("GlmForCausalLM", "glm", glm).with_partial_rotation(),
     family!("Glm4ForCausalLM", "glm4", glm4).with_partial_rotation(),
+    family!("Glm4vTextModel", "glm4v_text", glm4v).with_partial_rotation(),
+    family!("GlmOcrTextModel", "glm_ocr_text", glm_ocr).with_partial_rotation(),
     family!("Ernie4_5ForCausalLM", "ernie4_5", ernie4_5),
+    family!("PaddleOCRTextModel", "paddleocr_vl_text", paddle_ocr),
     family!("HeliumForCausalLM", "helium", helium),
     family!("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", hunyuan),
     family!("ApertusForCausalLM", "apertus", apertus),
+    family!("Apertus1p5TextForCausalLM", "apertus1p5_text", apertus1p5),
+    family!("Emu3ForCausalLM", "emu3_text_model", emu3),
     family!("CohereForCausalLM", "cohere", cohere).with_settings(&["logit_scale"]),
     family!("Cohere2ForCausalLM", "cohere2", cohere2).with_settings(&["logit_scale"]),
+    family!("CohereCompassForCausalLM", "cohere_compass_text", cohere_compass).with_settings(&["logit_scale"]),
     family!("Starcoder2ForCausalLM", "starcoder2", starcoder2),
     family!("StableLmForCausalLM", "stablelm", stablelm).with_partial_rotation(),
     family!("CwmForCausalLM", "cwm", cwm),
@@ -98,6 +123,11 @@ pub(in crate::families) const FAMILIES: &[Family] = &[
         ("transformer.h.", "model.layers."),
         ("transformer.", "model."),
     ]),
+    family!("GPT2LMHeadModel", "gpt2", gpt2).with_renames(GPT2_NAMES),
+    family!("GPTBigCodeForCausalLM", "gpt_bigcode", gpt_bigcode).with_renames(GPT2_NAMES),
+    family!("OPTForCausalLM", "opt", opt).with_renames(&[("model.decoder.", "model."), ("decoder.", "model.")]),
+    family!("BioGptForCausalLM", "biogpt", biogpt)
+        .with_renames(&[("biogpt.", "model."), ("output_projection.", "lm_head.")]),
     family!("MixtralForCausalLM", "mixtral", mixtral).with_settings(EXPERTS),
     family!("Qwen2MoeForCausalLM", "qwen2_moe", qwen2_moe).with_settings(EXPERTS),
     family!("Qwen3MoeForCausalLM", "qwen3_moe", qwen3_moe).with_settings(EXPERTS),
@@ -129,6 +159,7 @@ pub(in crate::families) const FAMILIES: &[Family] = &[
     family!("GraniteMoeHybridForCausalLM", "granitemoehybrid", granite_hybrid).with_settings(MULTIPLIERS),
     family!("BambaForCausalLM", "bamba", bamba).with_partial_rotation(),
     family!("FalconH1ForCausalLM", "falcon_h1", falcon_h1).with_settings(MULTIPLIERS),
+    family!("OlmoHybridForCausalLM", "olmo_hybrid", olmo_hybrid),
     family!("Mamba2ForCausalLM", "mamba2", mamba2).with_renames(&[
         ("backbone.embeddings.", "model.embed_tokens."),
         ("backbone.embedding.", "model.embed_tokens."),

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::plan::Planned;
 use super::rms_families::{all_but_last_of_four, arcee};
 use super::{Block, HeadNorms, Inputs, NormKind, Plan, Positions};
+use crate::ModelError;
 use crate::fields::Fields;
 
 pub(super) fn nemotron(fields: &Fields) -> Planned {
@@ -63,9 +64,43 @@ pub(super) fn cohere2(fields: &Fields) -> Planned {
     Ok(plan)
 }
 
+/// Cohere 2 with a rotation, or none, for each kind of layers. A position has three sections, which are equal in a text.
+pub(super) fn cohere_compass(fields: &Fields) -> Planned {
+    let scale = fields.get("logit_scale").cloned().unwrap_or(json!(1.0));
+    let mut plan = cohere2(&fields.clone().with("logit_scale", scale))?;
+    plan.interleaved = false;
+    // Without a list no layer slides.
+    plan.slides = Some(|_| false);
+    let types = plan.fields.texts("layer_types")?;
+    let Some(parameters) = plan.fields.object("rope_parameters")? else {
+        let problem = "is missing; the rotation of each kind of layers stands there";
+        return Err(plan.fields.error("rope_parameters", problem));
+    };
+    let of_kind = |kind: &str| parameters.get(kind).cloned();
+    let (full, local) = (of_kind("full_attention"), of_kind("sliding_attention"));
+    let layers = plan.fields.size("num_hidden_layers")?.min(crate::config::LARGEST_COUNT);
+    let slides = |layer: usize| types.get(layer).is_some_and(|kind| kind == "sliding_attention");
+    plan.positions = match (&full, &local) {
+        (None, None) if parameters.get("rope_theta").is_some() => Positions::InAllLayers,
+        _ => Positions::Listed(
+            (0..layers)
+                .map(|layer| if slides(layer) { local.is_some() } else { full.is_some() })
+                .collect(),
+        ),
+    };
+    if let (Some(_), Some(local)) = (&full, &local) {
+        plan.local_rotation = Some(Fields::new(plan.fields.path(), json!({"rope_parameters": local}))?);
+    }
+    if let Some(rotation) = full.or(local) {
+        plan.fields = plan.fields.clone().with("rope_parameters", rotation);
+    }
+    Ok(plan)
+}
+
 pub(super) fn starcoder2(fields: &Fields) -> Planned {
     let defaults = json!({"tie_word_embeddings": true, "num_key_value_heads": 2});
-    let mut plan = Plan::new(fields, defaults)
+    // The class reads no types of layers.
+    let mut plan = Plan::new(&fields.clone().without("layer_types"), defaults)
         .attention_bias("use_bias", true)?
         .mlp_bias("use_bias", true)?
         .ungated("mlp.c_fc", "mlp.c_proj");
@@ -96,18 +131,31 @@ fn with_own_keys(fields: &Fields) -> Fields {
     fields.clone().with("num_key_value_heads", Value::Null)
 }
 
+/// Queries, keys and values in one tensor: of each KV head, or stacked in GGUF files.
+fn by_head_or_stacked(fields: &Fields, name: &'static str) -> Result<Inputs, ModelError> {
+    Ok(if fields.flag("stacked_inputs", false)? {
+        Inputs::Stacked(name)
+    } else {
+        Inputs::ByHead(name)
+    })
+}
+
 pub(super) fn gpt_neox(fields: &Fields) -> Planned {
     let partial = fields.get("rotary_pct").cloned().unwrap_or(json!(0.25));
     let theta = fields.get("rotary_emb_base").cloned().unwrap_or(json!(10_000.0));
     let defaults = json!({"partial_rotary_factor": partial, "rope_theta": theta});
-    let mut plan = Plan::new(&with_own_keys(fields), defaults)
+    // The class reads the base and the part that turns under names of its own.
+    let own = with_own_keys(fields)
+        .without("rope_theta")
+        .without("partial_rotary_factor");
+    let mut plan = Plan::new(&own, defaults)
         .attention_bias("attention_bias", true)?
         .ungated("mlp.dense_h_to_4h", "mlp.dense_4h_to_h");
     plan.mlp_bias = true;
     plan.norm = NormKind::Layer;
     plan.epsilon = "layer_norm_eps";
     plan.final_norm = "model.final_layer_norm";
-    plan.inputs = Inputs::ByHead("attention.query_key_value");
+    plan.inputs = by_head_or_stacked(&plan.fields, "attention.query_key_value")?;
     plan.output = "attention.dense";
     plan.activation.1 = "gelu";
     if plan.fields.flag("use_parallel_residual", true)? {
@@ -159,13 +207,19 @@ pub(super) fn falcon(fields: &Fields) -> Planned {
     plan.inputs = if has_one_key {
         Inputs::Stacked("self_attention.query_key_value")
     } else {
-        Inputs::ByHead("self_attention.query_key_value")
+        by_head_or_stacked(&plan.fields, "self_attention.query_key_value")?
     };
     plan.output = "self_attention.dense";
     plan.activation = ("activation", "gelu");
     let norms = plan.fields.optional_size("num_ln_in_parallel_attn")?.unwrap_or(2);
     if is_new && norms == 2 {
-        plan.block = Block::Parallel("ln_attn", Some("ln_mlp"));
+        // GGUF files name the second norm as the first one of models that have one.
+        let second = if plan.fields.flag("stacked_inputs", false)? {
+            "input_layernorm"
+        } else {
+            "ln_mlp"
+        };
+        plan.block = Block::Parallel("ln_attn", Some(second));
     } else if plan.fields.flag("parallel_attn", true)? {
         plan.block = Block::Parallel("input_layernorm", None);
     }

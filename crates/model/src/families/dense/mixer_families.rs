@@ -3,11 +3,12 @@
 use serde_json::{Value, json};
 
 use super::plan::{Factors, Planned};
+use super::rms_families::olmo2;
 use super::{Block, Gate, LayerParts, MixerPlan, MlpNames, Plan, Positions};
 use crate::blocks::{Mamba2Factors, Mamba2Norm, Mamba2Settings};
 use crate::config::LARGEST_COUNT;
 use crate::fields::Fields;
-use crate::{Mamba2Shape, ModelError, StateShape};
+use crate::{GatedDeltaNetShape, Mamba2Shape, ModelError, StateShape};
 
 pub(super) fn granite_hybrid(fields: &Fields) -> Planned {
     let defaults = json!({
@@ -50,6 +51,9 @@ pub(super) fn granite_hybrid(fields: &Fields) -> Planned {
         types if !types.is_empty() => hybrid_kinds(&plan.fields, &types, state)?,
         _ => vec![LayerParts::mixer(state); layers],
     };
+    if plan.layers.iter().any(|layer| layer.state.is_some()) {
+        check_mixer_activation(&plan.fields, "hidden_act")?;
+    }
     Ok(plan)
 }
 
@@ -72,6 +76,7 @@ pub(super) fn bamba(fields: &Fields) -> Planned {
         }
     };
     plan.layers = (0..size(&plan.fields, "num_hidden_layers")?).map(parts).collect();
+    check_mixer_activation(&plan.fields, "hidden_act")?;
     Ok(plan)
 }
 
@@ -121,6 +126,7 @@ pub(super) fn falcon_h1(fields: &Fields) -> Planned {
         ..LayerParts::mixer(state)
     };
     plan.layers = vec![both; size(&plan.fields, "num_hidden_layers")?];
+    check_mixer_activation(&plan.fields, "hidden_act")?;
     Ok(plan)
 }
 
@@ -142,6 +148,7 @@ pub(super) fn mamba2(fields: &Fields) -> Planned {
         "num_heads": 128, "head_dim": 64, "n_groups": 8, "state_size": 128, "conv_kernel": 4, "layer_norm_epsilon": 1e-5,
     });
     let mut plan = Plan::new(fields, defaults);
+    check_mixer_activation(&plan.fields, "hidden_act")?;
     let settings = &plan.fields;
     let renamed = [
         ("mamba_n_heads", "num_heads"),
@@ -183,6 +190,7 @@ pub(super) fn nemotron_h(fields: &Fields) -> Planned {
         ("mamba_conv_bias", "use_conv_bias"),
         ("rms_norm_eps", "layer_norm_epsilon"),
     ];
+    check_mixer_activation(&plan.fields, "mamba_hidden_act")?;
     let biased = plan.fields.flag("use_bias", false)?;
     // transformers ties nothing in this family, whatever the setting says.
     plan.fields = with_names(&plan.fields, &renamed)
@@ -218,6 +226,68 @@ pub(super) fn nemotron_h(fields: &Fields) -> Planned {
     })?;
     plan.fields = plan.fields.with("num_hidden_layers", types.len());
     plan.positions = Positions::Listed(vec![false; types.len()]);
+    Ok(plan)
+}
+
+/// Layers of Gated DeltaNet as Llama's, and layers of attention as OLMo 2's.
+pub(super) fn olmo_hybrid(fields: &Fields) -> Planned {
+    let heads = size(fields, "num_attention_heads")?;
+    let mut plan = olmo2(&fields.with_default("rms_norm_eps", 1e-6).without("head_dim"))?;
+    let fields = &plan.fields;
+    let layers = size(fields, "num_hidden_layers")?;
+    // A base of null is no rotation.
+    let rotation = fields.object("rope_parameters")?.map(|rotation| rotation.values());
+    let base = rotation.and_then(|rotation| rotation.get("rope_theta").cloned());
+    if base.or(fields.values().get("rope_theta").cloned()) == Some(Value::Null) {
+        plan.positions = Positions::Listed(vec![false; layers]);
+    }
+    let count = |name: &str, default: usize| match fields.get(name) {
+        Some(_) => size(fields, name),
+        None => Ok(default),
+    };
+    let key_heads = count("linear_num_key_heads", heads)?;
+    let value_heads = count("linear_num_value_heads", heads)?;
+    if !value_heads.is_multiple_of(key_heads) {
+        let problem = format!("{value_heads} value heads are not a multiple of the {key_heads} key heads");
+        return Err(fields.error("linear_num_value_heads", problem));
+    }
+    let key_dim = count(
+        "linear_key_head_dim",
+        3 * size(fields, "hidden_size")? / (4 * key_heads),
+    )?;
+    let state = StateShape::GatedDeltaNet(GatedDeltaNetShape {
+        key_heads,
+        value_heads,
+        key_dim,
+        value_dim: count("linear_value_head_dim", 2 * key_dim)?,
+        kernel: count("linear_conv_kernel_dim", 4)?,
+    });
+    check_mixer_activation(fields, "hidden_act")?;
+    let grows = fields.flag("linear_allow_neg_eigval", true)?;
+    plan.mixer = MixerPlan::GatedDeltaNet {
+        name: "linear_attn",
+        strength_limit: if grows { 2.0 } else { 1.0 },
+        epsilon: 1e-5,
+    };
+    let types = match plan.fields.texts("layer_types")? {
+        types if !types.is_empty() => types,
+        _ => {
+            let attends = |layer: usize| layer % 4 == 3 || (layers < 4 && layer + 1 == layers);
+            let kind = |layer| {
+                if attends(layer) {
+                    "full_attention"
+                } else {
+                    "linear_attention"
+                }
+            };
+            (0..layers).map(|layer| kind(layer).to_owned()).collect()
+        }
+    };
+    plan.layers = hybrid_kinds(&plan.fields, &types, state)?;
+    plan.part_renames = &[
+        (".attention_layer_norm.", ".input_layernorm."),
+        (".feedforward_layer_norm.", ".post_attention_layernorm."),
+    ];
     Ok(plan)
 }
 
@@ -289,6 +359,17 @@ impl Plan {
             factors: Mamba2Factors::default(),
         };
         Ok(StateShape::Mamba2(shape))
+    }
+}
+
+/// Refuses another activation behind the convolutions of layers with a mixer.
+fn check_mixer_activation(fields: &Fields, name: &str) -> Result<(), ModelError> {
+    match fields.text(name)?.unwrap_or("silu") {
+        "silu" | "swish" => Ok(()),
+        other => {
+            let problem = format!("is {other:?}; layers with a state of this family are computed with silu alone");
+            Err(fields.error(name, problem))
+        }
     }
 }
 

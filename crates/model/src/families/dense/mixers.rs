@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use super::attention::Parts;
 use super::{Block, Plan};
-use crate::blocks::{Mamba2, Mamba2Factors, Mamba2Settings, Mixer, Norm, Projection, ShortConvolution};
+use crate::blocks::{
+    DeltaNetStorage, GatedDeltaNet, Mamba2, Mamba2Factors, Mamba2Settings, Mixer, Norm, Projection, ShortConvolution,
+};
 use crate::layer::{Layer, Rows, Step};
 use crate::weights::Checkpoint;
 use crate::{ModelConfig, ModelError, StateShape};
@@ -54,6 +56,13 @@ pub(super) enum MixerPlan {
         settings: Mamba2Settings,
         factors: Mamba2Factors,
     },
+    /// Gated DeltaNets with a tensor for each projection.
+    GatedDeltaNet {
+        name: &'static str,
+        /// The largest strength.
+        strength_limit: f32,
+        epsilon: f32,
+    },
 }
 
 impl Plan {
@@ -89,6 +98,8 @@ impl Plan {
             Block::Before([mixer, mlp]) => (mixer, mlp, None),
             Block::Both([mixer, behind_mixer, mlp, behind_mlp]) => (mixer, mlp, Some([behind_mixer, behind_mlp])),
             Block::One(norm) => (norm, norm, None),
+            // Layers with a mixer have norms before their parts, the second of the name that the first has in layers of attention.
+            Block::After([mlp, _]) => ("input_layernorm", mlp, None),
             _ => {
                 let problem = "names norms that layers of these kinds do not have";
                 return Err(self.fields.error("layer_types", problem));
@@ -158,6 +169,23 @@ impl Plan {
             ) => {
                 let mixer = Mamba2::load(weights, &format!("{prefix}{name}"), &shape, hidden, settings)?;
                 Ok(Mixer::Mamba2(Box::new(mixer.scaled(&factors))))
+            }
+            (
+                MixerPlan::GatedDeltaNet {
+                    name,
+                    strength_limit,
+                    epsilon,
+                },
+                StateShape::GatedDeltaNet(shape),
+            ) => {
+                let storage = DeltaNetStorage {
+                    is_apart: true,
+                    ..DeltaNetStorage::default()
+                };
+                let mixer = GatedDeltaNet::load(weights, &format!("{prefix}{name}"), &shape, hidden, epsilon, storage)?;
+                Ok(Mixer::GatedDeltaNet(Box::new(
+                    mixer.with_strength_limit(strength_limit),
+                )))
             }
             _ => {
                 let problem = format!("names a layer of {}, which this family does not build", state.kind());

@@ -16,6 +16,7 @@ mod layer_norm_families;
 mod mixer_families;
 mod mixers;
 mod plan;
+mod position_families;
 mod rms_families;
 
 use build::{build, configure};

@@ -51,6 +51,12 @@ pub(in crate::families) struct Plan {
     pub(super) sinks: Option<&'static str>,
     /// Embeddings pass the norm of the family.
     pub(super) has_embedding_norm: bool,
+    /// The tensor of the embeddings of positions, and its rows before that of the first one.
+    pub(super) position_table: Option<(&'static str, usize)>,
+    /// Parts of tensors' names in some files, and the parts that the family knows.
+    pub(super) part_renames: &'static [(&'static str, &'static str)],
+    /// Matrices are stored with rows and columns exchanged.
+    pub(super) stores_turned: bool,
     /// Pairs turn by the opposite of their angle.
     pub(super) turns_back: bool,
     /// Queries grow with the logarithm of their position: factor and period.
@@ -232,6 +238,9 @@ impl Plan {
             experts: None,
             sinks: None,
             has_embedding_norm: false,
+            position_table: None,
+            part_renames: &[],
+            stores_turned: false,
             turns_back: false,
             query_growth: None,
             latent: None,
@@ -294,7 +303,11 @@ impl Plan {
         let factors = (self.factors != Factors::NONE).then_some("factors on projections");
         let gate = self.gate.map(|_| "gate of heads");
         let embedding = self.has_embedding_norm.then_some("norm of embeddings");
-        let parts = [by_head, after, growth, latent, factors, gate, embedding];
+        let positions = self.position_table.map(|_| "embeddings of positions");
+        let delta = matches!(self.mixer, MixerPlan::GatedDeltaNet { .. }).then_some("strengths above one");
+        let parts = [
+            by_head, after, growth, latent, factors, gate, embedding, delta, positions,
+        ];
         config.host_only.or(parts.into_iter().flatten().next())
     }
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::plan::Planned;
-use super::{Block, Gate, HeadNorms, MlpNames, NormKind, Plan, Positions};
+use super::{Block, Gate, HeadNorms, Inputs, MlpNames, NormKind, Plan, Positions};
 use crate::fields::Fields;
 
 /// True if the layer is not the last of four.
@@ -12,7 +12,9 @@ pub(super) fn all_but_last_of_four(layer: usize) -> bool {
 }
 
 pub(super) fn smollm3(fields: &Fields) -> Planned {
-    let defaults = json!({"tie_word_embeddings": true, "num_key_value_heads": 4, "rope_theta": 2_000_000.0});
+    let defaults = json!({
+        "tie_word_embeddings": true, "num_key_value_heads": 4, "rope_theta": 2_000_000.0, "rms_norm_eps": 1e-6,
+    });
     let mut plan = Plan::new(fields, defaults)
         .attention_bias("attention_bias", false)?
         .mlp_bias("mlp_bias", false)?;
@@ -135,18 +137,49 @@ pub(super) fn olmo3(fields: &Fields) -> Planned {
     )?;
     plan.slides = Some(all_but_last_of_four);
     let fields = &plan.fields;
-    let theta = fields.get("rope_theta").cloned().unwrap_or(Value::Null);
     let parameters = fields.object("rope_parameters")?;
     let of_type = |kind: &str| parameters.as_ref().and_then(|parameters| parameters.get(kind)).cloned();
-    // A stretching that names no type of layers is that of layers without a window.
+    // A stretching and a base that name no type of layers are those of layers without a window.
     let local = of_type("sliding_attention").unwrap_or(Value::Null);
     plan.local_rotation = Some(Fields::new(
         fields.path(),
-        json!({"rope_theta": theta, "rope_parameters": local}),
+        json!({"rope_theta": 500_000.0, "rope_parameters": local}),
     )?);
     if let Some(global) = of_type("full_attention") {
         plan.fields = plan.fields.clone().with("rope_parameters", global);
     }
+    Ok(plan)
+}
+
+/// EXAONE 3: Llama under other names.
+pub(super) fn exaone(fields: &Fields) -> Planned {
+    let mut fields = fields.clone();
+    // Names of the first files.
+    for (name, older) in [
+        ("num_hidden_layers", "num_layers"),
+        ("rms_norm_eps", "layer_norm_epsilon"),
+        ("hidden_act", "activation_function"),
+    ] {
+        if let Some(value) = fields.get(older).cloned() {
+            fields = fields.with(name, value);
+        }
+    }
+    let mut plan = Plan::new(&fields, json!({"num_key_value_heads": 8, "rope_theta": 500_000.0}))
+        .attention_bias("attention_bias", false)?
+        .mlp_bias("mlp_bias", false)?;
+    plan.block = Block::Before(["ln_1", "ln_2"]);
+    plan.final_norm = "model.ln_f";
+    plan.inputs = Inputs::Separate([
+        "attn.attention.q_proj",
+        "attn.attention.k_proj",
+        "attn.attention.v_proj",
+    ]);
+    plan.output = "attn.attention.out_proj";
+    plan.mlp = MlpNames {
+        gate: Gate::Tensor("mlp.c_fc_0"),
+        up: "mlp.c_fc_1",
+        down: "mlp.c_proj",
+    };
     Ok(plan)
 }
 
@@ -190,6 +223,33 @@ pub(super) fn glm4(fields: &Fields) -> Planned {
         "post_attention_layernorm",
         "post_mlp_layernorm",
     ]);
+    Ok(plan)
+}
+
+/// The text model of GLM-4.1V: GLM-4 with other defaults. A position has three sections, which are equal in a text.
+pub(super) fn glm4v(fields: &Fields) -> Planned {
+    let (hidden, heads) = (fields.size("hidden_size")?, fields.size("num_attention_heads")?);
+    let defaults = [
+        ("head_dim", json!(hidden / heads)),
+        ("partial_rotary_factor", json!(1.0)),
+        ("rms_norm_eps", json!(1e-5)),
+    ];
+    glm4(
+        &defaults
+            .into_iter()
+            .fold(fields.clone(), |fields, (name, value)| fields.with_default(name, value)),
+    )
+}
+
+/// The text model of GLM-OCR: the same without biases.
+pub(super) fn glm_ocr(fields: &Fields) -> Planned {
+    glm4v(&fields.with_default("attention_bias", false))
+}
+
+/// The text model of PaddleOCR: ERNIE 4.5 whose rotated pairs stand apart.
+pub(super) fn paddle_ocr(fields: &Fields) -> Planned {
+    let mut plan = ernie4_5(fields)?;
+    plan.interleaved = false;
     Ok(plan)
 }
 
@@ -258,6 +318,72 @@ pub(super) fn apertus(fields: &Fields) -> Planned {
     Ok(plan)
 }
 
+/// Granite with windows, a logit of each head without a value, and a base of the rotation for each layer, where zero is none.
+pub(super) fn granite_swa(fields: &Fields) -> Planned {
+    let defaults = [
+        ("tie_word_embeddings", json!(true)),
+        ("num_key_value_heads", json!(4)),
+        ("rms_norm_eps", json!(1e-5)),
+        ("sliding_window", json!(128)),
+    ];
+    let fields = defaults
+        .into_iter()
+        .fold(fields.clone(), |fields, (name, value)| fields.with_default(name, value));
+    let mut plan = granite(&fields)?;
+    plan.slides = Some(|layer| !layer.is_multiple_of(4));
+    plan.sinks = Some("self_attn.sinks");
+    let layers = plan.fields.size("num_hidden_layers")?;
+    let Some(listed) = plan.fields.get("layer_rope_theta") else {
+        return Ok(plan);
+    };
+    let bases: Option<Vec<f64>> = listed
+        .as_array()
+        .filter(|bases| bases.len() == layers)
+        .and_then(|bases| bases.iter().map(Value::as_f64).collect());
+    let Some(bases) = bases else {
+        let problem = format!("must list a number for each of {layers} layers");
+        return Err(plan.fields.error("layer_rope_theta", problem));
+    };
+    if let Some(base) = bases.iter().find(|base| **base != 0.0) {
+        if bases.iter().any(|other| *other != 0.0 && other != base) {
+            let problem = "lists several bases; one base, and zero, are supported";
+            return Err(plan.fields.error("layer_rope_theta", problem));
+        }
+        let rotation = plan
+            .fields
+            .object("rope_parameters")?
+            .or(plan.fields.object("rope_scaling")?);
+        let mut rotation = rotation.map(|rotation| rotation.values()).unwrap_or_default();
+        rotation.insert("rope_theta".into(), json!(base));
+        plan.fields = plan
+            .fields
+            .with("rope_scaling", Value::Null)
+            .with("rope_parameters", rotation);
+    }
+    plan.positions = Positions::Listed(bases.iter().map(|base| *base != 0.0).collect());
+    Ok(plan)
+}
+
+pub(super) fn emu3(fields: &Fields) -> Planned {
+    let defaults = json!({"num_key_value_heads": 8, "rope_theta": 1_000_000.0});
+    Plan::new(fields, defaults)
+        .attention_bias("attention_bias", false)?
+        .mlp_bias("mlp_bias", false)
+}
+
+/// Apertus whose head may lack the rows of tokens that stand for pictures and sound.
+pub(super) fn apertus1p5(fields: &Fields) -> Planned {
+    let vocabulary = fields.size("vocab_size")?;
+    match fields.optional_size("output_vocab_size")? {
+        Some(rows) if rows != vocabulary => {
+            let problem =
+                format!("is {rows} of {vocabulary} tokens; a head of fewer rows than the embedding is not supported");
+            Err(fields.error("output_vocab_size", problem))
+        }
+        _ => apertus(fields),
+    }
+}
+
 pub(super) fn cwm(fields: &Fields) -> Planned {
     let defaults = json!({"head_dim": 128, "num_key_value_heads": 8, "sliding_window": 8192});
     let mut plan = Plan::new(fields, defaults).mlp_bias("mlp_bias", false)?;
@@ -282,7 +408,8 @@ pub(super) fn ministral(fields: &Fields) -> Planned {
 
 pub(super) fn ministral3(fields: &Fields) -> Planned {
     let defaults = json!({"head_dim": 128, "num_key_value_heads": 8});
-    let mut plan = Plan::new(fields, defaults);
+    // The class reads no types of layers.
+    let mut plan = Plan::new(&fields.clone().without("layer_types"), defaults);
     plan.slides = Some(|_| true);
     let Some(parameters) = plan.fields.object("rope_parameters")? else {
         let problem = "is missing; the growth of queries with their position stands there";

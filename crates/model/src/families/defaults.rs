@@ -1,0 +1,61 @@
+//! The settings that config.json leaves out, by the classes of transformers.
+
+use std::sync::LazyLock;
+
+use serde_json::{Map, Value};
+
+use crate::ModelError;
+use crate::fields::Fields;
+
+/// The settings of each type of text model where config.json leaves them out. `scripts/make_text_defaults.py` writes the file.
+static DEFAULTS: LazyLock<Map<String, Value>> = LazyLock::new(|| {
+    let defaults: Value = serde_json::from_str(include_str!("text_defaults.json")).expect("the file is checked in");
+    defaults.as_object().cloned().unwrap_or_default()
+});
+
+/// Sizes that every file of a model by itself has: one that lacks them is damaged.
+const SIZES: [&str; 5] = [
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+];
+
+/// The settings with those that the class of their `model_type` has by default, but for sizes.
+pub(super) fn with_class_defaults(fields: Fields) -> Result<Fields, ModelError> {
+    let Some(model_type) = fields.text("model_type")?.map(str::to_owned) else {
+        return Ok(fields);
+    };
+    with_defaults(fields, &model_type, &SIZES)
+}
+
+/// True if a class around a text model ties embeddings where its settings do not say.
+pub(super) fn is_tied_by_default(class: &str) -> bool {
+    let tied = DEFAULTS
+        .get(class)
+        .and_then(|defaults| defaults.get("tie_word_embeddings"));
+    tied.and_then(Value::as_bool).unwrap_or(false)
+}
+
+/// The settings of a text model that a class wraps, with all that its class has by default. The wrapper says if embeddings are tied.
+pub(super) fn with_wrapped_defaults(fields: Fields, text_type: &str) -> Result<Fields, ModelError> {
+    with_defaults(fields, text_type, &["tie_word_embeddings"])
+}
+
+fn with_defaults(mut fields: Fields, model_type: &str, but_for: &[&str]) -> Result<Fields, ModelError> {
+    let Some(Value::Object(defaults)) = DEFAULTS.get(model_type) else {
+        return Ok(fields);
+    };
+    let mut has_base = false;
+    for place in ["rope_parameters", "rope_scaling"] {
+        let rotation = fields.object(place)?;
+        has_base |= rotation.is_some_and(|rotation| rotation.get("rope_theta").is_some());
+    }
+    for (name, value) in defaults {
+        if !but_for.contains(&name.as_str()) && !(name == "rope_theta" && has_base) {
+            fields = fields.with_default(name, value.clone());
+        }
+    }
+    Ok(fields)
+}

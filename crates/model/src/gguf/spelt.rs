@@ -1,0 +1,97 @@
+//! Settings of plain architectures that their directories spell otherwise.
+
+use serde_json::{Map, Value, json};
+
+use super::architecture::Architecture;
+use super::settings::OwnKeys;
+use crate::ModelError;
+use crate::fields::Fields;
+
+/// Adds them; `known` are the settings so far, and `has` says if there is a tensor.
+pub(super) fn settings(
+    architecture: Architecture,
+    keys: &OwnKeys<'_>,
+    known: &Fields,
+    settings: &mut Map<String, Value>,
+    has: &impl Fn(&str) -> bool,
+) -> Result<(), ModelError> {
+    match architecture {
+        Architecture::Apertus => activations(keys, settings)?,
+        Architecture::GraniteSwa => positions(keys, settings)?,
+        Architecture::Falcon => {
+            let (hidden, kv_heads) = (known.size("hidden_size")?, known.optional_size("num_key_value_heads")?);
+            for (setting, value) in [
+                ("new_decoder_architecture", json!(true)),
+                ("num_kv_heads", json!(kv_heads)),
+                (
+                    "ffn_hidden_size",
+                    json!(known.optional_size("intermediate_size")?.unwrap_or(4 * hidden)),
+                ),
+                ("layer_norm_epsilon", json!(known.optional_number("layer_norm_eps")?)),
+                ("bias", json!(has("model.layers.0.self_attention.query_key_value.bias"))),
+                (
+                    "num_ln_in_parallel_attn",
+                    json!(1 + usize::from(has("model.layers.0.ln_attn.weight"))),
+                ),
+                ("stacked_inputs", json!(true)),
+            ] {
+                settings.insert(setting.into(), value);
+            }
+        }
+        Architecture::Gpt2 | Architecture::StarCoder => {
+            for (setting, own) in [
+                ("n_embd", "hidden_size"),
+                ("n_layer", "num_hidden_layers"),
+                ("n_head", "num_attention_heads"),
+                ("n_positions", "max_position_embeddings"),
+                ("n_inner", "intermediate_size"),
+            ] {
+                settings.insert(setting.into(), known.size(own)?.into());
+            }
+            let has_one_key = known.optional_size("num_key_value_heads")? == Some(1);
+            settings.insert("multi_query".into(), has_one_key.into());
+            settings.insert(
+                "layer_norm_epsilon".into(),
+                json!(known.optional_number("layer_norm_eps")?),
+            );
+            settings.insert("stacked_inputs".into(), true.into());
+        }
+        Architecture::GptNeoX => {
+            let biased = has("model.layers.0.attention.query_key_value.bias");
+            settings.insert("attention_bias".into(), biased.into());
+            settings.insert("stacked_inputs".into(), true.into());
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// The parameters of xIELU of each layer, which stand outside the architecture's keys.
+fn activations(keys: &OwnKeys<'_>, settings: &mut Map<String, Value>) -> Result<(), ModelError> {
+    for name in ["alpha_p", "alpha_n", "beta", "eps"] {
+        let key = format!("xielu.{name}");
+        let values = match keys.header.list(&key)? {
+            Some(list) => list.numbers().map_err(|problem| keys.header.error(&key, problem))?,
+            None => {
+                return Err(keys
+                    .header
+                    .error(&key, "is missing; the model cannot be built without it"));
+            }
+        };
+        settings.insert(format!("xielu_{name}"), json!(values));
+    }
+    Ok(())
+}
+
+/// The layers with positions, which directories tell by a base of zero.
+fn positions(keys: &OwnKeys<'_>, settings: &mut Map<String, Value>) -> Result<(), ModelError> {
+    const PATTERN: &str = "attention.rope_pattern";
+    let Some(list) = keys.header.list(&keys.name(PATTERN))? else {
+        return Ok(());
+    };
+    let flags = list.flags().map_err(|problem| keys.error(PATTERN, problem))?;
+    let theta = keys.number("rope.freq_base")?.unwrap_or(10_000.0);
+    let bases = flags.iter().map(|turns| if *turns { theta } else { 0.0 });
+    settings.insert("layer_rope_theta".into(), bases.collect::<Vec<_>>().into());
+    Ok(())
+}
