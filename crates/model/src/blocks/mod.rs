@@ -19,7 +19,7 @@ mod rows;
 mod short_convolution;
 
 pub use activation::Activation;
-pub(crate) use activation::{sigmoid_gate, sigmoid_gate_heads, softplus};
+pub(crate) use activation::{sigmoid_gate, sigmoid_gate_heads, softplus, softplus_gate_heads};
 pub use attention::{Attention, KeyValue};
 pub use experts::{
     Expert, ExpertGroups, ExpertSettings, Experts, FusedLayout, Router, RouterRules, Scoring, SharedExpert, WeightSum,
@@ -35,6 +35,7 @@ pub use mixer::Mixer;
 pub use mlp::Mlp;
 pub use norm::Norm;
 pub use projection::Projection;
+pub(crate) use rotary::QueryGrowth;
 pub(crate) use rotary::RotaryTable;
 pub use rotary::{Rotary, RotarySettings};
 pub(crate) use rows::{add, for_rows, scale};

@@ -48,17 +48,20 @@ const SHARED: [&str; 8] = [
 ];
 
 const WRAPPERS: &[Wrapper] = &[
+    wrapper("AriaForConditionalGeneration", "aria_text"),
     wrapper("AudioFlamingo3ForConditionalGeneration", "qwen2"),
     wrapper_without("logit_scale", "AyaVisionForConditionalGeneration", "cohere2"),
     wrapper_without("logit_scale", "Cohere2VisionForConditionalGeneration", "cohere2"),
     wrapper("DeepseekVLForConditionalGeneration", "llama"),
     wrapper("DeepseekVLHybridForConditionalGeneration", "llama"),
+    wrapper("Ernie4_5_VLMoeForConditionalGeneration", "ernie4_5_vl_moe_text"),
     wrapper("Exaone4_5_ForConditionalGeneration", "exaone4"),
     wrapper("FastVlmForConditionalGeneration", "qwen2"),
     wrapper("FunAsrNanoForConditionalGeneration", "qwen3"),
     wrapper("Gemma3ForConditionalGeneration", "gemma3_text"),
     wrapper("Gemma4ForConditionalGeneration", "gemma4_text"),
     wrapper("Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text"),
+    wrapper("Glm4vMoeForConditionalGeneration", "glm4v_moe_text"),
     wrapper("GlmAsrForConditionalGeneration", "llama"),
     wrapper("GotOcr2ForConditionalGeneration", "qwen2"),
     wrapper_without("logits_scaling", "GraniteSpeechForConditionalGeneration", "granite"),
@@ -68,7 +71,9 @@ const WRAPPERS: &[Wrapper] = &[
     wrapper("Idefics3ForConditionalGeneration", "llama"),
     wrapper("InternVLForConditionalGeneration", "qwen2"),
     wrapper("JanusForConditionalGeneration", "llama"),
+    wrapper("KimiK25ForConditionalGeneration", "deepseek_v3"),
     wrapper("LightOnOcrForConditionalGeneration", "qwen3"),
+    wrapper("Llama4ForConditionalGeneration", "llama4_text"),
     wrapper("LlavaForConditionalGeneration", "llama"),
     wrapper("LlavaNextForConditionalGeneration", "llama"),
     wrapper("LlavaNextVideoForConditionalGeneration", "llama"),
@@ -90,6 +95,7 @@ const WRAPPERS: &[Wrapper] = &[
     wrapper("Qwen2_5OmniThinkerForConditionalGeneration", "qwen2_5_omni_text"),
     wrapper("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text"),
     wrapper("Qwen3ASRForConditionalGeneration", "qwen3"),
+    wrapper("Qwen3OmniMoeThinkerForConditionalGeneration", "qwen3_omni_moe_text"),
     wrapper("Qwen3VLForConditionalGeneration", "qwen3_vl_text"),
     wrapper("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe_text"),
     wrapper("Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
@@ -113,6 +119,10 @@ const TYPES: &[(&str, &str)] = &[
     ("qwen3_vl_text", "qwen3"),
     ("qwen3_vl_moe_text", "qwen3_moe"),
     ("gemma4_unified_text", "gemma4_text"),
+    ("ernie4_5_vl_moe_text", "ernie4_5_moe"),
+    ("glm4v_moe_text", "glm4_moe"),
+    ("llama4", "llama4_text"),
+    ("qwen3_omni_moe_text", "qwen3_moe"),
 ];
 
 /// Beginnings of the names of a wrapped text model's tensors, and of the names that families know.

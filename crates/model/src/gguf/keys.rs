@@ -38,9 +38,10 @@ enum For {
 }
 
 use Architecture::{
-    Cohere2, CommandR, Deepseek2, Dots1, Ernie45Moe, Exaone4, FalconH1, Gemma2, Gemma3, Gemma4, Glm4Moe, GptOss,
-    Granite, GraniteHybrid, GraniteMoe, HunyuanMoe, Lfm2, Llama, Mamba2, MiniCpm3, MiniMaxM2, Mistral3, MuseGlimmer,
-    NemotronH, Olmo2, Olmoe, Phi2, Qwen2Moe, Qwen2Vl, Qwen3Moe, Qwen3Next, Qwen3Vl, Qwen35, Qwen35Moe, StableLm,
+    Afmoe, Cohere2, Cohere2Moe, CommandR, Deepseek2, Dots1, Ernie45Moe, Exaone4, ExaoneMoe, FalconH1, Gemma2, Gemma3,
+    Gemma4, Glm4Moe, GptOss, Granite, GraniteHybrid, GraniteMoe, HunyuanMoe, HyV3, Lfm2, Lfm2Moe, Llama, Llama4,
+    Mamba2, MiniCpm3, MiniMaxM2, Mistral3, MuseGlimmer, NemotronH, NemotronHMoe, Olmo2, Olmoe, Phi2, Qwen2Moe, Qwen2Vl,
+    Qwen3Moe, Qwen3Next, Qwen3Vl, Qwen35, Qwen35Moe, StableLm,
 };
 use For::{All, None as NoOne, Only};
 use KeyKind::{Any, Count, Counts, Flag, List, NotNegative, Number, Positive, Size, Text};
@@ -49,12 +50,42 @@ use KeyKind::{Any, Count, Counts, Flag, List, NotNegative, Number, Positive, Siz
 const LATENT: &[Architecture] = &[Deepseek2, MiniCpm3];
 
 /// Architectures with layers that keep a matrix for each head.
-const RECURRENT: &[Architecture] = &[Qwen35, Qwen35Moe, Qwen3Next, GraniteHybrid, FalconH1, Mamba2, NemotronH];
+const RECURRENT: &[Architecture] = &[
+    Qwen35,
+    Qwen35Moe,
+    Qwen3Next,
+    GraniteHybrid,
+    FalconH1,
+    Mamba2,
+    NemotronH,
+    NemotronHMoe,
+];
 
 /// Architectures that may have experts.
 const EXPERTS: &[Architecture] = &[
-    Llama, Qwen2Moe, Qwen3Moe, Qwen35Moe, Qwen3Next, GptOss, Olmoe, GraniteMoe, Ernie45Moe, HunyuanMoe, Dots1, Glm4Moe,
-    MiniMaxM2, Deepseek2,
+    Llama,
+    Qwen2Moe,
+    Qwen3Moe,
+    Qwen35Moe,
+    Qwen3Next,
+    GptOss,
+    Olmoe,
+    GraniteMoe,
+    Ernie45Moe,
+    HunyuanMoe,
+    Dots1,
+    Glm4Moe,
+    MiniMaxM2,
+    Deepseek2,
+    GraniteHybrid,
+    Lfm2Moe,
+    NemotronHMoe,
+    Gemma4,
+    Llama4,
+    Afmoe,
+    Cohere2Moe,
+    ExaoneMoe,
+    HyV3,
 ];
 
 /// Architectures whose files have keys of experts also where they have none.
@@ -74,6 +105,14 @@ const EXPERT_KEYS: &[Architecture] = &[
     MiniMaxM2,
     Deepseek2,
     GraniteHybrid,
+    Lfm2Moe,
+    NemotronHMoe,
+    Gemma4,
+    Llama4,
+    Afmoe,
+    Cohere2Moe,
+    ExaoneMoe,
+    HyV3,
 ];
 
 /// Architectures with recurrent layers.
@@ -113,7 +152,16 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     (
         "attention.sliding_window_pattern",
         Any,
-        Only(&[Gemma2, Gemma3, Exaone4, Olmo2, Gemma4, MuseGlimmer]),
+        Only(&[
+            Gemma2,
+            Gemma3,
+            Exaone4,
+            Olmo2,
+            Gemma4,
+            MuseGlimmer,
+            Cohere2Moe,
+            ExaoneMoe,
+        ]),
         &[],
     ),
     // Rotation.
@@ -149,7 +197,7 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     (
         "nextn_predict_layers",
         Count,
-        Only(&[Qwen35, Qwen35Moe, Qwen3Next, Glm4Moe]),
+        Only(&[Qwen35, Qwen35Moe, Qwen3Next, Glm4Moe, ExaoneMoe]),
         &[0.0],
     ),
     // Other kinds of models: only values that switch them off.
@@ -160,7 +208,15 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     (
         "logit_scale",
         Number,
-        Only(&[Granite, GraniteHybrid, GraniteMoe, CommandR, Cohere2, MuseGlimmer]),
+        Only(&[
+            Granite,
+            GraniteHybrid,
+            GraniteMoe,
+            CommandR,
+            Cohere2,
+            Cohere2Moe,
+            MuseGlimmer,
+        ]),
         &[0.0, 1.0],
     ),
     (
@@ -193,7 +249,7 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     ("attention.kv_lora_rank", Size, Only(LATENT), &[]),
     ("attention.key_length_mla", Size, Only(LATENT), &[]),
     ("attention.value_length_mla", Size, Only(LATENT), &[]),
-    ("shortconv.l_cache", Size, Only(&[Lfm2]), &[]),
+    ("shortconv.l_cache", Size, Only(&[Lfm2, Lfm2Moe]), &[]),
     // No effect on the logits of a text: all sections of a position are equal in a text, and pooling comes after the model.
     (
         "rope.dimension_sections",

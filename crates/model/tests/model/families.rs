@@ -145,7 +145,7 @@ fn layers_of_gemma_4_that_do_not_fit_together_are_refused_by_name() {
     for (name, value, words) in [
         ("num_kv_shared_layers", json!(layers), "num_kv_shared_layers"),
         ("num_kv_shared_layers", json!(layers - 1), "no layer of its type"),
-        ("enable_moe_block", json!(true), "enable_moe_block"),
+        ("enable_moe_block", json!(true), "num_experts"),
         (
             "use_bidirectional_attention",
             json!("all"),

@@ -17,8 +17,9 @@ mod mixer_families;
 mod mixers;
 mod plan;
 mod rms_families;
+mod routed_families;
 
 use build::{build, configure};
 pub(super) use families::FAMILIES;
 use mixers::{LayerParts, MixerPlan};
-use plan::{Block, Gate, HeadNorms, Inputs, MlpNames, NormKind, Plan, Positions};
+use plan::{AttentionGate, Block, Gate, HeadNorms, Inputs, MlpNames, NormKind, Plan, Positions};
