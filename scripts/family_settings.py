@@ -213,7 +213,7 @@ EXPERTS = {
     "phimoe": [
         dict(B16, **FEW, num_local_experts=6, num_experts_per_tok=2, intermediate_size=12, attention_bias=True, lm_head_bias=True, router_jitter_noise=0.3),
         dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=20, tie_word_embeddings=True),
-        dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=20, rope_parameters=dict(rope_type="longrope", rope_theta=10000.0, short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[1.5, 2.5, 3.5, 4.5], short_mscale=1.2, long_mscale=1.2, original_max_position_embeddings=64)),
+        dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=20, rope_parameters=dict(rope_type="longrope", rope_theta=10000.0, short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[1.5, 2.5, 3.5, 4.5], short_mscale=1.2, long_mscale=1.2, original_max_position_embeddings=256)),
     ],
     "dots1": [dict(B16, **FEW, **NOAUX, n_group=4, topk_group=2, n_shared_experts=2, first_k_dense_replace=1, norm_topk_prob=True), like(NOAUX, n_group=1, topk_group=1, n_shared_experts=1, attention_bias=True), like(NOAUX, n_group=1, topk_group=1, n_shared_experts=1, num_key_value_heads=4, sliding_window=37, max_window_layers=2)],
     "glm4_moe": [dict(B16, **FEW, **NOAUX, n_group=4, topk_group=2, head_dim=16, use_qk_norm=True, num_mtp_layers=0), like(NOAUX, n_shared_experts=2, first_k_dense_replace=2, attention_bias=True, norm_topk_prob=False, num_mtp_layers=0)],
@@ -231,10 +231,6 @@ EXPERTS = {
     "sarvam_moe": [like(NOAUX, head_dim=16, n_shared_experts=1), like(NOAUX, head_dim=8, n_shared_experts=2, use_qk_norm=False, attention_bias=True, n_group=4, topk_group=2, first_k_dense_replace=2, tie_word_embeddings=True)],
     "glm4_moe_lite": [like(WITH_EXPERTS, B16, FEW, LATENT, NOAUX), like(LATENT, NOAUX, gguf=False, q_lora_rank=None, n_group=4, topk_group=2, n_shared_experts=2, mlp_layer_types=["sparse", "dense", "sparse", "dense"], attention_bias=True, norm_topk_prob=False)],
     "axk1": [like(B16, FEW, LATENT, NOAUX, n_group=4, topk_group=2), like(LATENT, NOAUX, n_group=1, topk_group=1, mlp_layer_types=["sparse", "dense", "sparse", "sparse"], attention_bias=True, rope_interleave=False, tie_word_embeddings=True)],
-    "mistral4": [
-        like(B16, FEW, LATENT, NOAUX, n_group=4, topk_group=2, **rope("yarn", factor=8.0, original_max_position_embeddings=32, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.3)),
-        like(LATENT, NOAUX, first_k_dense_replace=2, q_lora_rank=None, norm_topk_prob=False, attention_bias=True, **rope("yarn", factor=4.0, original_max_position_embeddings=64, llama_4_scaling_beta=0.1)),
-    ],
     "lfm2_moe": [
         dict(B16, num_hidden_layers=3, **SIX, num_experts_per_tok=3, num_dense_layers=1, layer_types=["conv", "full_attention", "conv"]),
         dict(num_experts=8, moe_intermediate_size=20, num_experts_per_tok=2, num_dense_layers=2, conv_bias=True, conv_L_cache=4, use_expert_bias=False, norm_topk_prob=False, routed_scaling_factor=1.4, tie_word_embeddings=False, layer_types=["full_attention", "conv", "full_attention", "conv"]),
@@ -243,6 +239,8 @@ EXPERTS = {
         like(B16, FEW, num_local_experts=5, num_experts_per_tok=1, head_dim=16, intermediate_size=20, intermediate_size_mlp=24, no_rope_layers=[1, 0], floor_scale=16, attn_scale=0.3),
         dict(num_local_experts=4, num_experts_per_tok=2, head_dim=8, intermediate_size=16, intermediate_size_mlp=40, interleave_moe_layer_step=2, use_qk_norm=False, attention_bias=True, tie_word_embeddings=True, attn_temperature_tuning=False, **LLAMA3),
         dict(num_local_experts=4, num_experts_per_tok=1, head_dim=16, intermediate_size=20, intermediate_size_mlp=24, no_rope_layer_interval=2, moe_layers=[0, 3], attention_chunk_size=None),
+        # Texts end with a chunk.
+        dict(num_local_experts=4, num_experts_per_tok=1, head_dim=16, intermediate_size=20, intermediate_size_mlp=24, attention_chunk_size=64),
     ],
     "afmoe": [
         like(B16, FEW, SIX, num_experts_per_tok=3, head_dim=16, num_shared_experts=2, route_scale=1.3, mup_enabled=True, layer_types=["sliding_attention", "full_attention"], **WINDOW),
@@ -257,9 +255,13 @@ EXPERTS = {
     "exaone_moe": [
         like(B16, FEW, SIX, num_experts_per_tok=3, head_dim=16, num_shared_experts=2, layer_types=["sliding_attention", "full_attention"], **WINDOW),
         dict(num_experts=8, moe_intermediate_size=20, num_experts_per_tok=2, n_group=4, topk_group=2, first_k_dense_replace=2, norm_topk_prob=False, tie_word_embeddings=True, **WINDOW),
-        like(SIX, num_experts_per_tok=2, head_dim=8, sliding_window=None, layer_types=["full_attention"] * 4, mlp_layer_types=["sparse", "dense", "sparse", "sparse"], gguf=False),
+        like(SIX, num_experts_per_tok=2, head_dim=8, layer_types=["full_attention"] * 4, mlp_layer_types=["sparse", "dense", "sparse", "sparse"], gguf=False),
     ],
     "flex_olmo": [dict(B16, **FEW, num_experts=6, num_experts_per_tok=3, intermediate_size=12), dict(num_experts=5, num_experts_per_tok=2, intermediate_size=20, norm_topk_prob=True, attention_bias=True, tie_word_embeddings=True, **YARN)],
+    "flint": [
+        like(B16, SIX, num_hidden_layers=3, num_experts_per_tok=3, head_dim=16, shared_expert_intermediate_size=20, mlp_only_layers=[0], layer_types=["full_attention", "sliding_attention", "full_attention"], **WINDOW),
+        dict(num_hidden_layers=5, num_experts=8, moe_intermediate_size=20, num_experts_per_tok=2, head_dim=8, shared_expert_intermediate_size=12, norm_topk_prob=False, attention_bias=True, decoder_sparse_step=2, tie_word_embeddings=True, **WINDOW),
+    ],
     "granitemoe_swa": [
         like(B16, FEW, num_local_experts=6, num_experts_per_tok=3, intermediate_size=12, shared_intermediate_size=20, residual_multiplier=0.3, embedding_multiplier=3.0, attention_multiplier=0.2, logits_scaling=2.0, layer_rope_theta=[0, 5000.0], **WINDOW),
         dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=16, attention_bias=True, tie_word_embeddings=True, layer_types=["sliding_attention", "full_attention"] * 2, **WINDOW),
@@ -330,7 +332,7 @@ WRAPPERS = {
         dict(text_type="muse_glimmer_text", head_dim=8, config=SMALL_MUSE, layer_rope_theta=[0, 10000.0, 10000.0, 0], qk_scale_factor=1.5, output_multiplier=0.5, final_logit_softcapping=5.0, post_norm_eps=1e-3, layer_types=["sliding_attention", "full_attention"] * 2, **WINDOW),
         dict(text_type="muse_glimmer_text", head_dim=8, config=SMALL_MUSE, tie_word_embeddings=True, attention_bias=True, **WINDOW),
     ],
-    "Mistral3ForConditionalGeneration": around("mistral", head_dim=16, sliding_window=None) + around("ministral3", head_dim=16, rope_parameters=DENSE["ministral3"][0]["rope_parameters"]) + around("mistral4", **LATENT | NOAUX, rope_parameters=DENSE["ministral3"][0]["rope_parameters"]),
+    "Mistral3ForConditionalGeneration": around("mistral", head_dim=16, sliding_window=None) + around("ministral3", head_dim=16, rope_parameters=DENSE["ministral3"][0]["rope_parameters"]) + around("mistral4", **LATENT | NOAUX, n_group=4, topk_group=2, rope_parameters=DENSE["ministral3"][0]["rope_parameters"]) + around("mistral4", **like(LATENT, NOAUX, first_k_dense_replace=2, q_lora_rank=None, norm_topk_prob=False, attention_bias=True, **rope("yarn", factor=4.0, original_max_position_embeddings=64, llama_4_scaling_beta=0.1))),
     "LlavaForConditionalGeneration": around("llama") + around("mistral", **WINDOW) + around("qwen2"),
     "LlavaNextForConditionalGeneration": around("llama") + around("mistral", sliding_window=None),
     "LlavaNextVideoForConditionalGeneration": around("llama"),
@@ -350,9 +352,10 @@ WRAPPERS = {
     "Qwen3ASRForConditionalGeneration": around("qwen3", head_dim=16),
     "Qwen3_5ForConditionalGeneration": around("qwen3_5_text", **QWEN35),
     "Qwen3_5MoeForConditionalGeneration": around("qwen3_5_moe_text", **QWEN35, **SIX, num_experts_per_tok=2, shared_expert_intermediate_size=12),
+    "NemotronH_Omni_Reasoning_V3": around("nemotron_h", **NEMOTRON | NEMOTRON_EXPERTS, layers_block_type=["linear_attention", "moe", "full_attention"]),
     "AriaForConditionalGeneration": around("aria_text", moe_num_experts=6, moe_topk=2, intermediate_size=20),
     "Glm4vMoeForConditionalGeneration": around("glm4v_moe_text", **NOAUX, n_group=4, topk_group=2, **rope("default", partial_rotary_factor=0.5, mrope_section=[1, 1, 0])),
-    "KimiK25ForConditionalGeneration": around("deepseek_v3", **LATENT | NOAUX, n_group=4, topk_group=2, first_k_dense_replace=1),
+    "Kimi_K25ForConditionalGeneration": around("deepseek_v3", **LATENT | NOAUX, n_group=4, topk_group=2, first_k_dense_replace=1),
     "Llama4ForConditionalGeneration": around("llama4_text", num_local_experts=4, num_experts_per_tok=1, head_dim=16, intermediate_size=20, intermediate_size_mlp=24),
     "Qwen3OmniMoeThinkerForConditionalGeneration": around("qwen3_omni_moe_text", head_dim=8, **SIX, num_experts_per_tok=2, **SECTIONS),
     "Qwen3VLMoeForConditionalGeneration": around("qwen3_vl_moe_text", head_dim=8, **SIX, num_experts_per_tok=2, **SECTIONS),

@@ -154,6 +154,15 @@ fn deepseek(keys: &OwnKeys<'_>, weights: &Checkpoint, layers: usize) -> Result<&
     if is_third {
         return Ok("DeepseekV3ForCausalLM");
     }
+    // Files do not say how groups of experts are compared: the released models of that generation have these.
+    let numbers = ["expert_count", "expert_group_count", "expert_group_used_count"].map(|key| keys.number(key));
+    let [experts, groups, used] = numbers;
+    let (groups, used) = (groups?.unwrap_or(1.0), used?.unwrap_or(1.0));
+    if groups > 1.0 && used < groups && (experts?, groups, used) != (Some(160.0), 8.0, 3.0) {
+        let problem =
+            format!("is {groups} beside a softmax, and the file does not say how groups are chosen; use the directory");
+        return Err(keys.error("expert_group_count", problem));
+    }
     match keys.json("expert_weights_norm")? {
         Some(Value::Bool(true)) => Err(keys.error(
             "expert_weights_norm",

@@ -282,6 +282,10 @@ pub(super) fn family_name(architecture: Architecture, name: &str) -> Option<Stri
                     _ => {}
                 }
             }
+            // Some converters leave out its kind.
+            if kind == "exp_probs_b" && !below.contains('.') {
+                return Some(format!("model.layers.{below}.mlp.exp_probs_b.bias"));
+            }
             if let Some(name) = mamba_vector(architecture, below, kind) {
                 return Some(name);
             }

@@ -30,7 +30,7 @@ pub(super) fn with_layer_types(fields: &Fields, slides: impl Fn(usize) -> bool) 
 }
 
 /// Defaults without the number of experts where settings have it under another name.
-fn expert_defaults(fields: &Fields, mut defaults: Value) -> Value {
+pub(super) fn expert_defaults(fields: &Fields, mut defaults: Value) -> Value {
     const NAMES: [&str; 2] = ["num_experts", "num_local_experts"];
     if let Some(defaults) = defaults
         .as_object_mut()

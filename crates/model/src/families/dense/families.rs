@@ -16,8 +16,8 @@ use super::rms_families::{
     ministral3, nanochat, olmo2, olmo3, seed_oss, smollm3, vaultgemma,
 };
 use super::routed_families::{
-    afmoe, aria_text, cohere2_moe, exaone_moe, flex_olmo, granite_moe_swa, hy_v3, kolibri1, laguna, llama4, mellum,
-    mimo_v2_flash, solar_open,
+    afmoe, aria_text, cohere2_moe, exaone_moe, flex_olmo, flint, granite_moe_swa, hy_v3, kolibri1, laguna, llama4,
+    mellum, mimo_v2_flash, solar_open,
 };
 use super::{build, configure};
 
@@ -137,6 +137,7 @@ pub(in crate::families) const FAMILIES: &[Family] = &[
     family!("Cohere2MoeForCausalLM", "cohere2_moe", cohere2_moe).with_settings(&["num_experts", "logit_scale"]),
     family!("ExaoneMoeForCausalLM", "exaone_moe", exaone_moe).with_settings(EXPERTS),
     family!("FlexOlmoForCausalLM", "flex_olmo", flex_olmo).with_settings(EXPERTS),
+    family!("FlintForCausalLM", "flint", flint).with_settings(EXPERTS),
     family!("GraniteMoeSWAForCausalLM", "granitemoe_swa", granite_moe_swa).with_settings(EXPERTS_AND_MULTIPLIERS),
     family!("HYV3ForCausalLM", "hy_v3", hy_v3).with_settings(EXPERTS),
     family!("Kolibri1ForCausalLM", "kolibri1", kolibri1).with_settings(EXPERTS),
@@ -150,6 +151,7 @@ pub(in crate::families) const FAMILIES: &[Family] = &[
         .with_renames(&[("model.mtp.", "mtp.")]),
     family!("SolarOpenForCausalLM", "solar_open", solar_open).with_settings(EXPERTS),
     family!("Llama4ForCausalLM", "llama4_text", llama4).with_settings(&[
+        "num_experts",
         "num_local_experts",
         "attention_chunk_size",
         "no_rope_layer_interval",

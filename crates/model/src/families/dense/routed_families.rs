@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::expert_families::{HEAD_NORMS, glm4_moe_layers, granite_moe, with_experts, with_layer_types};
+use super::expert_families::{
+    HEAD_NORMS, expert_defaults, glm4_moe_layers, granite_moe, with_experts, with_layer_types,
+};
 use super::layer_norm_families::cohere;
 use super::plan::Planned;
 use super::rms_families::{exaone4, olmo2};
@@ -140,12 +142,28 @@ pub(super) fn flex_olmo(fields: &Fields) -> Planned {
     with_experts(plan, |experts| experts)
 }
 
+pub(super) fn flint(fields: &Fields) -> Planned {
+    let defaults = json!({
+        "num_key_value_heads": 4, "head_dim": 128, "rms_norm_eps": 1e-6, "sliding_window": 513, "num_experts": 256,
+        "num_experts_per_tok": 6, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 1024,
+        "norm_topk_prob": true, "mlp_only_layers": [0, 1],
+    });
+    let mut plan = Plan::new(fields, expert_defaults(fields, defaults)).attention_bias("attention_bias", false)?;
+    let last = layer_count(&plan.fields)?.saturating_sub(1);
+    plan.fields = with_layer_types(&plan.fields, |layer| layer >= 2 && layer % 4 != 1 && layer != last)?;
+    plan.head_norms = HeadNorms::Each(HEAD_NORMS);
+    plan.positions = Positions::InWindows;
+    plan.slides = Some(|_| false);
+    plan.sinks = Some("self_attn.softmax_offset");
+    with_experts(plan, |experts| experts.with_scoring(Scoring::Sigmoid))
+}
+
 pub(super) fn kolibri1(fields: &Fields) -> Planned {
     let defaults = json!({
         "num_key_value_heads": 4, "head_dim": 128, "rms_norm_eps": 1e-6, "sliding_window": 513, "num_experts": 384,
         "num_experts_per_tok": 6, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
     });
-    let mut plan = Plan::new(fields, defaults);
+    let mut plan = Plan::new(fields, expert_defaults(fields, defaults));
     plan.fields = with_layer_types(&plan.fields, |layer| !(layer + 1).is_multiple_of(5))?;
     plan.block = Block::Both([
         "input_layernorm",
