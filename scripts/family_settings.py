@@ -199,7 +199,9 @@ EXPERTS = {
     ],
     "gpt_oss": [
         dict(B16, **FEW, num_local_experts=5, num_experts_per_tok=2, head_dim=16, intermediate_size=20, **WINDOW, **rope("yarn", factor=8.0, original_max_position_embeddings=64, beta_fast=32.0, beta_slow=1.0, truncate=False)),
-        dict(num_local_experts=8, num_experts_per_tok=4, head_dim=8, intermediate_size=32, num_key_value_heads=4, swiglu_limit=0.7, **WINDOW, **rope("yarn", factor=4.0, original_max_position_embeddings=64, truncate=False)),
+        dict(num_local_experts=8, num_experts_per_tok=4, head_dim=8, intermediate_size=32, num_key_value_heads=4, **WINDOW, **rope("yarn", factor=4.0, original_max_position_embeddings=64, truncate=False)),
+        # Files do not hold the limit.
+        dict(num_local_experts=8, num_experts_per_tok=4, head_dim=16, intermediate_size=32, swiglu_limit=0.7, **WINDOW, **rope("yarn", factor=8.0, original_max_position_embeddings=64, beta_fast=32.0, beta_slow=1.0, truncate=False)),
     ],
     "olmoe": [dict(B16, **FEW, num_experts=6, num_experts_per_tok=3, intermediate_size=12), dict(num_experts=8, num_experts_per_tok=2, intermediate_size=20, attention_bias=True), dict(num_experts=8, num_experts_per_tok=2, intermediate_size=20, norm_topk_prob=True, num_key_value_heads=4), dict(num_experts=4, num_experts_per_tok=2, clip_qkv=0.5, num_key_value_heads=4)],
     "granitemoe": [dict(B16, **FEW, num_local_experts=6, num_experts_per_tok=3, intermediate_size=12, embedding_multiplier=7.0, residual_multiplier=0.3, attention_multiplier=0.2, logits_scaling=5.0), dict(num_local_experts=4, num_experts_per_tok=1, attention_bias=True, tie_word_embeddings=True)],
@@ -215,7 +217,7 @@ EXPERTS = {
         dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=20, tie_word_embeddings=True),
         dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=20, rope_parameters=dict(rope_type="longrope", rope_theta=10000.0, short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[1.5, 2.5, 3.5, 4.5], short_mscale=1.2, long_mscale=1.2, original_max_position_embeddings=256)),
     ],
-    "dots1": [dict(B16, **FEW, **NOAUX, n_group=4, topk_group=2, n_shared_experts=2, first_k_dense_replace=1, norm_topk_prob=True), like(NOAUX, n_group=1, topk_group=1, n_shared_experts=1, attention_bias=True), like(NOAUX, n_group=1, topk_group=1, n_shared_experts=1, num_key_value_heads=4, sliding_window=37, max_window_layers=2)],
+    "dots1": [dict(B16, **FEW, **NOAUX, n_group=4, topk_group=2, n_shared_experts=2, first_k_dense_replace=1, norm_topk_prob=True), like(NOAUX, n_group=1, topk_group=1, n_shared_experts=1, attention_bias=True), like(NOAUX, n_group=1, topk_group=1, n_shared_experts=1, num_key_value_heads=4, scoring_func="sigmoid", sliding_window=37, max_window_layers=2)],
     "glm4_moe": [dict(B16, **FEW, **NOAUX, n_group=4, topk_group=2, head_dim=16, use_qk_norm=True, num_mtp_layers=0), like(NOAUX, n_shared_experts=2, first_k_dense_replace=2, attention_bias=True, norm_topk_prob=False, num_mtp_layers=0)],
     "deepseek_v2": [
         like(WITH_EXPERTS, B16, FEW, LATENT, NOAUX, first_k_dense_replace=1, n_shared_experts=2, topk_method="group_limited_greedy", n_group=4, topk_group=2),
@@ -236,14 +238,15 @@ EXPERTS = {
         dict(num_experts=8, moe_intermediate_size=20, num_experts_per_tok=2, num_dense_layers=2, conv_bias=True, conv_L_cache=4, use_expert_bias=False, norm_topk_prob=False, routed_scaling_factor=1.4, tie_word_embeddings=False, layer_types=["full_attention", "conv", "full_attention", "conv"]),
     ],
     "llama4_text": [
-        like(B16, FEW, num_local_experts=5, num_experts_per_tok=1, head_dim=16, intermediate_size=20, intermediate_size_mlp=24, no_rope_layers=[1, 0], floor_scale=16, attn_scale=0.3),
-        dict(num_local_experts=4, num_experts_per_tok=2, head_dim=8, intermediate_size=16, intermediate_size_mlp=40, interleave_moe_layer_step=2, use_qk_norm=False, attention_bias=True, tie_word_embeddings=True, attn_temperature_tuning=False, **LLAMA3),
-        dict(num_local_experts=4, num_experts_per_tok=1, head_dim=16, intermediate_size=20, intermediate_size_mlp=24, no_rope_layer_interval=2, moe_layers=[0, 3], attention_chunk_size=None),
+        dict(B16, num_local_experts=5, num_experts_per_tok=1, head_dim=16, intermediate_size=20, intermediate_size_mlp=24),
+        dict(num_hidden_layers=2, num_local_experts=5, num_experts_per_tok=1, head_dim=16, intermediate_size=20, intermediate_size_mlp=24, no_rope_layers=[1, 0], floor_scale=16, attn_scale=0.3, gguf=False),
+        dict(num_local_experts=4, num_experts_per_tok=2, head_dim=8, intermediate_size=16, intermediate_size_mlp=40, interleave_moe_layer_step=2, use_qk_norm=False, attention_bias=True, tie_word_embeddings=True, attn_temperature_tuning=False, gguf=False, **LLAMA3),
+        dict(num_local_experts=4, num_experts_per_tok=1, head_dim=16, intermediate_size=20, intermediate_size_mlp=24, no_rope_layer_interval=2, moe_layers=[0, 3], attention_chunk_size=None, gguf=False),
         # Texts end with a chunk.
-        dict(num_local_experts=4, num_experts_per_tok=1, head_dim=16, intermediate_size=20, intermediate_size_mlp=24, attention_chunk_size=64),
+        dict(num_local_experts=4, num_experts_per_tok=1, head_dim=16, intermediate_size=20, intermediate_size_mlp=24, attention_chunk_size=64, gguf=False),
     ],
     "afmoe": [
-        like(B16, FEW, SIX, num_experts_per_tok=3, head_dim=16, num_shared_experts=2, route_scale=1.3, mup_enabled=True, layer_types=["sliding_attention", "full_attention"], **WINDOW),
+        like(B16, SIX, num_experts_per_tok=3, head_dim=16, num_shared_experts=2, route_scale=1.3, mup_enabled=True, route_norm=True, **WINDOW),
         dict(num_experts=8, moe_intermediate_size=20, num_experts_per_tok=2, head_dim=8, num_shared_experts=1, num_dense_layers=2, global_attn_every_n_layers=3, attention_bias=True, tie_word_embeddings=True, **WINDOW),
     ],
     "aria_text": [dict(B16, **FEW, moe_num_experts=6, moe_topk=3, intermediate_size=20, moe_num_shared_experts=2), dict(moe_num_experts=4, moe_topk=2, intermediate_size=16, moe_num_shared_experts=1, attention_bias=True, mlp_bias=True, tie_word_embeddings=True, head_dim=16)],
@@ -318,7 +321,7 @@ SMALL_SIGLIP = dict(vision_config=dict(model_type="siglip_vision_model", hidden_
 STORED_WRAPPERS = {"MuseGlimmerForConditionalGeneration": "muse_glimmer"}
 # Names whose first setting is a GGUF file of the tests too.
 STORED_GGUF = (
-    "gemma4_text", "MuseGlimmerForConditionalGeneration", "minicpm3", "deepseek_v2", "lfm2", "granitemoehybrid", "falcon_h1", "nemotron_h",
+    "gemma4_text", "MuseGlimmerForConditionalGeneration", "minicpm3", "deepseek_v2", "deepseek_v3", "lfm2_moe", "lfm2", "granitemoehybrid", "falcon_h1", "nemotron_h",
 )
 
 QWEN35 = dict(head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16)
@@ -356,7 +359,6 @@ WRAPPERS = {
     "AriaForConditionalGeneration": around("aria_text", moe_num_experts=6, moe_topk=2, intermediate_size=20),
     "Glm4vMoeForConditionalGeneration": around("glm4v_moe_text", **NOAUX, n_group=4, topk_group=2, **rope("default", partial_rotary_factor=0.5, mrope_section=[1, 1, 0])),
     "Kimi_K25ForConditionalGeneration": around("deepseek_v3", **LATENT | NOAUX, n_group=4, topk_group=2, first_k_dense_replace=1),
-    "Llama4ForConditionalGeneration": around("llama4_text", num_local_experts=4, num_experts_per_tok=1, head_dim=16, intermediate_size=20, intermediate_size_mlp=24),
     "Qwen3OmniMoeThinkerForConditionalGeneration": around("qwen3_omni_moe_text", head_dim=8, **SIX, num_experts_per_tok=2, **SECTIONS),
     "Qwen3VLMoeForConditionalGeneration": around("qwen3_vl_moe_text", head_dim=8, **SIX, num_experts_per_tok=2, **SECTIONS),
     "MiniCPMOcrForConditionalGeneration": around("qwen3_5_text", **QWEN35),

@@ -17,9 +17,9 @@ qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text qwen3_vl_text qwen3_5_text gemma
 qwen3_vl_moe_text qwen3_5_moe_text qwen3_omni_moe_text glm4v_moe_text ernie4_5_vl_moe_text llama4_text aria_text deepseek_v3 mistral4""".split()
 NAMES = """vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim
 max_position_embeddings rms_norm_eps layer_norm_eps hidden_act hidden_activation attention_bias mlp_bias sliding_window
-use_sliding_window max_window_layers query_pre_attn_scalar num_experts num_local_experts n_routed_experts num_experts_per_tok
+use_sliding_window max_window_layers query_pre_attn_scalar num_experts_per_tok
 moe_intermediate_size n_shared_experts first_k_dense_replace norm_topk_prob routed_scaling_factor n_group topk_group q_lora_rank kv_lora_rank
-qk_nope_head_dim qk_rope_head_dim v_head_dim moe_num_experts moe_topk moe_num_shared_experts moe_k intermediate_size_mlp""".split()
+qk_nope_head_dim qk_rope_head_dim v_head_dim moe_topk moe_num_shared_experts moe_k intermediate_size_mlp""".split()
 
 
 def config_class(name):

@@ -133,6 +133,8 @@ pub(crate) const NAMES: &[(&str, &str)] = &[
     ("model.language_model.lm_head.", "lm_head."),
     ("model.language_model.", "model."),
     ("language_model.model.encoder.", "model."),
+    // As transformers 5 saves Kimi-K2.5, whose tower has blocks.
+    ("language_model.model.blocks.", "model.layers."),
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
     ("language_model.backbone.", "backbone."),

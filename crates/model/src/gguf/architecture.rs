@@ -34,6 +34,7 @@ pub(super) enum Architecture {
     Starcoder2,
     Qwen2Moe,
     Qwen3Moe,
+    Qwen3VlMoe,
     Qwen35Moe,
     Qwen3Next,
     GptOss,
@@ -94,6 +95,7 @@ const ARCHITECTURES: &[(&str, Architecture, &str)] = &[
     ("starcoder2", Architecture::Starcoder2, "Starcoder2ForCausalLM"),
     ("qwen2moe", Architecture::Qwen2Moe, "Qwen2MoeForCausalLM"),
     ("qwen3moe", Architecture::Qwen3Moe, "Qwen3MoeForCausalLM"),
+    ("qwen3vlmoe", Architecture::Qwen3VlMoe, "Qwen3MoeForCausalLM"),
     ("qwen35moe", Architecture::Qwen35Moe, "Qwen3_5MoeForCausalLM"),
     ("qwen3next", Architecture::Qwen3Next, "Qwen3NextForCausalLM"),
     ("gpt-oss", Architecture::GptOss, "GptOssForCausalLM"),
@@ -216,7 +218,11 @@ impl Architecture {
     pub(super) fn divides_weights(self) -> bool {
         matches!(
             self,
-            Architecture::Qwen3Moe | Architecture::Qwen35Moe | Architecture::Qwen3Next | Architecture::Lfm2Moe
+            Architecture::Qwen3Moe
+                | Architecture::Qwen3VlMoe
+                | Architecture::Qwen35Moe
+                | Architecture::Qwen3Next
+                | Architecture::Lfm2Moe
         )
     }
 

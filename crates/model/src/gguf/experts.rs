@@ -109,6 +109,10 @@ fn of_architecture(
             }
         }
         Architecture::HyV3 => insert(json!({"router_scaling_factor": scale})),
+        Architecture::Afmoe if keys.json("expert_weights_norm")? != Some(true.into()) => {
+            let problem = "is missing or false: such files are read in two ways; use the directory";
+            return Err(keys.error("expert_weights_norm", problem));
+        }
         // The embedding grows with the root of its width, as llama.cpp has it for all files.
         Architecture::Afmoe => insert(json!({"route_scale": scale, "mup_enabled": true})),
         Architecture::Cohere2Moe => {

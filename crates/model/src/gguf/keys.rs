@@ -41,7 +41,7 @@ use Architecture::{
     Afmoe, Cohere2, Cohere2Moe, CommandR, Deepseek2, Dots1, Ernie45Moe, Exaone4, ExaoneMoe, FalconH1, Gemma2, Gemma3,
     Gemma4, Glm4Moe, GptOss, Granite, GraniteHybrid, GraniteMoe, HunyuanMoe, HyV3, Lfm2, Lfm2Moe, Llama, Llama4,
     Mamba2, MiniCpm3, MiniMaxM2, Mistral3, MuseGlimmer, NemotronH, NemotronHMoe, Olmo2, Olmoe, Phi2, Qwen2Moe, Qwen2Vl,
-    Qwen3Moe, Qwen3Next, Qwen3Vl, Qwen35, Qwen35Moe, StableLm,
+    Qwen3Moe, Qwen3Next, Qwen3Vl, Qwen3VlMoe, Qwen35, Qwen35Moe, StableLm,
 };
 use For::{All, None as NoOne, Only};
 use KeyKind::{Any, Count, Counts, Flag, List, NotNegative, Number, Positive, Size, Text};
@@ -66,6 +66,7 @@ const EXPERTS: &[Architecture] = &[
     Llama,
     Qwen2Moe,
     Qwen3Moe,
+    Qwen3VlMoe,
     Qwen35Moe,
     Qwen3Next,
     GptOss,
@@ -93,6 +94,7 @@ const EXPERT_KEYS: &[Architecture] = &[
     Llama,
     Qwen2Moe,
     Qwen3Moe,
+    Qwen3VlMoe,
     Qwen35Moe,
     Qwen3Next,
     GptOss,
@@ -254,10 +256,10 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     (
         "rope.dimension_sections",
         Any,
-        Only(&[Qwen35, Qwen35Moe, Qwen2Vl, Qwen3Vl]),
+        Only(&[Qwen35, Qwen35Moe, Qwen2Vl, Qwen3Vl, Qwen3VlMoe, Glm4Moe]),
         &[],
     ),
-    ("n_deepstack_layers", Count, Only(&[Qwen3Vl]), &[0.0]),
+    ("n_deepstack_layers", Count, Only(&[Qwen3Vl, Qwen3VlMoe]), &[0.0]),
     ("rope.scaling.finetuned", Flag, All, &[]),
     ("tensor_data_layout", Text, All, &[]),
     ("pooling_type", Count, All, &[]),
