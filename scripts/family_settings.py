@@ -201,7 +201,7 @@ EXPERTS = {
         dict(B16, **FEW, num_local_experts=5, num_experts_per_tok=2, head_dim=16, intermediate_size=20, **WINDOW, **rope("yarn", factor=8.0, original_max_position_embeddings=64, beta_fast=32.0, beta_slow=1.0, truncate=False)),
         dict(num_local_experts=8, num_experts_per_tok=4, head_dim=8, intermediate_size=32, num_key_value_heads=4, **WINDOW, **rope("yarn", factor=4.0, original_max_position_embeddings=64, truncate=False)),
         # Files do not hold the limit.
-        dict(num_local_experts=8, num_experts_per_tok=4, head_dim=16, intermediate_size=32, swiglu_limit=0.7, **WINDOW, **rope("yarn", factor=8.0, original_max_position_embeddings=64, beta_fast=32.0, beta_slow=1.0, truncate=False)),
+        dict(num_local_experts=8, num_experts_per_tok=4, head_dim=16, intermediate_size=32, swiglu_limit=0.7, gguf=False, **WINDOW, **rope("yarn", factor=8.0, original_max_position_embeddings=64, beta_fast=32.0, beta_slow=1.0, truncate=False)),
     ],
     "olmoe": [dict(B16, **FEW, num_experts=6, num_experts_per_tok=3, intermediate_size=12), dict(num_experts=8, num_experts_per_tok=2, intermediate_size=20, attention_bias=True), dict(num_experts=8, num_experts_per_tok=2, intermediate_size=20, norm_topk_prob=True, num_key_value_heads=4), dict(num_experts=4, num_experts_per_tok=2, clip_qkv=0.5, num_key_value_heads=4)],
     "granitemoe": [dict(B16, **FEW, num_local_experts=6, num_experts_per_tok=3, intermediate_size=12, embedding_multiplier=7.0, residual_multiplier=0.3, attention_multiplier=0.2, logits_scaling=5.0), dict(num_local_experts=4, num_experts_per_tok=1, attention_bias=True, tie_word_embeddings=True)],

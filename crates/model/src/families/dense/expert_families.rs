@@ -4,7 +4,6 @@ use serde_json::{Value, json};
 
 use super::plan::Planned;
 use super::rms_families::{granite, hunyuan};
-use super::routed_families::sarvam_moe;
 use super::{HeadNorms, NormKind, Plan};
 use crate::ModelError;
 use crate::blocks::{Activation, ExpertSettings, FusedLayout, Scoring, WeightSum};
@@ -201,15 +200,6 @@ pub(super) fn dots1(fields: &Fields) -> Planned {
 }
 
 pub(super) fn glm4_moe(fields: &Fields) -> Planned {
-    // Sarvam has the class of GLM-4.5.
-    match fields.text("model_type")? {
-        Some("sarvam_moe") => sarvam_moe(fields),
-        _ => glm4_moe_layers(fields),
-    }
-}
-
-/// The layers of GLM-4.5.
-pub(super) fn glm4_moe_layers(fields: &Fields) -> Planned {
     let defaults = json!({
         "num_key_value_heads": 8, "partial_rotary_factor": 0.5, "first_k_dense_replace": 1, "norm_topk_prob": true,
         "moe_intermediate_size": 1408, "num_experts_per_tok": 8, "n_shared_experts": 1, "n_routed_experts": 128,

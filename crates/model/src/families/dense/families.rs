@@ -3,21 +3,20 @@
 use super::super::Family;
 use super::convolution_families::{lfm2, lfm2_moe, lfm3};
 use super::expert_families::{
-    dots1, ernie4_5_moe, glm4_moe, gpt_oss, granite_moe, hunyuan_moe, minimax_m2, mixtral, olmoe, phimoe, qwen2_moe,
-    qwen3_moe,
+    dots1, ernie4_5_moe, gpt_oss, granite_moe, hunyuan_moe, minimax_m2, mixtral, olmoe, phimoe, qwen2_moe, qwen3_moe,
 };
 use super::latent_families::{axk1, deepseek_v2, deepseek_v3, glm4_moe_lite, minicpm3, mistral4, youtu};
 use super::layer_norm_families::{
     cohere, cohere2, falcon, gpt_neox, gptj, jais2, nemotron, olmo, persimmon, stablelm, starcoder2,
 };
+use super::layered_families::{afmoe, cohere2_moe, laguna, llama4, mimo_v2_flash};
 use super::mixer_families::{bamba, falcon_h1, granite_hybrid, mamba2, nemotron_h};
 use super::rms_families::{
     apertus, arcee, cwm, ernie4_5, exaone4, gemma, glm, glm4, granite, helium, hunyuan, hyperclovax, ministral,
     ministral3, nanochat, olmo2, olmo3, seed_oss, smollm3, vaultgemma,
 };
 use super::routed_families::{
-    afmoe, aria_text, cohere2_moe, exaone_moe, flex_olmo, flint, granite_moe_swa, hy_v3, kolibri1, laguna, llama4,
-    mellum, mimo_v2_flash, solar_open,
+    aria_text, exaone_moe, flex_olmo, flint, glm4_moe_or_sarvam, granite_moe_swa, hy_v3, kolibri1, mellum, solar_open,
 };
 use super::{build, configure};
 
@@ -116,7 +115,7 @@ pub(in crate::families) const FAMILIES: &[Family] = &[
         ..family!("PhimoeForCausalLM", "phimoe", phimoe).with_settings(EXPERTS)
     },
     family!("Dots1ForCausalLM", "dots1", dots1).with_settings(EXPERTS),
-    family!("Glm4MoeForCausalLM", "glm4_moe", glm4_moe)
+    family!("Glm4MoeForCausalLM", "glm4_moe", glm4_moe_or_sarvam)
         .with_settings(EXPERTS)
         .with_partial_rotation()
         .with_renames(&[("model.word_embeddings.", "model.embed_tokens.")]),

@@ -13,6 +13,7 @@ mod expert_families;
 mod families;
 mod latent_families;
 mod layer_norm_families;
+mod layered_families;
 mod mixer_families;
 mod mixers;
 mod plan;
