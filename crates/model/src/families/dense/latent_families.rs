@@ -110,10 +110,8 @@ pub(super) fn axk1(fields: &Fields) -> Planned {
     if let Some(step) = fields.optional_size("moe_layer_freq")?.filter(|step| *step > 1) {
         let dense = fields.optional_count("first_k_dense_replace")?.unwrap_or(1);
         let layers = 0..fields.size("num_hidden_layers")?.min(LARGEST_COUNT);
-        let kind = |layer: usize| match layer >= dense && layer.is_multiple_of(step) {
-            true => "sparse",
-            false => "dense",
-        };
+        let is_sparse = |layer: usize| layer >= dense && layer.is_multiple_of(step);
+        let kind = |layer: usize| if is_sparse(layer) { "sparse" } else { "dense" };
         fields = fields.with_default("mlp_layer_types", layers.map(kind).collect::<Vec<_>>());
     }
     let mut plan = deepseek_v3_with(&fields, 1)?;
@@ -163,9 +161,10 @@ pub(super) fn glm4_moe_lite(fields: &Fields) -> Planned {
     plan.fields = plan.fields.with_default("first_k_dense_replace", 1);
     let layers = plan.fields.size("num_hidden_layers")?;
     let kinds = plan.fields.texts("mlp_layer_types")?;
-    let has_sparse = match kinds.is_empty() {
-        true => layers > 1,
-        false => kinds.iter().any(|kind| kind == "sparse"),
+    let has_sparse = if kinds.is_empty() {
+        layers > 1
+    } else {
+        kinds.iter().any(|kind| kind == "sparse")
     };
     if has_sparse {
         plan.experts = Some(ExpertSettings::read(&plan.fields)?.with_noaux());

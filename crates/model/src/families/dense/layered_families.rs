@@ -83,30 +83,7 @@ pub(super) fn laguna(fields: &Fields) -> Planned {
         ..LayerParts::ATTENTION
     };
     plan.layers = kinds.iter().map(parts).collect();
-    let count = |name: &str| size(&plan.fields, name);
-    let (heads, kv_heads, width) = (
-        count("num_attention_heads")?,
-        count("num_key_value_heads")?,
-        count("head_dim")?,
-    );
-    let of_layers = match indices(&plan.fields, "num_attention_heads_per_layer")? {
-        None => vec![heads; kinds.len()],
-        Some(own) if own.len() == kinds.len() && own.iter().all(|heads| (1..=LARGEST_COUNT).contains(heads)) => own,
-        Some(_) => {
-            let problem = format!("must list the heads of each of {} layers", kinds.len());
-            return Err(plan.fields.error("num_attention_heads_per_layer", problem));
-        }
-    };
-    let shape = |heads: usize| AttentionShape {
-        heads,
-        kv_heads,
-        key_width: width,
-        value_width: width,
-        shares: None,
-        has_sinks: false,
-        is_latent: false,
-    };
-    plan.shapes = of_layers.into_iter().map(shape).collect();
+    plan.shapes = laguna_shapes(&plan.fields, kinds.len())?;
     let rotations = json!({
         "full_attention": {"rope_type": "default", "rope_theta": 500_000.0, "partial_rotary_factor": 0.5},
         "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
@@ -120,6 +97,34 @@ pub(super) fn laguna(fields: &Fields) -> Planned {
         experts.rules.scale = scale as f32;
         experts.with_scoring(Scoring::Sigmoid).with_sum(Some(WeightSum::PLAIN))
     })
+}
+
+/// The attention of each layer, which differ in query heads.
+fn laguna_shapes(fields: &Fields, layers: usize) -> Result<Vec<AttentionShape>, ModelError> {
+    let count = |name: &str| size(fields, name);
+    let (heads, kv_heads, width) = (
+        count("num_attention_heads")?,
+        count("num_key_value_heads")?,
+        count("head_dim")?,
+    );
+    let of_layers = match indices(fields, "num_attention_heads_per_layer")? {
+        None => vec![heads; layers],
+        Some(own) if own.len() == layers && own.iter().all(|heads| (1..=LARGEST_COUNT).contains(heads)) => own,
+        Some(_) => {
+            let problem = format!("must list the heads of each of {layers} layers");
+            return Err(fields.error("num_attention_heads_per_layer", problem));
+        }
+    };
+    let shape = |heads: usize| AttentionShape {
+        heads,
+        kv_heads,
+        key_width: width,
+        value_width: width,
+        shares: None,
+        has_sinks: false,
+        is_latent: false,
+    };
+    Ok(of_layers.into_iter().map(shape).collect())
 }
 
 pub(super) fn cohere2_moe(fields: &Fields) -> Planned {
