@@ -21,6 +21,8 @@ LINEAR = rope("linear", factor=3.0)
 WINDOW = dict(sliding_window=37)
 GEMMA4_UNIFIED = dict(num_hidden_layers=6, head_dim=16, global_head_dim=24, layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2, **WINDOW)
 GEMMA4 = dict(GEMMA4_UNIFIED, vocab_size_per_layer_input=31, hidden_size_per_layer_input=8)
+# A vector of the tests beside the first of its name.
+WITH_EXPERTS = dict(stored="experts")
 HALF, B16 = dict(dtype="float16"), dict(dtype="bfloat16")
 SECTIONS = rope("default", mrope_section=[2, 1, 1])
 
@@ -33,6 +35,7 @@ def like(*settings, **own):
 LATENT = dict(kv_lora_rank=32, q_lora_rank=20, qk_nope_head_dim=12, qk_rope_head_dim=16, v_head_dim=20, num_key_value_heads=4)
 MAMBA = dict(mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, mamba_n_groups=1, mamba_d_conv=4, mamba_expand=2)
 GRANITE = dict(embedding_multiplier=7.0, residual_multiplier=0.3, attention_multiplier=0.2, logits_scaling=5.0, num_local_experts=0, shared_intermediate_size=40)
+NEMOTRON_EXPERTS = dict(n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, moe_intermediate_size=12, moe_shared_expert_intermediate_size=20, routed_scaling_factor=1.7)
 NEMOTRON = dict(mamba_num_heads=4, mamba_head_dim=16, n_groups=2, ssm_state_size=8, head_dim=16)
 
 DENSE = {
@@ -119,7 +122,8 @@ DENSE = {
         # The converter drops the factor.
         GEMMA4 | dict(gguf=False, rope_parameters=dict(full_attention=dict(rope_type="proportional", partial_rotary_factor=0.5, rope_theta=50000.0, factor=2.0), sliding_attention=dict(rope_type="default", rope_theta=900.0))),
         GEMMA4 | dict(use_bidirectional_attention="vision", attention_k_eq_v=True, num_kv_shared_layers=1, use_double_wide_mlp=True),
-        GEMMA4 | dict(enable_moe_block=True, num_experts=4, top_k_experts=2, moe_intermediate_size=16),
+        GEMMA4 | WITH_EXPERTS | dict(enable_moe_block=True, num_experts=5, top_k_experts=2, moe_intermediate_size=12, hidden_size_per_layer_input=0, attention_k_eq_v=True, num_global_key_value_heads=1),
+        GEMMA4 | dict(enable_moe_block=True, num_experts=8, top_k_experts=3, moe_intermediate_size=20, num_kv_shared_layers=2, use_double_wide_mlp=True),
     ],
     "gemma4_unified_text": [dict(B16, **GEMMA4_UNIFIED), dict(**GEMMA4_UNIFIED, attention_k_eq_v=True, num_global_key_value_heads=1, num_kv_shared_layers=2, use_double_wide_mlp=True)],
     "nanochat": [dict(B16), dict(head_dim=16, attention_bias=True, final_logit_softcapping=4.0, num_key_value_heads=1, **rope(theta=500.0)), dict(hidden_act="silu", tie_word_embeddings=True)],
@@ -136,18 +140,15 @@ DENSE = {
     "deepseek_v2": [
         like(B16, LATENT, first_k_dense_replace=4),
         like(LATENT, q_lora_rank=None, v_head_dim=12, first_k_dense_replace=4, attention_bias=True, mlp_bias=True, **rope("yarn", factor=4.0, original_max_position_embeddings=64, mscale=0.7, mscale_all_dim=0.7)),
-        like(LATENT, first_k_dense_replace=1, num_experts_per_tok=2),
     ],
     "deepseek_v3": [
         like(B16, LATENT, first_k_dense_replace=4, **rope("yarn", factor=4.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=1.0)),
         like(LATENT, q_lora_rank=None, v_head_dim=12, first_k_dense_replace=4, attention_bias=True, tie_word_embeddings=True),
         like(LATENT, gguf=False, first_k_dense_replace=4, rope_interleave=False),
-        like(LATENT, first_k_dense_replace=2),
     ],
     "glm4_moe_lite": [
         like(B16, LATENT, mlp_layer_types=["dense"] * 4),
         like(LATENT, gguf=False, q_lora_rank=None, attention_bias=True, rope_interleave=False, mlp_layer_types=["dense"] * 4),
-        like(LATENT),
     ],
     "lfm2": [
         dict(B16, head_dim=16, layer_types=["conv", "full_attention", "conv", "conv"], block_multiple_of=8),
@@ -163,7 +164,8 @@ DENSE = {
         like(B16, GRANITE, MAMBA, num_attention_heads=2, num_key_value_heads=1, layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"]),
         like(GRANITE, MAMBA, gguf=False, mamba_d_head="auto", position_embedding_type="rope", attention_bias=True, mamba_proj_bias=True, mamba_conv_bias=False, mamba_n_groups=2, time_step_limit=(0.1, 1.5), tie_word_embeddings=True, layer_types=["full_attention", "linear_attention"] * 2),
         like(GRANITE, MAMBA, gguf=False, position_embedding_type="nope", layer_types=["full_attention"] * 4),
-        like(GRANITE, MAMBA, num_local_experts=4, layer_types=["linear_attention", "full_attention"] * 2),
+        like(WITH_EXPERTS, GRANITE, MAMBA, num_local_experts=4, num_experts_per_tok=2, intermediate_size=20, layer_types=["linear_attention", "full_attention"] * 2),
+        like(GRANITE, MAMBA, num_local_experts=6, num_experts_per_tok=3, intermediate_size=12, position_embedding_type="rope", attention_bias=True, num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True, gguf=False, layer_types=["full_attention", "linear_attention"] * 2),
     ],
     "bamba": [
         like(B16, MAMBA, head_dim=16, attn_layer_indices=[1, 3]),
@@ -181,7 +183,9 @@ DENSE = {
     "nemotron_h": [
         like(B16, NEMOTRON, layers_block_type=["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"]),
         like(NEMOTRON, gguf=False, layers_block_type=["full_attention", "linear_attention", "mlp"], use_bias=True, use_conv_bias=False, mlp_bias=True, head_dim=8, time_step_min=0.3, mlp_hidden_act="silu", tie_word_embeddings=True),
-        like(NEMOTRON, layers_block_type=["linear_attention", "moe", "full_attention", "mlp"]),
+        like(WITH_EXPERTS, NEMOTRON, NEMOTRON_EXPERTS, layers_block_type=["linear_attention", "moe", "full_attention", "moe"]),
+        like(NEMOTRON, NEMOTRON_EXPERTS, gguf=False, layers_block_type=["moe", "linear_attention", "mlp", "full_attention"], mlp_bias=True, norm_topk_prob=False),
+        like(NEMOTRON, NEMOTRON_EXPERTS, layers_block_type=["linear_attention", "moe", "full_attention", "moe"], moe_latent_size=24),
     ],
 }
 
@@ -217,7 +221,9 @@ EXPERTS = {
     ],
     "gpt_oss": [
         dict(B16, **FEW, num_local_experts=5, num_experts_per_tok=2, head_dim=16, intermediate_size=20, **WINDOW, **rope("yarn", factor=8.0, original_max_position_embeddings=64, beta_fast=32.0, beta_slow=1.0, truncate=False)),
-        dict(num_local_experts=8, num_experts_per_tok=4, head_dim=8, intermediate_size=32, num_key_value_heads=4, swiglu_limit=0.7, gguf=False, **WINDOW, **rope("yarn", factor=4.0, original_max_position_embeddings=64, truncate=False)),
+        dict(num_local_experts=8, num_experts_per_tok=4, head_dim=8, intermediate_size=32, num_key_value_heads=4, **WINDOW, **rope("yarn", factor=4.0, original_max_position_embeddings=64, truncate=False)),
+        # Files do not hold the limit.
+        dict(num_local_experts=8, num_experts_per_tok=4, head_dim=16, intermediate_size=32, swiglu_limit=0.7, gguf=False, **WINDOW, **rope("yarn", factor=8.0, original_max_position_embeddings=64, beta_fast=32.0, beta_slow=1.0, truncate=False)),
     ],
     "olmoe": [dict(B16, **FEW, num_experts=6, num_experts_per_tok=3, intermediate_size=12), dict(num_experts=8, num_experts_per_tok=2, intermediate_size=20, attention_bias=True), dict(num_experts=8, num_experts_per_tok=2, intermediate_size=20, norm_topk_prob=True, num_key_value_heads=4), dict(num_experts=4, num_experts_per_tok=2, clip_qkv=0.5, num_key_value_heads=4)],
     "granitemoe": [dict(B16, **FEW, num_local_experts=6, num_experts_per_tok=3, intermediate_size=12, embedding_multiplier=7.0, residual_multiplier=0.3, attention_multiplier=0.2, logits_scaling=5.0), dict(num_local_experts=4, num_experts_per_tok=1, attention_bias=True, tie_word_embeddings=True)],
@@ -231,12 +237,81 @@ EXPERTS = {
     "phimoe": [
         dict(B16, **FEW, num_local_experts=6, num_experts_per_tok=2, intermediate_size=12, attention_bias=True, lm_head_bias=True, router_jitter_noise=0.3),
         dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=20, tie_word_embeddings=True),
-        dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=20, rope_parameters=dict(rope_type="longrope", rope_theta=10000.0, short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[1.5, 2.5, 3.5, 4.5], short_mscale=1.2, long_mscale=1.2, original_max_position_embeddings=64)),
+        dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=20, rope_parameters=dict(rope_type="longrope", rope_theta=10000.0, short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[1.5, 2.5, 3.5, 4.5], short_mscale=1.2, long_mscale=1.2, original_max_position_embeddings=256)),
     ],
-    "dots1": [dict(B16, **FEW, **NOAUX, n_group=4, topk_group=2, n_shared_experts=2, first_k_dense_replace=1, norm_topk_prob=True), dict(NOAUX, n_group=1, topk_group=1, n_shared_experts=1, attention_bias=True), dict(NOAUX, n_group=1, topk_group=1, n_shared_experts=1, num_key_value_heads=4, gguf=False, sliding_window=37, max_window_layers=2)],
-    "glm4_moe": [dict(B16, **FEW, **NOAUX, n_group=4, topk_group=2, head_dim=16, use_qk_norm=True, num_mtp_layers=0), dict(NOAUX, n_shared_experts=2, first_k_dense_replace=2, attention_bias=True, norm_topk_prob=False, num_mtp_layers=0)],
+    "dots1": [dict(B16, **FEW, **NOAUX, n_group=4, topk_group=2, n_shared_experts=2, first_k_dense_replace=1, norm_topk_prob=True), like(NOAUX, n_group=1, topk_group=1, n_shared_experts=1, attention_bias=True), like(NOAUX, n_group=1, topk_group=1, n_shared_experts=1, num_key_value_heads=4, scoring_func="sigmoid", sliding_window=37, max_window_layers=2)],
+    "glm4_moe": [dict(B16, **FEW, **NOAUX, n_group=4, topk_group=2, head_dim=16, use_qk_norm=True, num_mtp_layers=0), like(NOAUX, n_shared_experts=2, first_k_dense_replace=2, attention_bias=True, norm_topk_prob=False, num_mtp_layers=0)],
+    "deepseek_v2": [
+        like(WITH_EXPERTS, B16, FEW, LATENT, NOAUX, first_k_dense_replace=1, n_shared_experts=2, topk_method="group_limited_greedy", n_group=4, topk_group=2),
+        like(LATENT, NOAUX, q_lora_rank=None, n_shared_experts=1, topk_method="greedy", attention_bias=True, num_experts_per_tok=2, n_group=4, topk_group=1),
+        like(LATENT, NOAUX, gguf=False, n_shared_experts=1, mlp_bias=True),
+    ],
+    "deepseek_v3": [
+        like(WITH_EXPERTS, B16, FEW, LATENT, NOAUX, first_k_dense_replace=1, n_group=4, topk_group=2),
+        like(LATENT, NOAUX, first_k_dense_replace=2, q_lora_rank=None, n_shared_experts=2, n_group=1, topk_group=1, norm_topk_prob=False, tie_word_embeddings=True, **rope("yarn", factor=4.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=1.0)),
+        like(LATENT, NOAUX, gguf=False, first_k_dense_replace=0, n_group=2, topk_group=1, rope_interleave=False),
+    ],
+    "sarvam_mla": [like(LATENT, NOAUX), like(LATENT, NOAUX, first_k_dense_replace=2, n_group=4, topk_group=2, q_lora_rank=20, norm_topk_prob=False)],
+    "sarvam_moe": [like(NOAUX, head_dim=16, n_shared_experts=1), like(NOAUX, head_dim=8, n_shared_experts=2, use_qk_norm=False, attention_bias=True, n_group=4, topk_group=2, first_k_dense_replace=2, tie_word_embeddings=True)],
+    "glm4_moe_lite": [like(WITH_EXPERTS, B16, FEW, LATENT, NOAUX), like(LATENT, NOAUX, gguf=False, q_lora_rank=None, n_group=4, topk_group=2, n_shared_experts=2, mlp_layer_types=["sparse", "dense", "sparse", "dense"], attention_bias=True, norm_topk_prob=False)],
+    "axk1": [like(B16, FEW, LATENT, NOAUX, n_group=4, topk_group=2), like(LATENT, NOAUX, n_group=1, topk_group=1, mlp_layer_types=["sparse", "dense", "sparse", "sparse"], attention_bias=True, rope_interleave=False, tie_word_embeddings=True)],
+    "lfm2_moe": [
+        dict(B16, num_hidden_layers=3, **SIX, num_experts_per_tok=3, num_dense_layers=1, layer_types=["conv", "full_attention", "conv"]),
+        dict(num_experts=8, moe_intermediate_size=20, num_experts_per_tok=2, num_dense_layers=2, conv_bias=True, conv_L_cache=4, use_expert_bias=False, norm_topk_prob=False, routed_scaling_factor=1.4, tie_word_embeddings=False, layer_types=["full_attention", "conv", "full_attention", "conv"]),
+    ],
+    "llama4_text": [
+        dict(B16, num_local_experts=5, num_experts_per_tok=1, head_dim=16, intermediate_size=20, intermediate_size_mlp=24),
+        dict(num_hidden_layers=2, num_local_experts=5, num_experts_per_tok=1, head_dim=16, intermediate_size=20, intermediate_size_mlp=24, no_rope_layers=[1, 0], floor_scale=16, attn_scale=0.3, gguf=False),
+        dict(num_local_experts=4, num_experts_per_tok=2, head_dim=8, intermediate_size=16, intermediate_size_mlp=40, interleave_moe_layer_step=2, use_qk_norm=False, attention_bias=True, tie_word_embeddings=True, attn_temperature_tuning=False, gguf=False, **LLAMA3),
+        dict(num_local_experts=4, num_experts_per_tok=1, head_dim=16, intermediate_size=20, intermediate_size_mlp=24, no_rope_layer_interval=2, moe_layers=[0, 3], attention_chunk_size=None, gguf=False),
+        # Texts end with a chunk.
+        dict(num_local_experts=4, num_experts_per_tok=1, head_dim=16, intermediate_size=20, intermediate_size_mlp=24, attention_chunk_size=64, gguf=False),
+    ],
+    "afmoe": [
+        like(B16, SIX, num_experts_per_tok=3, head_dim=16, num_shared_experts=2, route_scale=1.3, mup_enabled=True, route_norm=True, **WINDOW),
+        dict(num_experts=8, moe_intermediate_size=20, num_experts_per_tok=2, head_dim=8, num_shared_experts=1, num_dense_layers=2, global_attn_every_n_layers=3, attention_bias=True, tie_word_embeddings=True, **WINDOW),
+    ],
+    "aria_text": [dict(B16, **FEW, moe_num_experts=6, moe_topk=3, intermediate_size=20, moe_num_shared_experts=2), dict(moe_num_experts=4, moe_topk=2, intermediate_size=16, moe_num_shared_experts=1, attention_bias=True, mlp_bias=True, tie_word_embeddings=True, head_dim=16)],
+    "cohere2_moe": [
+        dict(B16, num_hidden_layers=4, num_experts=6, num_experts_per_tok=3, intermediate_size=12, head_dim=16, num_shared_experts=2, logit_scale=0.4, first_k_dense_replace=1, prefix_dense_intermediate_size=40, **WINDOW),
+        dict(num_experts=4, num_experts_per_tok=2, intermediate_size=16, head_dim=8, num_shared_experts=1, shared_expert_combination_strategy="sum", expert_selection_fn="sigmoid", rms_norm_eps=1e-4, tie_word_embeddings=False, attention_bias=True, sliding_window_pattern=2, **WINDOW),
+        dict(num_experts=4, num_experts_per_tok=2, intermediate_size=16, head_dim=8, expert_selection_fn="sigmoid", norm_topk_prob=False, first_k_dense_replace=2, prefix_dense_sliding_window_pattern=2, prefix_dense_intermediate_size=24, **WINDOW),
+    ],
+    "exaone_moe": [
+        like(B16, FEW, SIX, num_experts_per_tok=3, head_dim=16, num_shared_experts=2, layer_types=["sliding_attention", "full_attention"], **WINDOW),
+        dict(num_experts=8, moe_intermediate_size=20, num_experts_per_tok=2, n_group=4, topk_group=2, first_k_dense_replace=2, norm_topk_prob=False, tie_word_embeddings=True, **WINDOW),
+        like(SIX, num_experts_per_tok=2, head_dim=8, layer_types=["full_attention"] * 4, mlp_layer_types=["sparse", "dense", "sparse", "sparse"], gguf=False),
+    ],
+    "flex_olmo": [dict(B16, **FEW, num_experts=6, num_experts_per_tok=3, intermediate_size=12), dict(num_experts=5, num_experts_per_tok=2, intermediate_size=20, norm_topk_prob=True, attention_bias=True, tie_word_embeddings=True, **YARN)],
+    "flint": [
+        like(B16, SIX, num_hidden_layers=3, num_experts_per_tok=3, head_dim=16, shared_expert_intermediate_size=20, mlp_only_layers=[0], layer_types=["full_attention", "sliding_attention", "full_attention"], **WINDOW),
+        dict(num_hidden_layers=5, num_experts=8, moe_intermediate_size=20, num_experts_per_tok=2, head_dim=8, shared_expert_intermediate_size=12, norm_topk_prob=False, attention_bias=True, decoder_sparse_step=2, tie_word_embeddings=True, **WINDOW),
+    ],
+    "granitemoe_swa": [
+        like(B16, FEW, num_local_experts=6, num_experts_per_tok=3, intermediate_size=12, shared_intermediate_size=20, residual_multiplier=0.3, embedding_multiplier=3.0, attention_multiplier=0.2, logits_scaling=2.0, layer_rope_theta=[0, 5000.0], **WINDOW),
+        dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=16, attention_bias=True, tie_word_embeddings=True, layer_types=["sliding_attention", "full_attention"] * 2, **WINDOW),
+    ],
+    "hy_v3": [like(B16, FEW, SIX, num_experts_per_tok=3, head_dim=16), dict(num_experts=8, moe_intermediate_size=20, num_experts_per_tok=2, head_dim=8, num_shared_experts=2, router_scaling_factor=1.4, attention_bias=True, mlp_bias=True, tie_word_embeddings=True, mlp_layer_types=["sparse", "dense", "sparse", "sparse"], **YARN)],
+    "kolibri1": [like(B16, FEW, SIX, num_experts_per_tok=3, head_dim=16, shared_expert_intermediate_size=20, layer_types=["sliding_attention", "full_attention"], **WINDOW), dict(num_hidden_layers=5, num_experts=8, moe_intermediate_size=20, num_experts_per_tok=2, head_dim=8, shared_expert_intermediate_size=12, norm_topk_prob=True, tie_word_embeddings=True, **WINDOW)],
+    "laguna": [
+        like(B16, FEW, SIX, num_experts_per_tok=3, head_dim=16, num_attention_heads_per_layer=[2, 6], shared_expert_intermediate_size=20, moe_routed_scaling_factor=1.6, layer_types=["full_attention", "sliding_attention"], rope_parameters=dict(full_attention=dict(rope_type="default", rope_theta=50000.0, partial_rotary_factor=0.5), sliding_attention=dict(rope_type="default", rope_theta=900.0, partial_rotary_factor=1.0)), **WINDOW),
+        dict(num_experts=8, moe_intermediate_size=20, num_experts_per_tok=2, head_dim=8, shared_expert_intermediate_size=12, gating="per-element", attention_bias=True, tie_word_embeddings=True, mlp_layer_types=["sparse", "dense", "sparse", "sparse"], layer_types=["full_attention", "sliding_attention"] * 2, **WINDOW),
+    ],
+    "mellum": [
+        like(B16, FEW, SIX, num_experts_per_tok=3, head_dim=16, layer_types=["sliding_attention", "full_attention"], rope_parameters=dict(full_attention=YARN["rope_parameters"], sliding_attention=rope()["rope_parameters"]), **WINDOW),
+        dict(num_experts=8, moe_intermediate_size=20, num_experts_per_tok=2, head_dim=8, norm_topk_prob=False, attention_bias=True, tie_word_embeddings=True, mlp_layer_types=["sparse", "dense", "sparse", "dense"]),
+    ],
+    "mimo_v2_flash": [
+        like(B16, FEW, NOAUX, head_dim=24, v_head_dim=16, num_key_value_heads=1, layer_types=["sliding_attention", "full_attention"], rope_parameters=dict(full_attention=dict(rope_type="default", rope_theta=50000.0, partial_rotary_factor=0.5), sliding_attention=dict(rope_type="default", rope_theta=900.0, partial_rotary_factor=0.5)), **WINDOW),
+        like(NOAUX, head_dim=16, v_head_dim=8, num_key_value_heads=2, attention_bias=True, attention_value_scale=None, n_group=4, topk_group=2, mlp_layer_types=["sparse", "dense", "sparse", "sparse"], tie_word_embeddings=True, rope_parameters=dict(full_attention=dict(rope_type="default", rope_theta=50000.0, partial_rotary_factor=1.0), sliding_attention=dict(rope_type="default", rope_theta=900.0, partial_rotary_factor=1.0)), **WINDOW),
+    ],
+    "solar_open": [like(B16, FEW, NOAUX, head_dim=16, n_group=4, topk_group=2), like(NOAUX, head_dim=8, n_shared_experts=2, attention_bias=True, norm_topk_prob=False, tie_word_embeddings=True, **YARN)],
     "minimax_m2": [dict(B16, **FEW, num_local_experts=6, num_experts_per_tok=3, intermediate_size=12, head_dim=16, rotary_dim=8), dict(num_local_experts=8, num_experts_per_tok=2, intermediate_size=20, head_dim=8, tie_word_embeddings=True, **rope(partial_rotary_factor=0.5))],
 }
+
+# Families with and without experts.
+for _name in set(DENSE) & set(EXPERTS):
+    DENSE[_name] += EXPERTS.pop(_name)
 
 OLDER = {
     "llama": [dict(head_dim=16), dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True, **YARN), dict(rope(partial_rotary_factor=0.5))],
@@ -267,20 +342,20 @@ SMALL_SIGLIP = dict(vision_config=dict(model_type="siglip_vision_model", hidden_
 STORED_WRAPPERS = {"MuseGlimmerForConditionalGeneration": "muse_glimmer"}
 # Names whose first setting is a GGUF file of the tests too.
 STORED_GGUF = (
-    "gemma4_text", "MuseGlimmerForConditionalGeneration", "minicpm3", "deepseek_v2", "lfm2", "granitemoehybrid", "falcon_h1", "nemotron_h",
+    "gemma4_text", "MuseGlimmerForConditionalGeneration", "minicpm3", "deepseek_v2", "deepseek_v3", "lfm2_moe", "lfm2", "granitemoehybrid", "falcon_h1", "nemotron_h",
 )
 
 QWEN35 = dict(head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16)
 WRAPPERS = {
     "Gemma3ForConditionalGeneration": around("gemma3_text", head_dim=16, query_pre_attn_scalar=16, **WINDOW),
-    "Gemma4ForConditionalGeneration": around("gemma4_text", **GEMMA4, num_kv_shared_layers=2, pad_token_id=0, config=dict(vision_config=None, audio_config=None)),
+    "Gemma4ForConditionalGeneration": around("gemma4_text", **GEMMA4, num_kv_shared_layers=2, pad_token_id=0, config=dict(vision_config=None, audio_config=None)) + around("gemma4_text", **GEMMA4 | dict(hidden_size_per_layer_input=0), enable_moe_block=True, num_experts=5, top_k_experts=2, moe_intermediate_size=12, pad_token_id=0, config=dict(vision_config=None, audio_config=None)),
     "Gemma4UnifiedForConditionalGeneration": around("gemma4_unified_text", **GEMMA4_UNIFIED, pad_token_id=0),
     "MuseGlimmerForConditionalGeneration": [
         dict(B16, text_type="muse_glimmer_text", num_hidden_layers=5, head_dim=16, config=SMALL_MUSE, **WINDOW),
         dict(text_type="muse_glimmer_text", head_dim=8, config=SMALL_MUSE, layer_rope_theta=[0, 10000.0, 10000.0, 0], qk_scale_factor=1.5, output_multiplier=0.5, final_logit_softcapping=5.0, post_norm_eps=1e-3, layer_types=["sliding_attention", "full_attention"] * 2, **WINDOW),
         dict(text_type="muse_glimmer_text", head_dim=8, config=SMALL_MUSE, tie_word_embeddings=True, attention_bias=True, **WINDOW),
     ],
-    "Mistral3ForConditionalGeneration": around("mistral", head_dim=16, sliding_window=None) + around("ministral3", head_dim=16, rope_parameters=DENSE["ministral3"][0]["rope_parameters"]),
+    "Mistral3ForConditionalGeneration": around("mistral", head_dim=16, sliding_window=None) + around("ministral3", head_dim=16, rope_parameters=DENSE["ministral3"][0]["rope_parameters"]) + around("mistral4", **LATENT | NOAUX, n_group=4, topk_group=2, rope_parameters=DENSE["ministral3"][0]["rope_parameters"]) + around("mistral4", **like(LATENT, NOAUX, first_k_dense_replace=2, q_lora_rank=None, norm_topk_prob=False, attention_bias=True, **rope("yarn", factor=4.0, original_max_position_embeddings=64, llama_4_scaling_beta=0.1))),
     "LlavaForConditionalGeneration": around("llama") + around("mistral", **WINDOW) + around("qwen2"),
     "LlavaNextForConditionalGeneration": around("llama") + around("mistral", sliding_window=None),
     "LlavaNextVideoForConditionalGeneration": around("llama"),
@@ -300,6 +375,11 @@ WRAPPERS = {
     "Qwen3ASRForConditionalGeneration": around("qwen3", head_dim=16),
     "Qwen3_5ForConditionalGeneration": around("qwen3_5_text", **QWEN35),
     "Qwen3_5MoeForConditionalGeneration": around("qwen3_5_moe_text", **QWEN35, **SIX, num_experts_per_tok=2, shared_expert_intermediate_size=12),
+    "NemotronH_Omni_Reasoning_V3": around("nemotron_h", **NEMOTRON | NEMOTRON_EXPERTS, layers_block_type=["linear_attention", "moe", "full_attention"]),
+    "AriaForConditionalGeneration": around("aria_text", moe_num_experts=6, moe_topk=2, intermediate_size=20),
+    "Glm4vMoeForConditionalGeneration": around("glm4v_moe_text", **NOAUX, n_group=4, topk_group=2, **rope("default", partial_rotary_factor=0.5, mrope_section=[1, 1, 0])),
+    "Kimi_K25ForConditionalGeneration": around("deepseek_v3", **LATENT | NOAUX, n_group=4, topk_group=2, first_k_dense_replace=1),
+    "Qwen3OmniMoeThinkerForConditionalGeneration": around("qwen3_omni_moe_text", head_dim=8, **SIX, num_experts_per_tok=2, **SECTIONS),
     "Qwen3VLMoeForConditionalGeneration": around("qwen3_vl_moe_text", head_dim=8, **SIX, num_experts_per_tok=2, **SECTIONS),
     "MiniCPMOcrForConditionalGeneration": around("qwen3_5_text", **QWEN35),
     "MiniCPMV4_6ForConditionalGeneration": around("qwen3_5_text", **QWEN35),
@@ -310,6 +390,7 @@ WRAPPERS = {
     "Cohere2VisionForConditionalGeneration": around("cohere2", **WINDOW),
     "DeepseekVLForConditionalGeneration": around("llama"),
     "DeepseekVLHybridForConditionalGeneration": around("llama"),
+    "Ernie4_5_VLMoeForConditionalGeneration": around("ernie4_5_vl_moe_text", head_dim=16, moe_num_experts=6, moe_k=3, moe_intermediate_size=[20, 12], moe_num_shared_experts=2, **rope("default", mrope_section=[3, 3, 2])) + around("ernie4_5_vl_moe_text", head_dim=8, moe_num_experts=4, moe_k=2, moe_intermediate_size=[12, 12], moe_num_shared_experts=0, use_bias=True, mlp_layer_types=["sparse", "dense", "sparse", "sparse"], **rope("default", mrope_section=[1, 1, 2])),
     "Exaone4_5_ForConditionalGeneration": around("exaone4", **WINDOW),
     "FastVlmForConditionalGeneration": around("qwen2"),
     "FunAsrNanoForConditionalGeneration": around("qwen3", head_dim=16, config=dict(adaptor_config=dict(hidden_size=32, intermediate_size=8))),

@@ -22,6 +22,10 @@ fn print_logits() -> Result<(), Box<dyn Error>> {
     let path = arguments.next().ok_or("give the path of a model")?;
     let tokens: Vec<u32> = serde_json::from_reader(stdin().lock())?;
     let model = Arc::new(riffle_model::load(&path)?.model);
+    let most = model.config.max_position;
+    if tokens.len() > most {
+        return Err(format!("{} tokens are more than the {most} that the model reads", tokens.len()).into());
+    }
     let mut output = BufWriter::new(stdout().lock());
     for batch_tokens in arguments {
         for logit in sequence::logits_of(&model, &tokens, batch_tokens.parse()?) {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::blocks::{
     Attention, Experts, HeadProjection, LayerInput, Mixer, Mlp, Norm, Projection, add, scale, sigmoid_gate,
-    sigmoid_gate_heads,
+    sigmoid_gate_heads, softplus_gate_heads,
 };
 use crate::recurrent::LayerState;
 use crate::workspace::{CUT_GRID, ROW_BLOCK, RowBlock, Workspace};
@@ -63,12 +63,14 @@ pub enum Step {
     Experts(Box<Experts>),
     /// `Branch = mixer(Normed)`, reading and renewing the recurrent state of each segment in order of its rows.
     Recur(Mixer),
-    /// `Normed = norm(Hidden)`, then `Attended *= sigmoid(gate(Normed))`.
+    /// `Normed = norm(Hidden)`, then `Attended *= opening(gate(Normed))`.
     OpenGate {
         /// The norm before the gate.
         norm: Arc<Norm>,
         /// Linear layer to the width of the attention result, or to one value for each head.
         gate: Projection,
+        /// Factors from the values of the gate.
+        opening: Opening,
     },
     /// `Hidden += rows`.
     Add(Rows),
@@ -76,6 +78,16 @@ pub enum Step {
     LayerInput(LayerInput),
     /// `Hidden *= factor`.
     Scale(f32),
+}
+
+/// How the values of a gate become factors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Opening {
+    /// 1 / (1 + e^-x).
+    Sigmoid,
+    /// ln(1 + e^x). No device computes it.
+    Softplus,
 }
 
 /// One layer of a decoder.
@@ -136,7 +148,7 @@ impl Layer {
             Step::FeedForward(mlp) => mlp.bytes(),
             Step::Experts(experts) => experts.bytes(),
             Step::Recur(mixer) => mixer.bytes(),
-            Step::OpenGate { norm, gate } => once(norm) + gate.bytes(),
+            Step::OpenGate { norm, gate, .. } => once(norm) + gate.bytes(),
             Step::LayerInput(input) => input.bytes(),
             Step::Add(_) | Step::Scale(_) => 0,
         });
@@ -179,14 +191,20 @@ impl Step {
             Step::FeedForward(mlp) => mlp.apply(rows.normed, rows.inner, rows.inner_gate, rows.branch, parts),
             Step::Experts(experts) => experts.apply(rows, parts),
             Step::Recur(mixer) => mixer.apply(parts, states, rows.normed, rows.mixer, rows.branch),
-            Step::OpenGate { norm, gate } => {
+            Step::OpenGate {
+                norm,
+                gate,
+                opening: kind,
+            } => {
                 let count = rows.hidden.len() / norm.width();
                 let opening = &mut rows.mixer[..count * gate.weight().out_features()];
                 norm.apply(rows.hidden, rows.normed);
                 gate.apply(rows.normed, opening, parts);
-                match rows.attended.len() / opening.len().max(1) {
-                    1 => sigmoid_gate(rows.attended, opening),
-                    width => sigmoid_gate_heads(rows.attended, opening, width),
+                let width = rows.attended.len() / opening.len().max(1);
+                match (kind, width) {
+                    (Opening::Softplus, width) => softplus_gate_heads(rows.attended, opening, width),
+                    (Opening::Sigmoid, 1) => sigmoid_gate(rows.attended, opening),
+                    (Opening::Sigmoid, width) => sigmoid_gate_heads(rows.attended, opening, width),
                 }
             }
             Step::Add(term) => rows.with(*term, Rows::Hidden, |term, hidden| add(hidden, term)),

@@ -97,7 +97,7 @@ pub use generation::GenerationDefaults;
 pub use gguf::{GgufEntry, GgufTensor, SourceRows, SourceTensor, WeightSource, gguf_header};
 pub use info::{ModelInfo, TokenizerInfo};
 pub use inputs::{InputSums, InputTotals};
-pub use layer::{Layer, Rows, Step};
+pub use layer::{Layer, Opening, Rows, Step};
 pub use load::{
     LoadOptions, LoadTimes, LoadedModel, OpenedModel, inspect, inspect_with, load, load_tokenizer, load_with,
 };

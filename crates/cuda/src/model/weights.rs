@@ -266,7 +266,7 @@ impl Upload<'_> {
             Step::Recur(_) => unreachable!("engines refuse a device for other states"),
             Step::Experts(_) => unreachable!("engines refuse a device for mixtures of experts"),
             Step::LayerInput(_) | Step::Scale(_) => unreachable!("engines refuse a device for layers that differ"),
-            Step::OpenGate { norm, gate } => DeviceStep::OpenGate {
+            Step::OpenGate { norm, gate, .. } => DeviceStep::OpenGate {
                 norm: self.norm(&norm)?,
                 gate: self.projection(&gate)?,
             },

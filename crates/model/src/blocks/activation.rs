@@ -125,6 +125,14 @@ pub(crate) fn sigmoid_gate(values: &mut [f32], gate: &[f32]) {
     });
 }
 
+/// Multiplies every `width` neighbours by ln(1 + e^gate) of their gate.
+pub(crate) fn softplus_gate_heads(values: &mut [f32], gate: &[f32], width: usize) {
+    super::rows::for_rows(values, width, |head, values| {
+        let opening = softplus(gate[head]);
+        values.iter_mut().for_each(|value| *value *= opening);
+    });
+}
+
 /// As [`sigmoid_gate`] with a gate for every `width` neighbours.
 pub(crate) fn sigmoid_gate_heads(values: &mut [f32], gate: &[f32], width: usize) {
     super::rows::for_rows(values, width, |head, values| {

@@ -20,7 +20,7 @@ mod rows;
 mod short_convolution;
 
 pub use activation::Activation;
-pub(crate) use activation::{sigmoid_gate, sigmoid_gate_heads, softplus};
+pub(crate) use activation::{sigmoid_gate, sigmoid_gate_heads, softplus, softplus_gate_heads};
 pub use attention::{Attention, KeyValue};
 pub use experts::{
     Expert, ExpertGroups, ExpertSettings, Experts, FusedLayout, Router, RouterRules, Scoring, SharedExpert, WeightSum,
@@ -37,6 +37,7 @@ pub use mlp::Mlp;
 pub use norm::Norm;
 pub use position_table::PositionTable;
 pub use projection::Projection;
+pub(crate) use rotary::QueryGrowth;
 pub(crate) use rotary::RotaryTable;
 pub use rotary::{Rotary, RotarySettings};
 pub(crate) use rows::{add, for_rows, scale};

@@ -30,8 +30,8 @@ enum Scaling {
     },
     Yarn(Yarn),
     Long(Long),
-    /// Every frequency has its own divisor.
-    Factors(Vec<f64>),
+    /// Every frequency has its own divisor; the factor is on cosines and sines.
+    Factors(Vec<f64>, f64),
     /// The first pairs turn, by the frequencies of a whole head; the others stand still.
     Proportional {
         factor: f64,
@@ -109,7 +109,10 @@ impl RotarySettings {
                 Scaling::Long(long(&inner, dim, max_position, original_max_position()?)?)
             }
             // How GGUF files spell out a stretching they do not name.
-            "factors" => Scaling::Factors(factors(&inner, "factors", dim)?),
+            "factors" => Scaling::Factors(
+                factors(&inner, "factors", dim)?,
+                inner.optional_within("attention_factor", MAGNITUDES)?.unwrap_or(1.0),
+            ),
             "yarn" => Scaling::Yarn(yarn(&inner, max_position, original_max_position()?)?),
             "dynamic" => {
                 return Err(inner.error(
@@ -278,8 +281,17 @@ pub struct Rotary {
 struct QueryScale {
     /// `[head_dim]`, or empty.
     by_dimension: Vec<f32>,
-    /// Queries at position p are multiplied by 1 + growth · ln(1 + ⌊p / period⌋).
-    by_position: Option<(f32, f32)>,
+    /// Queries at position p are multiplied by 1 + factor · ln(1 + ⌊(p + ahead) / period⌋).
+    by_position: Option<QueryGrowth>,
+}
+
+/// How queries grow with the logarithm of their position.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct QueryGrowth {
+    pub(crate) factor: f32,
+    pub(crate) period: f32,
+    /// Added to positions.
+    pub(crate) ahead: usize,
 }
 
 impl Rotary {
@@ -323,10 +335,12 @@ impl Rotary {
                 let turns = base.map(|(frequency, pair)| f32::from(pair < *turning) * frequency / *factor as f32);
                 turns.collect()
             }
-            Scaling::Factors(factors) => base
-                .zip(factors)
-                .map(|((frequency, _), factor)| (f64::from(frequency) / factor) as f32)
-                .collect(),
+            Scaling::Factors(factors, own) => {
+                magnitude = *own;
+                base.zip(factors)
+                    .map(|((frequency, _), factor)| (f64::from(frequency) / factor) as f32)
+                    .collect()
+            }
             Scaling::Long(settings) => {
                 magnitude = settings.attention_factor;
                 let base: Vec<f32> = base.map(|(frequency, _)| frequency).collect();
@@ -383,10 +397,10 @@ impl Rotary {
         rotary
     }
 
-    /// The same rotation with queries that grow by `growth` · ln(1 + ⌊position / period⌋).
-    pub(crate) fn with_query_growth(&self, growth: f32, period: f32) -> Rotary {
+    /// The same rotation with queries that grow.
+    pub(crate) fn with_query_growth(&self, growth: QueryGrowth) -> Rotary {
         let mut rotary = self.clone();
-        rotary.query_scale.by_position = Some((growth, period));
+        rotary.query_scale.by_position = Some(growth);
         rotary
     }
 
@@ -405,8 +419,9 @@ impl Rotary {
                     .for_each(|(query, weight)| *query *= weight);
             }
         }
-        if let Some((growth, period)) = scale.by_position {
-            let factor = 1.0 + growth * (1.0 + (position as f32 / period).floor()).ln();
+        if let Some(growth) = scale.by_position {
+            let periods = ((position + growth.ahead) as f32 / growth.period).floor();
+            let factor = 1.0 + growth.factor * (1.0 + periods).ln();
             heads.iter_mut().for_each(|query| *query *= factor);
         }
     }

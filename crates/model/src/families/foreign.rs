@@ -201,6 +201,9 @@ pub(crate) fn check_layer_types(fields: &Fields, config: &ModelConfig) -> Result
         let named = match named.as_str() {
             "mamba" => "linear_attention",
             "attention" => "full_attention",
+            "moe" => "mlp",
+            // Within a chunk, which is all that is read, it is no other.
+            "chunked_attention" if config.architecture == "Llama4ForCausalLM" => "full_attention",
             named => named,
         };
         if named != found {

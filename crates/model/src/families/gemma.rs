@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::{Family, added_to_norms, gated_mlp, norm_plus};
-use crate::blocks::{Activation, Attention, KeyValue, Mlp, Norm, Projection, Rotary, RotarySettings};
+use crate::blocks::{Activation, Attention, KeyValue, Norm, Projection, Rotary, RotarySettings};
 use crate::decoder::Decoder;
 use crate::fields::Fields;
 use crate::layer::{Layer, Rows, Step};
@@ -161,15 +161,15 @@ fn build(
         let mlp = gated_mlp(config, weights, &name("mlp"), activation)?;
         decoder.layers.push(Layer {
             attention: Some(attention),
-            steps: steps(output, mlp, [after_attention, before_mlp, after_mlp]),
+            steps: steps(output, Step::FeedForward(mlp), [after_attention, before_mlp, after_mlp]),
         });
     }
     decoder.embedding_scale = Some((hidden as f32).sqrt());
     Ok(decoder)
 }
 
-/// A layer's steps behind attention, with the norms after it, before the feed-forward block and after that.
-pub(super) fn steps(output: Projection, mlp: Mlp, norms: [Arc<Norm>; 3]) -> Vec<Step> {
+/// A layer's steps behind attention, with the norms after it, before the feed-forward part and after that.
+pub(super) fn steps(output: Projection, feed: Step, norms: [Arc<Norm>; 3]) -> Vec<Step> {
     let [after_attention, before_mlp, after_mlp] = norms;
     let normalise = |norm, from, to| Step::Normalise { norm, from, to };
     vec![
@@ -181,7 +181,7 @@ pub(super) fn steps(output: Projection, mlp: Mlp, norms: [Arc<Norm>; 3]) -> Vec<
         normalise(after_attention, Rows::Normed, Rows::Branch),
         Step::Add(Rows::Branch),
         normalise(before_mlp, Rows::Hidden, Rows::Normed),
-        Step::FeedForward(mlp),
+        feed,
         normalise(after_mlp, Rows::Branch, Rows::Normed),
         Step::Add(Rows::Normed),
     ]

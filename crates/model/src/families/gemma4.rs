@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use super::{Family, gemma};
 use crate::blocks::{
-    Activation, Attention, KeyValue, LayerInput, LayerInputs, Mlp, Norm, Projection, Rotary, RotarySettings,
+    Activation, Attention, ExpertSettings, Experts, KeyValue, LayerInput, LayerInputs, Mlp, Norm, Projection, Rotary,
+    RotarySettings, SharedExpert, WeightSum,
 };
 use crate::decoder::Decoder;
 use crate::fields::Fields;
@@ -21,7 +22,7 @@ pub(super) const FAMILY: Family = Family::new(
     configure,
     build,
 )
-.with_settings(&["final_logit_softcapping", "use_bidirectional_attention"]);
+.with_settings(&["final_logit_softcapping", "use_bidirectional_attention", "num_experts"]);
 
 const ACTIVATION: &str = "gelu_pytorch_tanh";
 
@@ -56,10 +57,6 @@ fn with_defaults(fields: &Fields) -> Result<Fields, ModelError> {
 
 fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelError> {
     let fields = with_defaults(fields)?;
-    if fields.flag("enable_moe_block", false)? {
-        let problem = "is true: layers with experts are not supported for this architecture";
-        return Err(fields.error("enable_moe_block", problem));
-    }
     match fields.get("use_bidirectional_attention") {
         // Pictures alone are read in both directions.
         None | Some(Value::Bool(false)) => {}
@@ -93,7 +90,21 @@ fn configure(fields: &Fields, architecture: &str) -> Result<ModelConfig, ModelEr
     }
     let activation = Activation::from_fields(&fields, "hidden_activation", ACTIVATION)?;
     config.host_only = config.host_only.or(activation.host_only());
+    if let Some(experts) = expert_settings(&fields, &config)? {
+        experts.configure(&fields, &mut config)?;
+    }
     Ok(config)
+}
+
+/// The settings of experts, which every layer has beside its feed-forward block or none.
+fn expert_settings(fields: &Fields, config: &ModelConfig) -> Result<Option<ExpertSettings>, ModelError> {
+    if !fields.flag("enable_moe_block", false)? {
+        return Ok(None);
+    }
+    let mut experts = ExpertSettings::read(fields)?.with_sum(Some(WeightSum::PLAIN));
+    experts.router_epsilon = Some(config.norm_epsilon);
+    experts.activation = Activation::from_fields(fields, "hidden_activation", ACTIVATION)?;
+    Ok(Some(experts))
 }
 
 /// True if the feed-forward part is twice as wide in layers that read the keys of others.
@@ -191,6 +202,7 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
         is_biased: fields.flag("attention_bias", false)?,
         takes_keys_for_values: takes_keys_for_values(&fields)?,
         is_wide: is_wide(&fields)?,
+        experts: expert_settings(&fields, config)?,
     };
     forget_keys_of_shared_layers(config, weights);
     let final_norm = norm(config, weights, "model.norm", config.hidden_size)?;
@@ -260,6 +272,7 @@ struct Parts {
     is_biased: bool,
     takes_keys_for_values: bool,
     is_wide: bool,
+    experts: Option<ExpertSettings>,
 }
 
 impl Parts {
@@ -316,12 +329,36 @@ impl Parts {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         let mut wide_norm = |part: &str| norm(config, weights, &name(part), hidden).map(Arc::new);
         let after_attention = wide_norm("post_attention_layernorm")?;
-        let before_mlp = wide_norm("pre_feedforward_layernorm")?;
+        let before_feed = match &self.experts {
+            // The block beside experts has its own.
+            Some(_) => "pre_feedforward_layernorm_2",
+            None => "pre_feedforward_layernorm",
+        };
+        let before_feed = wide_norm(before_feed)?;
         let after_mlp = wide_norm("post_feedforward_layernorm")?;
         let attended = shape.attended_width();
         let output = Projection::load(weights, &name("self_attn.o_proj"), hidden, attended, self.is_biased)?;
         let mlp = self.mlp(config, weights, layer)?;
-        let mut steps = gemma::steps(output, mlp, [after_attention, before_mlp, after_mlp]);
+        let feed = match &self.experts {
+            None => Step::FeedForward(mlp),
+            Some(settings) => {
+                let mut own_norm = |part: &str| norm(config, weights, &name(part), hidden);
+                let before_block = own_norm("pre_feedforward_layernorm")?;
+                let after_block = own_norm("post_feedforward_layernorm_1")?;
+                let after_experts = own_norm("post_feedforward_layernorm_2")?;
+                let prefix = format!("model.layers.{layer}");
+                let mut experts = Experts::load(weights, &prefix, hidden, settings)?;
+                experts.after = Some(after_experts);
+                experts.shared = Some(SharedExpert {
+                    before: Some(before_block),
+                    mlp,
+                    gate: None,
+                    after: Some(after_block),
+                });
+                Step::Experts(Box::new(experts))
+            }
+        };
+        let mut steps = gemma::steps(output, feed, [after_attention, before_feed, after_mlp]);
         if config.layer_input_width > 0 {
             let width = config.layer_input_width;
             let mut load = |part, outputs, inputs| Projection::load(weights, &name(part), outputs, inputs, false);

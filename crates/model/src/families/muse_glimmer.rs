@@ -9,7 +9,7 @@ use super::{Family, added_to_norms, gated_mlp, gemma};
 use crate::blocks::{Activation, Attention, KeyValue, Norm, Projection, Rotary, RotarySettings};
 use crate::decoder::Decoder;
 use crate::fields::Fields;
-use crate::layer::{Layer, Step};
+use crate::layer::{Layer, Opening, Step};
 use crate::weights::Checkpoint;
 use crate::{ModelConfig, ModelError};
 
@@ -138,8 +138,13 @@ impl Parts {
         let mut steps = vec![Step::OpenGate {
             norm: before_attention,
             gate,
+            opening: Opening::Sigmoid,
         }];
-        steps.extend(gemma::steps(output, mlp, [after_attention, before_mlp, after_mlp]));
+        steps.extend(gemma::steps(
+            output,
+            Step::FeedForward(mlp),
+            [after_attention, before_mlp, after_mlp],
+        ));
         Ok(Layer {
             attention: Some(attention),
             steps,

@@ -10,7 +10,7 @@ use crate::blocks::{
 };
 use crate::decoder::Decoder;
 use crate::fields::Fields;
-use crate::layer::{Layer, Rows, Step, feed_forward};
+use crate::layer::{Layer, Opening, Rows, Step, feed_forward};
 use crate::weights::Checkpoint;
 use crate::{GatedDeltaNetShape, ModelConfig, ModelError, Predictor, StateShape};
 
@@ -289,6 +289,16 @@ impl<'a> Mixers<'a> {
             from: Rows::Attended,
             to: Rows::Branch,
         };
-        Ok((attention, vec![Step::OpenGate { norm, gate }, output]))
+        Ok((
+            attention,
+            vec![
+                Step::OpenGate {
+                    norm,
+                    gate,
+                    opening: Opening::Sigmoid,
+                },
+                output,
+            ],
+        ))
     }
 }

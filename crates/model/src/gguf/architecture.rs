@@ -34,6 +34,7 @@ pub(super) enum Architecture {
     Starcoder2,
     Qwen2Moe,
     Qwen3Moe,
+    Qwen3VlMoe,
     Qwen35Moe,
     Qwen3Next,
     GptOss,
@@ -47,10 +48,17 @@ pub(super) enum Architecture {
     MiniCpm3,
     Deepseek2,
     Lfm2,
+    Lfm2Moe,
     GraniteHybrid,
     FalconH1,
     Mamba2,
     NemotronH,
+    NemotronHMoe,
+    Llama4,
+    Afmoe,
+    Cohere2Moe,
+    ExaoneMoe,
+    HyV3,
     Gemma4,
     MuseGlimmer,
     Olmo,
@@ -95,6 +103,7 @@ const ARCHITECTURES: &[(&str, Architecture, &str)] = &[
     ("starcoder2", Architecture::Starcoder2, "Starcoder2ForCausalLM"),
     ("qwen2moe", Architecture::Qwen2Moe, "Qwen2MoeForCausalLM"),
     ("qwen3moe", Architecture::Qwen3Moe, "Qwen3MoeForCausalLM"),
+    ("qwen3vlmoe", Architecture::Qwen3VlMoe, "Qwen3MoeForCausalLM"),
     ("qwen35moe", Architecture::Qwen35Moe, "Qwen3_5MoeForCausalLM"),
     ("qwen3next", Architecture::Qwen3Next, "Qwen3NextForCausalLM"),
     ("gpt-oss", Architecture::GptOss, "GptOssForCausalLM"),
@@ -108,6 +117,7 @@ const ARCHITECTURES: &[(&str, Architecture, &str)] = &[
     ("minicpm3", Architecture::MiniCpm3, "MiniCPM3ForCausalLM"),
     ("deepseek2", Architecture::Deepseek2, "DeepseekV2ForCausalLM"),
     ("lfm2", Architecture::Lfm2, "Lfm2ForCausalLM"),
+    ("lfm2moe", Architecture::Lfm2Moe, "Lfm2MoeForCausalLM"),
     (
         "granitehybrid",
         Architecture::GraniteHybrid,
@@ -116,6 +126,12 @@ const ARCHITECTURES: &[(&str, Architecture, &str)] = &[
     ("falcon-h1", Architecture::FalconH1, "FalconH1ForCausalLM"),
     ("mamba2", Architecture::Mamba2, "Mamba2ForCausalLM"),
     ("nemotron_h", Architecture::NemotronH, "NemotronHForCausalLM"),
+    ("nemotron_h_moe", Architecture::NemotronHMoe, "NemotronHForCausalLM"),
+    ("llama4", Architecture::Llama4, "Llama4ForCausalLM"),
+    ("afmoe", Architecture::Afmoe, "AfmoeForCausalLM"),
+    ("cohere2moe", Architecture::Cohere2Moe, "Cohere2MoeForCausalLM"),
+    ("exaone-moe", Architecture::ExaoneMoe, "ExaoneMoeForCausalLM"),
+    ("hy_v3", Architecture::HyV3, "HYV3ForCausalLM"),
     ("gemma4", Architecture::Gemma4, "Gemma4ForCausalLM"),
     ("muse-glimmer", Architecture::MuseGlimmer, "MuseGlimmerForCausalLM"),
     ("olmo", Architecture::Olmo, "OlmoForCausalLM"),
@@ -219,8 +235,28 @@ impl Architecture {
     pub(super) fn divides_weights(self) -> bool {
         matches!(
             self,
-            Architecture::Qwen3Moe | Architecture::Qwen35Moe | Architecture::Qwen3Next
+            Architecture::Qwen3Moe
+                | Architecture::Qwen3VlMoe
+                | Architecture::Qwen35Moe
+                | Architecture::Qwen3Next
+                | Architecture::Lfm2Moe
         )
+    }
+
+    /// The part of a layer that chooses experts, as its family names it.
+    pub(super) fn router(self) -> &'static str {
+        match self {
+            Architecture::Gemma4 => "router.proj",
+            _ => "mlp.gate",
+        }
+    }
+
+    /// The experts of a layer, as its family names them.
+    pub(super) fn experts(self) -> &'static str {
+        match self {
+            Architecture::Gemma4 => "experts",
+            _ => "mlp.experts",
+        }
     }
 
     /// True if its attention is latent, with other widths than heads of one width have.
@@ -238,6 +274,9 @@ impl Architecture {
                 | Architecture::Olmo2
                 | Architecture::Exaone4
                 | Architecture::Cohere2
+                | Architecture::Cohere2Moe
+                | Architecture::Afmoe
+                | Architecture::ExaoneMoe
                 | Architecture::GptOss
                 | Architecture::GraniteSwa
                 | Architecture::Gemma4

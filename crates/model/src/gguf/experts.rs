@@ -32,6 +32,17 @@ pub(super) fn experts(
     let Some(count) = keys.json("expert_count")?.filter(|count| count.as_f64() != Some(0.0)) else {
         return Ok(());
     };
+    // Which layers have experts, and how wide these are, is said by their tensors.
+    let router = |layer: &usize| format!("model.layers.{layer}.{}.weight", architecture.router());
+    let is_sparse = |layer: &usize| weights.info(&router(layer)).is_some();
+    let sparse: Vec<usize> = (0..layers.min(LARGEST_COUNT)).filter(is_sparse).collect();
+    if sparse.is_empty() {
+        // Dense files of DeepSeek's architecture have the key all the same.
+        return match architecture {
+            Architecture::Deepseek2 => Ok(()),
+            _ => Err(keys.error("expert_count", "is not 0, but no layer has a router of experts")),
+        };
+    }
     settings.insert("num_experts".into(), count);
     for (key, setting) in KEYS {
         if let Some(value) = keys.json(key)?.filter(|value| value.as_f64() != Some(0.0)) {
@@ -45,47 +56,141 @@ pub(super) fn experts(
         None => json!(architecture.divides_weights()),
     };
     settings.insert("norm_topk_prob".into(), divides);
-    let name = |layer: usize, part: &str| format!("model.layers.{layer}.mlp.{part}.weight");
     let rows = |layer: usize, part: &str, dimension: usize| {
-        let info = weights.info(&name(layer, part))?;
+        let info = weights.info(&format!("model.layers.{layer}.{part}.weight"))?;
         info.shape.get(dimension).copied()
     };
-    // Which layers have experts, and how wide these are, is said by their tensors.
-    let is_sparse = |layer: &usize| weights.info(&name(*layer, "gate")).is_some();
-    let (sparse, dense): (Vec<usize>, Vec<usize>) = (0..layers.min(LARGEST_COUNT)).partition(is_sparse);
-    if sparse.is_empty() {
-        return Err(keys.error("expert_count", "is not 0, but no layer has a router of experts"));
-    }
+    let of_experts = |layer: usize, part: &str| rows(layer, &format!("{}.{part}", architecture.experts()), 1);
     let width = sparse.first().and_then(|layer| {
-        let fused = || Some(rows(*layer, "experts.gate_up_proj", 1)? / 2);
-        rows(*layer, "experts.up_proj", 1).or_else(fused)
+        let fused = || Some(of_experts(*layer, "gate_up_proj")? / 2);
+        of_experts(*layer, "up_proj").or_else(fused)
     });
     let shared = sparse
         .first()
-        .and_then(|layer| rows(*layer, "shared_expert.up_proj", 0));
+        .and_then(|layer| rows(*layer, "mlp.shared_expert.up_proj", 0));
     if let Some(width) = width {
         settings.insert("moe_intermediate_size".into(), width.into());
         // Models without dense layers may leave it out.
         settings.entry("intermediate_size").or_insert_with(|| width.into());
     }
     settings.insert("shared_expert_intermediate_size".into(), shared.unwrap_or(0).into());
-    settings.insert("mlp_only_layers".into(), dense.into());
-    for (setting, value) in [
-        ("first_k_dense_replace", 0),
-        ("moe_layer_start_index", 0),
-        ("decoder_sparse_step", 1),
-        ("moe_layer_interval", 1),
-    ] {
-        settings.insert(setting.into(), value.into());
+    let kind = |layer| if sparse.contains(&layer) { "sparse" } else { "dense" };
+    let kinds: Vec<&str> = (0..layers.min(LARGEST_COUNT)).map(kind).collect();
+    settings.insert("mlp_layer_types".into(), kinds.into());
+    let dense = (0..layers.min(LARGEST_COUNT)).find(|layer| !sparse.contains(layer));
+    let dense = dense.and_then(|layer| rows(layer, "mlp.gate_proj", 0));
+    of_architecture(architecture, keys, weights, settings, (width, dense))
+}
+
+/// Adds the settings that families name otherwise, or that files of their architecture do not hold; `width` is that of an expert, `dense`
+/// that of a dense block.
+fn of_architecture(
+    architecture: Architecture,
+    keys: &OwnKeys<'_>,
+    weights: &Checkpoint,
+    settings: &mut Map<String, Value>,
+    (width, dense): (Option<usize>, Option<usize>),
+) -> Result<(), ModelError> {
+    let count = settings.get("num_experts").cloned().unwrap_or(Value::Null);
+    let scale = settings.get("routed_scaling_factor").cloned().unwrap_or(json!(1.0));
+    let mut insert = |own: Value| settings.extend(own.as_object().cloned().unwrap_or_default());
+    match architecture {
+        Architecture::GraniteHybrid => insert(json!({"num_local_experts": count})),
+        Architecture::Gemma4 => insert(json!({"enable_moe_block": true})),
+        Architecture::Deepseek2 => {
+            let layers = settings.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0);
+            let version = deepseek(keys, weights, layers as usize)?;
+            // A group counts as much as its best expert in the second version, whose files do not say it.
+            settings.insert("topk_method".into(), "group_limited_greedy".into());
+            settings.insert("architectures".into(), json!([version]));
+            settings.insert("n_routed_experts".into(), count);
+            for name in ["n_group", "topk_group"] {
+                settings.entry(name).or_insert(1.into());
+            }
+        }
+        Architecture::HyV3 => insert(json!({"router_scaling_factor": scale})),
+        Architecture::Afmoe if keys.json("expert_weights_norm")? != Some(true.into()) => {
+            let problem = "is missing or false: such files are read in two ways; use the directory";
+            return Err(keys.error("expert_weights_norm", problem));
+        }
+        // The embedding grows with the root of its width, as llama.cpp has it for all files.
+        Architecture::Afmoe => insert(json!({"route_scale": scale, "mup_enabled": true})),
+        Architecture::Cohere2Moe => {
+            let shared = keys.json("expert_shared_count")?.unwrap_or(0.into());
+            let function = match keys.number("expert_gating_func")? {
+                Some(SOFTMAX) => "softmax",
+                _ => "sigmoid",
+            };
+            insert(json!({
+                "intermediate_size": width, "prefix_dense_intermediate_size": dense, "num_shared_experts": shared,
+                "expert_selection_fn": function,
+            }));
+        }
+        Architecture::Llama4 => {
+            let dense = settings.get("intermediate_size").cloned();
+            // Files of 128 experts are those without norms of heads.
+            let has_norms = count.as_f64() != Some(128.0);
+            let insert = json!({
+                "num_local_experts": count, "intermediate_size": width, "intermediate_size_mlp": dense,
+                "use_qk_norm": has_norms,
+            });
+            settings.extend(insert.as_object().cloned().unwrap_or_default());
+            // Without chunks all layers carry positions.
+            if keys.number("attention.sliding_window")? == Some(0.0) {
+                let layers = settings.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0) as usize;
+                settings.insert("attention_chunk_size".into(), Value::Null);
+                settings.insert("no_rope_layers".into(), vec![1; layers.min(LARGEST_COUNT)].into());
+            }
+        }
+        _ => {}
     }
     Ok(())
+}
+
+/// The class of a file of DeepSeek's architecture: sigmoids and a bias for the choice belong to the third version. The files of its relatives do
+/// not name the function.
+fn deepseek(keys: &OwnKeys<'_>, weights: &Checkpoint, layers: usize) -> Result<&'static str, ModelError> {
+    let mut biases = (0..layers.min(LARGEST_COUNT)).map(|layer| format!("model.layers.{layer}.mlp.exp_probs_b.bias"));
+    let is_third = match keys.number("expert_gating_func")? {
+        Some(number) if number != ANY => number == SIGMOID,
+        _ => biases.any(|name| weights.info(&name).is_some()),
+    };
+    if is_third {
+        return Ok("DeepseekV3ForCausalLM");
+    }
+    // Files do not say how groups of experts are compared: the released models of that generation have these.
+    let numbers = ["expert_count", "expert_group_count", "expert_group_used_count"].map(|key| keys.number(key));
+    let [experts, groups, used] = numbers;
+    let (groups, used) = (groups?.unwrap_or(1.0), used?.unwrap_or(1.0));
+    if groups > 1.0 && used < groups && (experts?, groups, used) != (Some(160.0), 8.0, 3.0) {
+        let problem =
+            format!("is {groups} beside a softmax, and the file does not say how groups are chosen; use the directory");
+        return Err(keys.error("expert_group_count", problem));
+    }
+    match keys.json("expert_weights_norm")? {
+        Some(Value::Bool(true)) => Err(keys.error(
+            "expert_weights_norm",
+            "is true, which is not supported beside a softmax",
+        )),
+        _ => Ok("DeepseekV2ForCausalLM"),
+    }
 }
 
 /// The function that a file names must be the architecture's.
 fn check_scores(architecture: Architecture, keys: &OwnKeys<'_>) -> Result<(), ModelError> {
     const KEY: &str = "expert_gating_func";
     let own: &[f64] = match architecture {
-        Architecture::Dots1 | Architecture::Glm4Moe | Architecture::MiniMaxM2 => &[ANY, SIGMOID],
+        Architecture::Dots1
+        | Architecture::Glm4Moe
+        | Architecture::MiniMaxM2
+        | Architecture::Lfm2Moe
+        | Architecture::NemotronHMoe
+        | Architecture::Llama4
+        | Architecture::Afmoe
+        | Architecture::ExaoneMoe
+        | Architecture::HyV3 => &[ANY, SIGMOID],
+        Architecture::Cohere2Moe => &[ANY, SOFTMAX, SIGMOID],
+        Architecture::Deepseek2 => &[ANY, SOFTMAX, SIGMOID],
         Architecture::GptOss => &[ANY, SOFTMAX, SOFTMAX_OF_CHOSEN],
         _ => &[ANY, SOFTMAX],
     };

@@ -38,10 +38,10 @@ enum For {
 }
 
 use Architecture::{
-    Cohere2, CommandR, Deepseek2, Dots1, Ernie45Moe, Exaone4, FalconH1, Gemma2, Gemma3, Gemma4, Glm4Moe, GptNeoX,
-    GptOss, Granite, GraniteHybrid, GraniteMoe, GraniteSwa, HunyuanMoe, Lfm2, Llama, Mamba2, MiniCpm3, MiniMaxM2,
-    Mistral3, MuseGlimmer, NemotronH, Olmo2, Olmoe, Phi2, Qwen2Moe, Qwen2Vl, Qwen3Moe, Qwen3Next, Qwen3Vl, Qwen35,
-    Qwen35Moe, StableLm,
+    Afmoe, Cohere2, Cohere2Moe, CommandR, Deepseek2, Dots1, Ernie45Moe, Exaone4, ExaoneMoe, FalconH1, Gemma2, Gemma3,
+    Gemma4, Glm4Moe, GptNeoX, GptOss, Granite, GraniteHybrid, GraniteMoe, GraniteSwa, HunyuanMoe, HyV3, Lfm2, Lfm2Moe,
+    Llama, Llama4, Mamba2, MiniCpm3, MiniMaxM2, Mistral3, MuseGlimmer, NemotronH, NemotronHMoe, Olmo2, Olmoe, Phi2,
+    Qwen2Moe, Qwen2Vl, Qwen3Moe, Qwen3Next, Qwen3Vl, Qwen3VlMoe, Qwen35, Qwen35Moe, StableLm,
 };
 use For::{All, None as NoOne, Only};
 use KeyKind::{Any, Count, Counts, Flag, List, NotNegative, Number, Positive, Size, Text};
@@ -50,19 +50,23 @@ use KeyKind::{Any, Count, Counts, Flag, List, NotNegative, Number, Positive, Siz
 const LATENT: &[Architecture] = &[Deepseek2, MiniCpm3];
 
 /// Architectures with layers that keep a matrix for each head.
-const RECURRENT: &[Architecture] = &[Qwen35, Qwen35Moe, Qwen3Next, GraniteHybrid, FalconH1, Mamba2, NemotronH];
+const RECURRENT: &[Architecture] = &[
+    Qwen35,
+    Qwen35Moe,
+    Qwen3Next,
+    GraniteHybrid,
+    FalconH1,
+    Mamba2,
+    NemotronH,
+    NemotronHMoe,
+];
 
 /// Architectures that may have experts.
 const EXPERTS: &[Architecture] = &[
-    Llama, Qwen2Moe, Qwen3Moe, Qwen35Moe, Qwen3Next, GptOss, Olmoe, GraniteMoe, Ernie45Moe, HunyuanMoe, Dots1, Glm4Moe,
-    MiniMaxM2, Deepseek2,
-];
-
-/// Architectures whose files have keys of experts also where they have none.
-const EXPERT_KEYS: &[Architecture] = &[
     Llama,
     Qwen2Moe,
     Qwen3Moe,
+    Qwen3VlMoe,
     Qwen35Moe,
     Qwen3Next,
     GptOss,
@@ -75,6 +79,42 @@ const EXPERT_KEYS: &[Architecture] = &[
     MiniMaxM2,
     Deepseek2,
     GraniteHybrid,
+    Lfm2Moe,
+    NemotronHMoe,
+    Gemma4,
+    Llama4,
+    Afmoe,
+    Cohere2Moe,
+    ExaoneMoe,
+    HyV3,
+];
+
+/// Architectures whose files have keys of experts also where they have none.
+const EXPERT_KEYS: &[Architecture] = &[
+    Llama,
+    Qwen2Moe,
+    Qwen3Moe,
+    Qwen3VlMoe,
+    Qwen35Moe,
+    Qwen3Next,
+    GptOss,
+    Olmoe,
+    GraniteMoe,
+    Ernie45Moe,
+    HunyuanMoe,
+    Dots1,
+    Glm4Moe,
+    MiniMaxM2,
+    Deepseek2,
+    GraniteHybrid,
+    Lfm2Moe,
+    NemotronHMoe,
+    Gemma4,
+    Llama4,
+    Afmoe,
+    Cohere2Moe,
+    ExaoneMoe,
+    HyV3,
 ];
 
 /// Architectures with recurrent layers.
@@ -114,7 +154,17 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     (
         "attention.sliding_window_pattern",
         Any,
-        Only(&[Gemma2, Gemma3, Exaone4, Olmo2, Gemma4, MuseGlimmer, GraniteSwa]),
+        Only(&[
+            Gemma2,
+            Gemma3,
+            Exaone4,
+            Olmo2,
+            Gemma4,
+            MuseGlimmer,
+            Cohere2Moe,
+            GraniteSwa,
+            ExaoneMoe,
+        ]),
         &[],
     ),
     ("attention.rope_pattern", List, Only(&[GraniteSwa]), &[]),
@@ -151,7 +201,7 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     (
         "nextn_predict_layers",
         Count,
-        Only(&[Qwen35, Qwen35Moe, Qwen3Next, Glm4Moe]),
+        Only(&[Qwen35, Qwen35Moe, Qwen3Next, Glm4Moe, ExaoneMoe]),
         &[0.0],
     ),
     // Other kinds of models: only values that switch them off.
@@ -169,6 +219,7 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
             GraniteSwa,
             CommandR,
             Cohere2,
+            Cohere2Moe,
             MuseGlimmer,
         ]),
         &[0.0, 1.0],
@@ -203,15 +254,15 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     ("attention.kv_lora_rank", Size, Only(LATENT), &[]),
     ("attention.key_length_mla", Size, Only(LATENT), &[]),
     ("attention.value_length_mla", Size, Only(LATENT), &[]),
-    ("shortconv.l_cache", Size, Only(&[Lfm2]), &[]),
+    ("shortconv.l_cache", Size, Only(&[Lfm2, Lfm2Moe]), &[]),
     // No effect on the logits of a text: all sections of a position are equal in a text, and pooling comes after the model.
     (
         "rope.dimension_sections",
         Any,
-        Only(&[Qwen35, Qwen35Moe, Qwen2Vl, Qwen3Vl]),
+        Only(&[Qwen35, Qwen35Moe, Qwen2Vl, Qwen3Vl, Qwen3VlMoe, Glm4Moe]),
         &[],
     ),
-    ("n_deepstack_layers", Count, Only(&[Qwen3Vl]), &[0.0]),
+    ("n_deepstack_layers", Count, Only(&[Qwen3Vl, Qwen3VlMoe]), &[0.0]),
     ("rope.scaling.finetuned", Flag, All, &[]),
     ("tensor_data_layout", Text, All, &[]),
     ("pooling_type", Count, All, &[]),

@@ -17,7 +17,7 @@ pub(super) fn settings(
 ) -> Result<(), ModelError> {
     match architecture {
         Architecture::MiniCpm3 | Architecture::Deepseek2 => latent(architecture, keys, weights, settings),
-        Architecture::Lfm2 => short_convolutions(keys, weights, settings),
+        Architecture::Lfm2 | Architecture::Lfm2Moe => short_convolutions(keys, weights, settings),
         Architecture::GraniteHybrid => {
             mamba(keys, weights, "mamba", settings)?;
             granite(keys, weights, settings)
@@ -33,7 +33,7 @@ pub(super) fn settings(
             }
             mamba(keys, weights, "mixer", settings)
         }
-        Architecture::NemotronH => {
+        Architecture::NemotronH | Architecture::NemotronHMoe => {
             mamba(keys, weights, "mixer", settings)?;
             nemotron(keys, weights, settings)
         }
@@ -93,16 +93,6 @@ fn latent(
         settings.insert("v_head_dim".into(), width);
     }
     settings.remove("num_key_value_heads");
-    if architecture == Architecture::Deepseek2 {
-        for (key, setting) in [
-            ("leading_dense_block_count", "first_k_dense_replace"),
-            ("expert_count", "n_routed_experts"),
-        ] {
-            if let Some(value) = keys.json(key)? {
-                settings.insert(setting.into(), value);
-            }
-        }
-    }
     Ok(())
 }
 
@@ -221,9 +211,10 @@ fn granite(keys: &OwnKeys<'_>, weights: &Checkpoint, settings: &mut Map<String, 
         ("mamba.A", "linear_attention", "full_attention"),
     )?;
     settings.insert("layer_types".into(), types);
-    settings.insert("num_local_experts".into(), 0.into());
+    settings.entry("num_local_experts").or_insert(0.into());
     settings.insert("feed_forward_apart".into(), true.into());
-    let inner = weights.info("model.layers.0.shared_mlp.gate_proj.weight");
+    let names = ["shared_mlp", "mlp.shared_expert"].map(|name| format!("model.layers.0.{name}.gate_proj.weight"));
+    let inner = names.iter().find_map(|name| weights.info(name));
     if let Some(rows) = inner.and_then(|info| info.shape.first()) {
         settings.insert("shared_intermediate_size".into(), (*rows).into());
     }
@@ -254,6 +245,8 @@ fn nemotron(keys: &OwnKeys<'_>, weights: &Checkpoint, settings: &mut Map<String,
             "linear_attention"
         } else if has("q_proj.weight") {
             "full_attention"
+        } else if weights.info(&layer.replace("mixer.", "mlp.gate.weight")).is_some() {
+            "moe"
         } else {
             "mlp"
         }

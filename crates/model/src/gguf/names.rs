@@ -86,6 +86,29 @@ const GEMMA4_PARTS: &[(&str, &str)] = &[
     ("post_norm", "post_per_layer_input_norm"),
     ("layer_output_scale", "layer_scalar"),
     ("attn_gate", "self_attn.gate_proj"),
+    ("post_ffw_norm_1", "post_feedforward_layernorm_1"),
+    ("pre_ffw_norm_2", "pre_feedforward_layernorm_2"),
+    ("post_ffw_norm_2", "post_feedforward_layernorm_2"),
+    ("ffn_gate_inp", "router.proj"),
+    ("ffn_gate_exps", "experts.gate_proj"),
+    ("ffn_up_exps", "experts.up_proj"),
+    ("ffn_down_exps", "experts.down_proj"),
+    ("ffn_gate_up_exps", "experts.gate_up_proj"),
+];
+
+/// Names that differ in Llama 4.
+const LLAMA4_PARTS: &[(&str, &str)] = &[
+    ("ffn_gate", "feed_forward.gate_proj"),
+    ("ffn_up", "feed_forward.up_proj"),
+    ("ffn_down", "feed_forward.down_proj"),
+];
+
+/// Names that differ in Afmoe.
+const AFMOE_PARTS: &[(&str, &str)] = &[
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("ffn_norm", "pre_mlp_layernorm"),
+    ("post_ffw_norm", "post_mlp_layernorm"),
+    ("attn_gate", "self_attn.gate_proj"),
 ];
 
 /// Names that differ where norms come after attention and after the feed-forward part.
@@ -276,8 +299,12 @@ pub(super) fn family_name(architecture: Architecture, name: &str) -> Option<Stri
         ("output_norm", Architecture::GptNeoX) => "model.final_layer_norm".to_owned(),
         ("output_norm", Architecture::Falcon | Architecture::Gpt2 | Architecture::StarCoder) => "model.ln_f".to_owned(),
         ("position_embd", Architecture::Gpt2 | Architecture::StarCoder) => "model.wpe".to_owned(),
-        ("output_norm", Architecture::Mamba2 | Architecture::NemotronH) => "model.norm_f".to_owned(),
-        ("output_norm" | "token_embd_norm", Architecture::Lfm2) => "model.embedding_norm".to_owned(),
+        ("output_norm", Architecture::Mamba2 | Architecture::NemotronH | Architecture::NemotronHMoe) => {
+            "model.norm_f".to_owned()
+        }
+        ("output_norm" | "token_embd_norm", Architecture::Lfm2 | Architecture::Lfm2Moe) => {
+            "model.embedding_norm".to_owned()
+        }
         ("per_layer_token_embd", Architecture::Gemma4) => "model.embed_tokens_per_layer".to_owned(),
         ("per_layer_model_proj", Architecture::Gemma4) => "model.per_layer_model_projection".to_owned(),
         ("per_layer_proj_norm", Architecture::Gemma4) => "model.per_layer_projection_norm".to_owned(),
@@ -293,6 +320,10 @@ pub(super) fn family_name(architecture: Architecture, name: &str) -> Option<Stri
                     }
                     _ => {}
                 }
+            }
+            // Some converters leave out its kind.
+            if kind == "exp_probs_b" && !below.contains('.') {
+                return Some(format!("model.layers.{below}.mlp.exp_probs_b.bias"));
             }
             if let Some(name) = mamba_vector(architecture, below, kind) {
                 return Some(name);
@@ -311,7 +342,7 @@ pub(super) fn family_name(architecture: Architecture, name: &str) -> Option<Stri
 fn mamba_vector(architecture: Architecture, below: &str, kind: &str) -> Option<String> {
     let mixer = match architecture {
         Architecture::GraniteHybrid | Architecture::FalconH1 => "mamba",
-        Architecture::Mamba2 | Architecture::NemotronH => "mixer",
+        Architecture::Mamba2 | Architecture::NemotronH | Architecture::NemotronHMoe => "mixer",
         _ => return None,
     };
     if (architecture, kind) == (Architecture::FalconH1, "ffn_norm") {
@@ -336,6 +367,8 @@ fn own_parts(architecture: Architecture) -> &'static [(&'static str, &'static st
         Architecture::Gemma2 | Architecture::Gemma3 => GEMMA_PARTS,
         Architecture::Gemma4 | Architecture::MuseGlimmer => GEMMA4_PARTS,
         Architecture::SeedOss | Architecture::Olmo2 | Architecture::Exaone4 => AFTER_PARTS,
+        Architecture::Llama4 => LLAMA4_PARTS,
+        Architecture::Afmoe => AFMOE_PARTS,
         Architecture::Glm4 => GLM4_PARTS,
         Architecture::Starcoder2 => STARCODER2_PARTS,
         Architecture::Apertus => APERTUS_PARTS,
@@ -345,10 +378,10 @@ fn own_parts(architecture: Architecture) -> &'static [(&'static str, &'static st
         Architecture::Gpt2 | Architecture::StarCoder => GPT2_PARTS,
         Architecture::HunyuanDense | Architecture::HunyuanMoe => HUNYUAN_PARTS,
         Architecture::MiniCpm3 | Architecture::Deepseek2 => LATENT_PARTS,
-        Architecture::Lfm2 => LFM2_PARTS,
+        Architecture::Lfm2 | Architecture::Lfm2Moe => LFM2_PARTS,
         Architecture::GraniteHybrid => GRANITE_HYBRID_PARTS,
         Architecture::FalconH1 => FALCON_H1_PARTS,
-        Architecture::Mamba2 | Architecture::NemotronH => MIXER_PARTS,
+        Architecture::Mamba2 | Architecture::NemotronH | Architecture::NemotronHMoe => MIXER_PARTS,
         _ => &[],
     }
 }

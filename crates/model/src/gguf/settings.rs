@@ -145,9 +145,7 @@ pub(super) fn fields(
     }
 
     let layers = settings.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0);
-    if architecture != Architecture::Deepseek2 {
-        experts(architecture, &keys, weights, layers as usize, &mut settings)?;
-    }
+    experts(architecture, &keys, weights, layers as usize, &mut settings)?;
     if architecture == Architecture::Llama && settings.contains_key("num_experts") {
         settings.insert("architectures".into(), json!(["MixtralForCausalLM"]));
     }
@@ -299,7 +297,7 @@ fn direct(keys: &OwnKeys<'_>, family: &str, weights: &Checkpoint) -> Result<Map<
     );
     // Files hold the weights of norms with the one added.
     settings.insert("norms_include_one".into(), true.into());
-    if ["CohereForCausalLM", "Cohere2ForCausalLM"].contains(&family)
+    if ["CohereForCausalLM", "Cohere2ForCausalLM", "Cohere2MoeForCausalLM"].contains(&family)
         && let Some(scale) = keys.json("logit_scale")?
     {
         settings.insert("logit_scale".into(), scale);

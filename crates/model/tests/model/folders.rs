@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use riffle_model::{inspect, load};
+use safetensors::SafeTensors;
 use serde_json::json;
 
-use crate::testing::{Expected, load_model, logits_of, vectors};
+use crate::testing::{Expected, Tensor, TinyModel, load_model, logits_of, vectors};
 
 fn folder(case: &str) -> PathBuf {
     vectors().join("folders").join(case)
@@ -249,4 +250,85 @@ fn scales_and_floats_that_are_no_numbers_are_refused() {
             "{case} {part}: {message}"
         );
     }
+}
+
+/// The three tensors of a matrix as MLX quantises it, in groups of 32 columns with 4 bits.
+fn mlx_parts(name: &str, rows: usize, columns: usize) -> [Tensor; 3] {
+    let halves = |part: &str, first: u16| Tensor {
+        name: format!("{name}.{part}"),
+        dtype: "F16",
+        shape: vec![rows, columns / 32],
+        data: (0..rows * columns / 32)
+            .flat_map(|at| (first + 7 * at as u16).to_le_bytes())
+            .collect(),
+    };
+    let words = (0..rows * columns / 8).map(|at| (at + name.len()).wrapping_mul(0x9E37_79B9) as u32);
+    [
+        Tensor {
+            name: format!("{name}.weight"),
+            dtype: "U32",
+            shape: vec![rows, columns / 8],
+            data: words.flat_map(u32::to_le_bytes).collect(),
+        },
+        halves("scales", 0x2400),
+        halves("biases", 0xA800),
+    ]
+}
+
+/// Tensors of experts, in order, as one of all.
+fn stacked(name: &str, tensors: &[&Tensor]) -> Tensor {
+    Tensor {
+        name: name.to_owned(),
+        dtype: tensors[0].dtype,
+        shape: [&[tensors.len()], &tensors[0].shape[..]].concat(),
+        data: tensors.iter().flat_map(|tensor| tensor.data.clone()).collect(),
+    }
+}
+
+#[test]
+fn experts_that_mlx_keeps_in_one_tensor_compute_as_those_with_tensors_of_their_own() {
+    let case = vectors().join("experts/qwen3_moe");
+    let mut config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(case.join("config.json")).unwrap()).unwrap();
+    config["quantization"] = json!({"group_size": 32, "bits": 4});
+    let bytes = std::fs::read(case.join("model.safetensors")).unwrap();
+    let stored = SafeTensors::deserialize(&bytes).unwrap();
+    let (mut single, mut together) = (Vec::new(), Vec::new());
+    let mut experts: std::collections::BTreeMap<(String, String), Vec<Tensor>> = Default::default();
+    for (name, view) in stored.tensors() {
+        let tensor = Tensor::stored(&name, &view);
+        let Some((layer, rest)) = name.split_once(".experts.") else {
+            together.push(tensor.clone());
+            single.push(tensor);
+            continue;
+        };
+        let (_, part) = rest.split_once('.').unwrap();
+        // Rows of this part are too short for a group.
+        let parts = match part {
+            "down_proj.weight" => vec![tensor],
+            _ => mlx_parts(name.strip_suffix(".weight").unwrap(), tensor.shape[0], tensor.shape[1]).to_vec(),
+        };
+        single.extend(parts.iter().cloned());
+        for tensor in parts {
+            let (_, part) = tensor.name.split_once(".experts.").unwrap().1.split_once('.').unwrap();
+            let key = (layer.to_owned(), part.to_owned());
+            experts.entry(key).or_default().push(tensor);
+        }
+    }
+    for ((layer, part), own) in &experts {
+        let mut own: Vec<&Tensor> = own.iter().collect();
+        own.sort_by_key(|tensor| {
+            let (_, rest) = tensor.name.split_once(".experts.").unwrap();
+            rest.split_once('.').unwrap().0.parse::<usize>().unwrap()
+        });
+        together.push(stacked(&format!("{layer}.switch_mlp.{part}"), &own));
+    }
+    let tokens = Expected::read(&case.join("expected.safetensors")).tokens;
+    let [single, together] = [single, together].map(|tensors| {
+        let directory = tempfile::tempdir().unwrap();
+        let config = config.clone();
+        TinyModel { config, tensors }.write(directory.path());
+        logits_of(&load_model(directory.path()), &tokens, tokens.len())
+    });
+    assert!(single == together && single.iter().all(|logit| logit.is_finite()));
 }

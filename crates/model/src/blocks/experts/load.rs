@@ -1,6 +1,6 @@
 //! Experts from the tensors of files, whichever of several forms they have.
 
-use riffle_linear::PackedMatrix;
+use riffle_linear::{PackedMatrix, WeightFormat};
 
 use super::{Expert, ExpertSettings, Experts, Router, SharedExpert};
 use crate::ModelError;
@@ -9,13 +9,22 @@ use crate::weights::{Checkpoint, Stack, StackParts};
 
 /// Places below a layer, and names below these, under which families keep the parts.
 const PLACES: &[&str] = &["mlp.", "block_sparse_moe.", "feed_forward.", "mixer.", ""];
-const ROUTERS: &[&str] = &["gate", "router", "gate.wg", "router.layer", "router.proj"];
+const ROUTERS: &[&str] = &[
+    "gate",
+    "router",
+    "gate.wg",
+    "router.layer",
+    "router.proj",
+    "router.gate",
+];
 const CHOICE_BIASES: &[&str] = &[
     "gate.e_score_correction_bias",
     "e_score_correction_bias",
     "expert_bias",
     "gate.moe_statics.e_score_correction_bias",
     "moe_statics.e_score_correction_bias",
+    "experts.e_score_correction_bias",
+    "gate.expert_bias",
     // Of GGUF files.
     "exp_probs_b.bias",
 ];
@@ -23,13 +32,28 @@ const SHARED: &[&str] = &["shared_expert", "shared_experts", "shared_mlp"];
 const GATES: &[&str] = &["gate_proj", "w1"];
 const UPS: &[&str] = &["up_proj", "w3"];
 const DOWNS: &[&str] = &["down_proj", "w2"];
+/// Such a bias below the layer itself.
+const LAYER_CHOICE_BIAS: &str = "moe.router.expert_bias";
 /// Gate and up of all experts, down of all experts.
 const FUSED_INPUTS: &[&str] = &[
     "experts.gate_up_proj",
     "experts.gate_up_proj.weight",
     "input_linear.weight",
+    "experts.fc1.weight",
 ];
-const FUSED_OUTPUTS: &[&str] = &["experts.down_proj", "experts.down_proj.weight", "output_linear.weight"];
+const FUSED_OUTPUTS: &[&str] = &[
+    "experts.down_proj",
+    "experts.down_proj.weight",
+    "output_linear.weight",
+    "experts.fc2.weight",
+    "switch_mlp.down_proj.weight",
+    "switch_mlp.fc2.weight",
+];
+/// Gates of all experts, and ups of all experts.
+const SEPARATE_GATES: &[&str] = &["switch_mlp.gate_proj.weight", "experts.gate_proj.weight"];
+const SEPARATE_UPS: &[&str] = &["switch_mlp.up_proj.weight", "experts.up_proj.weight"];
+/// Ups of all experts without gates.
+const UNGATED_UPS: &[&str] = &["switch_mlp.fc1.weight", "experts.up_proj", "experts.up_proj.weight"];
 
 /// The tensors of a layer, and the sizes of its experts.
 struct Source<'a> {
@@ -65,8 +89,11 @@ impl Experts {
             hidden,
             settings,
         };
+        if settings.has_pictures {
+            source.forget_pictures();
+        }
         Ok(Experts {
-            router: source.router(router)?,
+            router: source.router(layer, router)?,
             experts: source.experts()?,
             shared: source.shared(layer)?,
             activation: settings.activation,
@@ -89,25 +116,34 @@ impl Source<'_> {
         let is_row = self.weights.info(name).is_some_and(|info| info.shape == [1, experts]);
         if is_row {
             self.weights.array(name, &[1, experts])
+        } else if self.settings.has_pictures {
+            let mut both = self.weights.array(name, &[2, experts])?;
+            both.truncate(experts);
+            Ok(both)
         } else {
             self.weights.vector(name, experts)
         }
     }
 
-    fn router(&mut self, router: &str) -> Result<Router, ModelError> {
+    fn router(&mut self, layer: &str, router: &str) -> Result<Router, ModelError> {
         let settings = self.settings;
         let name = format!("{}{router}", self.base);
-        let projection = Projection::load(
-            self.weights,
-            &name,
-            settings.shape.experts,
-            self.hidden,
-            settings.router_bias,
-        )?;
-        let choice_bias = self.find(CHOICE_BIASES).map(|name| self.vector(&name)).transpose()?;
+        let (experts, hidden) = (settings.shape.experts, self.hidden);
+        let projection = if settings.has_pictures {
+            self.transposed(&format!("{name}.weight"))?
+        } else {
+            Projection::load(self.weights, &name, experts, hidden, settings.router_bias)?
+        };
+        let of_layer = format!("{layer}.{LAYER_CHOICE_BIAS}");
+        let of_layer = self.weights.info(&of_layer).is_some().then_some(of_layer);
+        let choice_bias = self.find(CHOICE_BIASES).or(of_layer);
+        let choice_bias = choice_bias.map(|name| self.vector(&name)).transpose()?;
         let scales = self.find(&["router.per_expert_scale"]);
         let expert_scales = scales.map(|name| self.vector(&name)).transpose()?;
-        let norm = match (settings.router_epsilon, self.find(&["router.scale", "gate.scale"])) {
+        let norm = match (
+            settings.router_epsilon,
+            self.find(&["router.scale", "gate.scale", "router.proj.scale"]),
+        ) {
             (Some(epsilon), Some(name)) => {
                 let mut weight = self.weights.vector(&name, self.hidden)?;
                 let factor = (self.hidden as f32).sqrt().recip();
@@ -125,6 +161,31 @@ impl Source<'_> {
         })
     }
 
+    /// A router that is stored as `[hidden, experts]`.
+    fn transposed(&mut self, name: &str) -> Result<Projection, ModelError> {
+        let (experts, hidden) = (self.settings.shape.experts, self.hidden);
+        let stored = self.weights.array(name, &[hidden, experts])?;
+        let value = |at: usize| stored[at % hidden * experts + at / hidden];
+        let bytes: Vec<u8> = (0..stored.len()).flat_map(|at| value(at).to_le_bytes()).collect();
+        let matrix = PackedMatrix::pack(WeightFormat::F32, experts, hidden, &bytes);
+        let matrix = matrix.map_err(|source| ModelError::Pack {
+            tensor: name.to_owned(),
+            source,
+        })?;
+        Ok(Projection::of_parts(matrix, None))
+    }
+
+    /// Leaves out what pictures alone pass.
+    fn forget_pictures(&mut self) {
+        let experts = self.settings.shape.experts;
+        let (router, expert) = (format!("{}gate.weight_1", self.base), format!("{}experts.", self.base));
+        self.weights.forget(|name| {
+            let number = name.strip_prefix(&expert).and_then(|rest| rest.split_once('.'));
+            let number = number.and_then(|(number, _)| number.parse::<usize>().ok());
+            name == router || number.is_some_and(|number| number >= experts)
+        });
+    }
+
     fn experts(&mut self) -> Result<Vec<Expert>, ModelError> {
         let first = UPS.iter().map(|up| format!("experts.0.{up}.weight"));
         let first: Vec<String> = first.collect();
@@ -139,11 +200,7 @@ impl Source<'_> {
         let (hidden, width) = (self.hidden, self.settings.shape.width);
         let down = self.all(FUSED_OUTPUTS, [hidden, width], StackParts::Whole)?;
         let inputs = if !self.settings.gated {
-            self.all(
-                &["experts.up_proj", "experts.up_proj.weight"],
-                [width, hidden],
-                StackParts::Whole,
-            )?
+            self.all(UNGATED_UPS, [width, hidden], StackParts::Whole)?
         } else if self.find(FUSED_INPUTS).is_some() {
             let parts = if self.settings.layout.alternating {
                 StackParts::Alternating
@@ -152,8 +209,9 @@ impl Source<'_> {
             };
             self.all(FUSED_INPUTS, [2 * width, hidden], parts)?
         } else {
-            let gates = self.all(&["experts.gate_proj.weight"], [width, hidden], StackParts::Whole)?;
-            let ups = self.all(&["experts.up_proj.weight"], [width, hidden], StackParts::Whole)?;
+            let [gates, ups] =
+                [SEPARATE_GATES, SEPARATE_UPS].map(|names| self.all(names, [width, hidden], StackParts::Whole));
+            let (gates, ups) = (gates?, ups?);
             gates.into_iter().chain(ups).collect()
         };
         let mut inputs = inputs.into_iter();
@@ -236,7 +294,9 @@ impl Source<'_> {
         let shape = self.weights.info(name).map(|info| &info.shape[..]);
         match shape {
             Some(&[_, first, second]) if rows != columns => (first, second) == (columns, rows),
-            _ => self.settings.layout.transposed && !name.ends_with(".weight"),
+            _ => {
+                self.settings.layout.transposed && !(name.ends_with("_proj.weight") || name.ends_with("_linear.weight"))
+            }
         }
     }
 
@@ -279,8 +339,13 @@ impl Source<'_> {
         let at = UPS.iter().position(|part| *part == up).unwrap_or(0);
         let [gate, up, down] = [GATES[at], up, DOWNS[at]].map(|part| named(name, part));
         let opening = format!("{}{name}_gate", self.base);
-        let mut load = |name: &str, outputs, inputs| Projection::load(self.weights, name, outputs, inputs, false);
+        let scale = self.settings.shared_scale;
+        let mut load = |name: &str, outputs, inputs| {
+            let biased = self.weights.info(&format!("{name}.bias")).is_some();
+            Projection::load(self.weights, name, outputs, inputs, biased)
+        };
         let (up, down) = (load(&up, width, hidden)?, load(&down, hidden, width)?);
+        let down = down.scaled(scale, scale);
         let mlp = if gated {
             Mlp::Gated {
                 gate: load(&gate, width, hidden)?,

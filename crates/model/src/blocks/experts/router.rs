@@ -18,6 +18,8 @@ pub enum Scoring {
     SoftmaxOfChosen,
     /// Sigmoid of each logit.
     Sigmoid,
+    /// The choice by logits, then the sigmoid of each of the chosen.
+    SigmoidOfChosen,
     /// Sparse mixer (arXiv:2409.12136): each choice is a softmax over the logits near the largest one left. Two experts at most.
     SparseMixer {
         /// A logit is near if it lies within twice this share of the largest.
@@ -154,6 +156,11 @@ impl RouterRules {
 
     /// Makes weights of the scores of the chosen.
     fn weigh(&self, choices: &mut [Choice]) {
+        if self.scoring == Scoring::SigmoidOfChosen {
+            choices
+                .iter_mut()
+                .for_each(|choice| choice.weight = sigmoid(choice.weight));
+        }
         if self.scoring == Scoring::SoftmaxOfChosen {
             let most = choices.first().map_or(0.0, |choice| choice.weight);
             choices

@@ -23,7 +23,12 @@ const SHARED_WIDTH: &[&str] = &[
     "moe_shared_expert_intermediate_size",
     "shared_intermediate_size",
 ];
-const SHARED_COUNT: &[&str] = &["n_shared_experts", "moe_num_shared_experts", "num_shared_expert"];
+const SHARED_COUNT: &[&str] = &[
+    "n_shared_experts",
+    "moe_num_shared_experts",
+    "num_shared_expert",
+    "num_shared_experts",
+];
 
 /// How a tensor of all experts holds gates and ups.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -55,6 +60,10 @@ pub struct ExpertSettings {
     pub biased: bool,
     /// Weights multiply the input of experts.
     pub weighs_input: bool,
+    /// Experts of pictures lie behind those of texts, and routers are stored as `[hidden, experts]`.
+    pub has_pictures: bool,
+    /// Factor on the result of the shared block.
+    pub shared_scale: f64,
     /// The order of tensors that hold all experts.
     pub layout: FusedLayout,
 }
@@ -83,6 +92,8 @@ impl ExpertSettings {
             gated: true,
             biased: false,
             weighs_input: false,
+            has_pictures: false,
+            shared_scale: 1.0,
             layout: FusedLayout::default(),
         })
     }

@@ -7,7 +7,7 @@ use super::{HeadNorms, Inputs, Plan};
 use crate::blocks::{Attention, KeyValue, Norm, Projection, Rotary, RotarySettings};
 use crate::layer::{Rows, Step};
 use crate::weights::Checkpoint;
-use crate::{ModelConfig, ModelError};
+use crate::{AttentionShape, ModelConfig, ModelError};
 
 /// Settings that the attention of all layers shares.
 pub(super) struct Parts {
@@ -53,14 +53,17 @@ impl Parts {
         if plan.turns_back {
             rotary = rotary.reversed();
         }
-        if let Some((growth, period)) = plan.query_growth {
-            rotary = rotary.with_query_growth(growth as f32, period as f32);
+        let mut other = match &plan.local_rotation {
+            Some(local) => Rotary::new(&settings(local)?),
+            None => Rotary::still(rotary.dim()),
+        };
+        if let Some(growth) = plan.query_growth {
+            let has_still = (0..config.layers).any(|layer| plan.positions.lack(config, layer));
+            let grows = if has_still { &mut other } else { &mut rotary };
+            *grows = grows.with_query_growth(growth);
         }
         Ok(Parts {
-            other: Arc::new(match &plan.local_rotation {
-                Some(local) => Rotary::new(&settings(local)?),
-                None => Rotary::still(rotary.dim()),
-            }),
+            other: Arc::new(other),
             rotary: Arc::new(rotary),
             magnitude,
         })
@@ -80,38 +83,42 @@ impl Parts {
             let (attention, output) = latent.build(weights, &name, config.hidden_size, norm, rotary)?;
             return Ok((attention, AttentionOutput::Latent(output)));
         }
-        let [query, key, value] = plan.inputs(config, weights, &prefix)?;
+        let shape = config.attention_of(layer);
+        let [query, key, value] = plan.inputs(config, weights, &prefix, &shape)?;
         let factors = &plan.factors;
-        let (query_norm, key_norm, query_weights) = plan.heads(config, weights, &prefix, self.magnitude)?;
-        let output = Projection::load(
-            weights,
-            &format!("{prefix}.{}", plan.output),
-            config.hidden_size,
-            config.query_width(),
-            plan.output_bias,
-        )?;
         let is_local = config.windows.get(layer).is_some_and(Option::is_some);
         let is_other = match plan.local_rotation {
             Some(_) => is_local,
             None => plan.positions.lack(config, layer),
         };
+        let (query_norm, key_norm, query_weights) = match plan.head_norms {
+            HeadNorms::BareWherePositioned if is_other => (None, None, None),
+            _ => plan.heads(config, weights, &prefix, self.magnitude)?,
+        };
+        let output = Projection::load(
+            weights,
+            &format!("{prefix}.{}", plan.output),
+            config.hidden_size,
+            shape.attended_width(),
+            plan.output_bias,
+        )?;
         let mut rotary = Arc::clone(if is_other { &self.other } else { &self.rotary });
         if let Some(query_weights) = query_weights {
             rotary = Arc::new(rotary.with_query_weights(query_weights));
         }
-        let sinks = match plan.sinks {
+        let sinks = match plan.sinks.filter(|_| shape.has_sinks) {
             Some(name) => {
                 let name = format!("{prefix}.{name}");
                 // GGUF files have the name with an end.
                 let ended = format!("{name}.weight");
                 let name = if weights.info(&ended).is_some() { ended } else { name };
-                Some(weights.vector(&name, config.heads)?.into())
+                Some(weights.vector(&name, shape.heads)?.into())
             }
             None => None,
         };
         let attention = Attention {
             norm,
-            shape: config.attention_of(layer),
+            shape,
             query: query.scaled(factors.query, 1.0),
             latent_query: None,
             query_norm,
@@ -137,37 +144,38 @@ impl Plan {
         config: &ModelConfig,
         weights: &mut Checkpoint,
         prefix: &str,
+        shape: &AttentionShape,
     ) -> Result<[Projection; 3], ModelError> {
-        let (hidden, queries, kv) = (config.hidden_size, config.query_width(), config.kv_width());
-        let biased = self.input_bias;
+        let (hidden, queries) = (config.hidden_size, shape.query_width());
+        let (keys, values, biased) = (shape.keys_width(), shape.values_width(), self.input_bias);
         match self.inputs {
             Inputs::Separate(names) => {
                 let [query, key, value] = names.map(|name| format!("{prefix}.{name}"));
                 if self.interleaved {
-                    for (name, heads) in [(&query, config.heads), (&key, config.kv_heads)] {
+                    for (name, heads) in [(&query, shape.heads), (&key, shape.kv_heads)] {
                         for kind in ["weight", "bias"] {
                             weights.interleave(&format!("{name}.{kind}"), heads, config.rotary_dim);
                         }
                     }
                 }
                 let mut load = |name: &str, outputs| Projection::load(weights, name, outputs, hidden, biased);
-                Ok([load(&query, queries)?, load(&key, kv)?, load(&value, kv)?])
+                Ok([load(&query, queries)?, load(&key, keys)?, load(&value, values)?])
             }
             Inputs::Stacked(name) => Projection::load_parts(
                 weights,
                 &format!("{prefix}.{name}"),
                 1,
-                [queries, kv, kv],
+                [queries, keys, values],
                 hidden,
                 biased,
             ),
             Inputs::ByHead(name) => {
-                let own = queries / config.kv_heads;
-                let rows = [own, config.head_dim, config.head_dim];
+                let own = queries / shape.kv_heads;
+                let rows = [own, shape.key_width, shape.value_width];
                 Projection::load_parts(
                     weights,
                     &format!("{prefix}.{name}"),
-                    config.kv_heads,
+                    shape.kv_heads,
                     rows,
                     hidden,
                     biased,
@@ -196,7 +204,7 @@ impl Plan {
         };
         Ok(match self.head_norms {
             HeadNorms::None => (None, None, None),
-            HeadNorms::Bare => {
+            HeadNorms::Bare | HeadNorms::BareWherePositioned => {
                 let bare = || Norm::Rms {
                     weight: vec![1.0; width],
                     epsilon: behind,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::attention::{AttentionOutput, Parts};
-use super::{Block, Gate, Inputs, LayerParts, NormKind, Plan};
+use super::{AttentionGate, Block, Gate, Inputs, LayerParts, NormKind, Plan};
 use crate::blocks::{Activation, Experts, Mlp, Norm, PositionTable, Projection, RotarySettings, softplus};
 use crate::decoder::Decoder;
 use crate::layer::{Layer, Rows, Step};
@@ -21,9 +21,13 @@ pub(in crate::families) fn configure(plan: &Plan, architecture: &str) -> Result<
         latent.configure(&mut config);
     }
     plan.set_states(&mut config)?;
-    config.gate_width = plan.gate.map_or(0, |_| config.heads);
     config.norm_epsilon = fields.optional_epsilon(plan.epsilon)?.unwrap_or(1e-5) as f32;
-    config.rotary_dim = RotarySettings::from_fields(fields, plan.rotated_width(&config), config.max_position)?.dim;
+    let (rotated, most) = (plan.rotated_width(&config), config.max_position);
+    config.rotary_dim = RotarySettings::from_fields(fields, rotated, most)?.dim;
+    if let Some(local) = &plan.local_rotation {
+        let local = RotarySettings::from_fields(local, rotated, most)?.dim;
+        config.rotary_dim = config.rotary_dim.max(local);
+    }
     if let Some(scale) = plan.attention_scale {
         config.attention_scale = scale as f32;
     }
@@ -38,13 +42,21 @@ pub(in crate::families) fn configure(plan: &Plan, architecture: &str) -> Result<
         _ => Activation::from_fields(fields, plan.activation.0, plan.activation.1)?.host_only(),
     };
     config.host_only = plan.host_only(&config);
-    if plan.sinks.is_some() {
+    if !plan.shapes.is_empty() {
+        config.attention = plan.shapes.clone();
+    } else if plan.sinks.is_some() {
         let shape = AttentionShape {
             has_sinks: true,
             ..config.attention_of(0)
         };
         config.attention = vec![shape; config.layers];
     }
+    let gate_width = |gate: AttentionGate| {
+        (0..config.layers)
+            .map(|layer| gate.width(&config.attention_of(layer)))
+            .max()
+    };
+    config.gate_width = plan.gate.and_then(gate_width).unwrap_or(0);
     if let Some(experts) = &plan.experts {
         experts.configure(fields, &mut config)?;
     }
@@ -68,6 +80,12 @@ pub(in crate::families) fn build(
     let mut decoder = Decoder::new(config, weights, final_norm)?;
     if plan.stores_turned {
         plan.turn_matrices(config, weights);
+    }
+    if let (Some(norm), Some(experts)) = (plan.expert_norm, &plan.experts) {
+        // Files hold it for dense layers too, which do not compute it.
+        let dense = (0..config.layers).filter(|layer| !experts.is_sparse(*layer));
+        let unused: Vec<String> = dense.map(|layer| format!("model.layers.{layer}.{norm}.")).collect();
+        weights.forget(|name| unused.iter().any(|beginning| name.starts_with(beginning)));
     }
     let parts = Parts::new(plan, config)?;
     for layer in 0..config.layers {
@@ -230,16 +248,28 @@ impl Plan {
             }
         };
         let (attention, output) = parts.attention(self, config, weights, layer, before)?;
-        let mlp = match self.experts.as_ref().filter(|experts| experts.is_sparse(layer)) {
-            Some(experts) => {
-                let prefix = format!("model.layers.{layer}");
-                Step::Experts(Box::new(Experts::load(weights, &prefix, config.hidden_size, experts)?))
-            }
-            None => Step::FeedForward(self.feed_forward(config, weights, &name(""))?),
+        let mlp = self.feed(config, weights, layer)?;
+        let after_mlp = match (self.expert_norm, &mlp) {
+            (Some(norm), Step::Experts(_)) => Some(branch(norm, weights)?),
+            _ => steps.after_mlp,
         };
         Ok(Layer {
             attention: Some(attention),
-            steps: steps.around(output, mlp),
+            steps: Norms { after_mlp, ..steps }.around(output, mlp),
+        })
+    }
+
+    /// The step of a layer's feed-forward part.
+    pub(super) fn feed(
+        &self,
+        config: &ModelConfig,
+        weights: &mut Checkpoint,
+        layer: usize,
+    ) -> Result<Step, ModelError> {
+        let name = format!("model.layers.{layer}");
+        Ok(match self.experts.as_ref().filter(|experts| experts.is_sparse(layer)) {
+            Some(experts) => Step::Experts(Box::new(Experts::load(weights, &name, config.hidden_size, experts)?)),
+            None => Step::FeedForward(self.feed_forward(config, weights, &format!("{name}."))?),
         })
     }
 

@@ -4,8 +4,10 @@ use serde_json::{Value, json};
 
 use super::mixer_families::{indices, kinds, size};
 use super::plan::Planned;
-use super::{Block, Gate, HeadNorms, LayerParts, MixerPlan, MlpNames, Plan};
+use super::{AttentionGate, Block, Gate, HeadNorms, LayerParts, MixerPlan, MlpNames, Plan};
+use crate::blocks::{ExpertSettings, Scoring, WeightSum};
 use crate::fields::Fields;
+use crate::layer::Opening;
 use crate::{ModelError, ShortConvolutionShape, StateShape};
 
 pub(super) fn lfm2(fields: &Fields) -> Planned {
@@ -22,9 +24,29 @@ pub(super) fn lfm2(fields: &Fields) -> Planned {
             plan.fields = plan.fields.with(name, value);
         }
     }
-    plan.fields = plan.fields.with_default("tie_word_embeddings", true);
     let inner = lfm2_inner(&plan.fields)?;
     plan.fields = plan.fields.with("intermediate_size", inner);
+    lfm2_layers(plan)
+}
+
+pub(super) fn lfm2_moe(fields: &Fields) -> Planned {
+    let defaults = json!({
+        "conv_L_cache": 3, "rope_theta": 1_000_000.0, "num_key_value_heads": 8, "num_dense_layers": 2,
+        "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 1792, "norm_topk_prob": true,
+    });
+    let mut plan = lfm2_layers(Plan::new(fields, defaults))?;
+    let experts = ExpertSettings::read(&plan.fields)?.with_scoring(Scoring::Sigmoid);
+    let sum = experts.rules.sum.map(|_| WeightSum {
+        added: 1e-6,
+        least: 0.0,
+    });
+    plan.experts = Some(experts.with_sum(sum));
+    Ok(plan)
+}
+
+/// The layers of LFM2.
+fn lfm2_layers(mut plan: Plan) -> Planned {
+    plan.fields = plan.fields.with_default("tie_word_embeddings", true);
     plan.epsilon = "norm_eps";
     plan.block = Block::Before(["operator_norm", "ffn_norm"]);
     plan.final_norm = "model.embedding_norm";
@@ -68,10 +90,12 @@ pub(super) fn lfm3(fields: &Fields) -> Planned {
         Block::Before(["operator_norm", "ffn_norm"])
     };
     plan.head_norms = HeadNorms::Each(["self_attn.q_norm", "self_attn.k_norm"]);
-    plan.gate = plan
-        .fields
-        .flag("use_attention_gate", true)?
-        .then_some("self_attn.gate_proj");
+    let gate = AttentionGate {
+        name: "self_attn.gate_proj",
+        is_wide: false,
+        opening: Opening::Sigmoid,
+    };
+    plan.gate = plan.fields.flag("use_attention_gate", true)?.then_some(gate);
     let convolution = convolutions(&mut plan)?;
     let sliding = LayerParts {
         slides: true,

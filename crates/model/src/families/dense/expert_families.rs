@@ -10,10 +10,10 @@ use crate::blocks::{Activation, ExpertSettings, FusedLayout, Scoring, WeightSum}
 use crate::config::LARGEST_COUNT;
 use crate::fields::Fields;
 
-const HEAD_NORMS: [&str; 2] = ["self_attn.q_norm", "self_attn.k_norm"];
+pub(super) const HEAD_NORMS: [&str; 2] = ["self_attn.q_norm", "self_attn.k_norm"];
 
 /// The same fields with a type for each layer, where they list none and `slides` says which have a window.
-fn with_layer_types(fields: &Fields, slides: impl Fn(usize) -> bool) -> Result<Fields, ModelError> {
+pub(super) fn with_layer_types(fields: &Fields, slides: impl Fn(usize) -> bool) -> Result<Fields, ModelError> {
     if !fields.texts("layer_types")?.is_empty() {
         return Ok(fields.clone());
     }
@@ -29,7 +29,7 @@ fn with_layer_types(fields: &Fields, slides: impl Fn(usize) -> bool) -> Result<F
 }
 
 /// Defaults without the number of experts where settings have it under another name.
-fn expert_defaults(fields: &Fields, mut defaults: Value) -> Value {
+pub(super) fn expert_defaults(fields: &Fields, mut defaults: Value) -> Value {
     const NAMES: [&str; 2] = ["num_experts", "num_local_experts"];
     if let Some(defaults) = defaults
         .as_object_mut()
@@ -40,7 +40,7 @@ fn expert_defaults(fields: &Fields, mut defaults: Value) -> Value {
     defaults
 }
 
-fn with_experts(mut plan: Plan, experts: impl FnOnce(ExpertSettings) -> ExpertSettings) -> Planned {
+pub(super) fn with_experts(mut plan: Plan, experts: impl FnOnce(ExpertSettings) -> ExpertSettings) -> Planned {
     plan.experts = Some(experts(ExpertSettings::read(&plan.fields)?));
     Ok(plan)
 }
@@ -116,7 +116,16 @@ pub(super) fn ernie4_5_moe(fields: &Fields) -> Planned {
         .mlp_bias("use_bias", false)?;
     plan.interleaved = true;
     let least = plan.fields.optional_positive("moe_norm_min")?.unwrap_or(1e-12) as f32;
-    with_experts(plan, |experts| experts.with_sum(Some(WeightSum { added: 0.0, least })))
+    // The class that reads pictures has experts for them, whose width stands behind that of the others.
+    let has_pictures = plan.fields.text("model_type")? == Some("ernie4_5_vl_moe_text");
+    if let Some(Value::Array(widths)) = plan.fields.get("moe_intermediate_size").filter(|_| has_pictures) {
+        let width = widths.first().cloned().unwrap_or(Value::Null);
+        plan.fields = plan.fields.clone().with("moe_intermediate_size", width);
+    }
+    with_experts(plan, |mut experts| {
+        experts.has_pictures = has_pictures;
+        experts.with_sum(Some(WeightSum { added: 0.0, least }))
+    })
 }
 
 pub(super) fn hunyuan_moe(fields: &Fields) -> Planned {
@@ -135,16 +144,7 @@ pub(super) fn phimoe(fields: &Fields) -> Planned {
     plan.norm = NormKind::Layer;
     plan.head_bias = plan.fields.flag("lm_head_bias", false)?;
     plan.slides = Some(|_| true);
-    // The two factors of LongRoPE and its magnitudes: transformers 5 turns by the short factors whatever the length, with the magnitude of
-    // the length, and other programs do not.
-    for name in ["rope_parameters", "rope_scaling"] {
-        let Some(parameters) = plan.fields.object(name)? else {
-            continue;
-        };
-        if parameters.get("short_factor").is_some() || parameters.get("long_factor").is_some() {
-            return Err(parameters.error("long_factor", "is not supported for this architecture"));
-        }
-    }
+    plan.fields = phimoe_rotation(plan.fields)?;
     let jitter = plan.fields.optional_positive("router_jitter_noise")?.unwrap_or(0.01) as f32;
     let experts = ExpertSettings::read(&plan.fields)?;
     if experts.shape.used > 2 {
@@ -153,6 +153,38 @@ pub(super) fn phimoe(fields: &Fields) -> Planned {
     }
     plan.experts = Some(experts.with_scoring(Scoring::SparseMixer { jitter }));
     Ok(plan)
+}
+
+/// The settings with the short factors of LongRoPE and its magnitude alone. transformers 5 turns by these whatever the length, other programs
+/// by the long ones beyond the original length: longer texts are not read.
+fn phimoe_rotation(mut fields: Fields) -> Result<Fields, ModelError> {
+    for name in ["rope_parameters", "rope_scaling"] {
+        let Some(parameters) = fields.object(name)?.filter(|own| own.get("short_factor").is_some()) else {
+            continue;
+        };
+        let (short, long) = (
+            parameters.positive("short_mscale")?,
+            parameters.positive("long_mscale")?,
+        );
+        if short != long {
+            let problem = format!("is {long} and short_mscale {short}; two magnitudes are not supported");
+            return Err(parameters.error("long_mscale", problem));
+        }
+        let original = match parameters.optional_size("original_max_position_embeddings")? {
+            Some(original) => original,
+            None => fields.size("original_max_position_embeddings")?,
+        };
+        let mut rotation = parameters.values();
+        let factors = rotation.remove("short_factor").unwrap_or_default();
+        rotation.remove("long_factor");
+        rotation.insert("rope_type".into(), "factors".into());
+        rotation.insert("type".into(), "factors".into());
+        rotation.insert("factors".into(), factors);
+        rotation.insert("attention_factor".into(), short.into());
+        let most = fields.size("max_position_embeddings")?.min(original);
+        fields = fields.with(name, rotation).with("max_position_embeddings", most);
+    }
+    Ok(fields)
 }
 
 pub(super) fn dots1(fields: &Fields) -> Planned {

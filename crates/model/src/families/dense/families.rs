@@ -1,21 +1,24 @@
 //! The list of the dense families.
 
 use super::super::Family;
-use super::convolution_families::{lfm2, lfm3};
+use super::convolution_families::{lfm2, lfm2_moe, lfm3};
 use super::expert_families::{
-    dots1, ernie4_5_moe, glm4_moe, gpt_oss, granite_moe, hunyuan_moe, minimax_m2, mixtral, olmoe, phimoe, qwen2_moe,
-    qwen3_moe,
+    dots1, ernie4_5_moe, gpt_oss, granite_moe, hunyuan_moe, minimax_m2, mixtral, olmoe, phimoe, qwen2_moe, qwen3_moe,
 };
-use super::latent_families::{deepseek_v2, deepseek_v3, glm4_moe_lite, minicpm3, youtu};
+use super::latent_families::{axk1, deepseek_v2, deepseek_v3, glm4_moe_lite, minicpm3, mistral4, youtu};
 use super::layer_norm_families::{
     cohere, cohere_compass, cohere2, falcon, gpt_neox, gptj, jais2, nemotron, olmo, persimmon, stablelm, starcoder2,
 };
+use super::layered_families::{afmoe, cohere2_moe, laguna, llama4, mimo_v2_flash};
 use super::mixer_families::{bamba, falcon_h1, granite_hybrid, mamba2, nemotron_h, olmo_hybrid};
 use super::position_families::{biogpt, gpt_bigcode, gpt2, opt};
 use super::rms_families::{
     apertus, apertus1p5, arcee, cwm, emu3, ernie4_5, exaone, exaone4, gemma, glm, glm_ocr, glm4, glm4v, granite,
     granite_swa, helium, hunyuan, hyperclovax, ministral, ministral3, nanochat, olmo2, olmo3, paddle_ocr, seed_oss,
     smollm3, vaultgemma,
+};
+use super::routed_families::{
+    aria_text, exaone_moe, flex_olmo, flint, glm4_moe_or_sarvam, granite_moe_swa, hy_v3, kolibri1, mellum, solar_open,
 };
 use super::{build, configure};
 
@@ -142,21 +145,51 @@ pub(in crate::families) const FAMILIES: &[Family] = &[
         ..family!("PhimoeForCausalLM", "phimoe", phimoe).with_settings(EXPERTS)
     },
     family!("Dots1ForCausalLM", "dots1", dots1).with_settings(EXPERTS),
-    family!("Glm4MoeForCausalLM", "glm4_moe", glm4_moe)
+    family!("Glm4MoeForCausalLM", "glm4_moe", glm4_moe_or_sarvam)
         .with_settings(EXPERTS)
-        .with_partial_rotation(),
+        .with_partial_rotation()
+        .with_renames(&[("model.word_embeddings.", "model.embed_tokens.")]),
     family!("MiniMaxM2ForCausalLM", "minimax_m2", minimax_m2)
         .with_settings(EXPERTS)
         .with_partial_rotation(),
     family!("GptOssForCausalLM", "gpt_oss", gpt_oss).with_settings(EXPERTS),
     family!("MiniCPM3ForCausalLM", "minicpm3", minicpm3),
-    family!("DeepseekV2ForCausalLM", "deepseek_v2", deepseek_v2).with_settings(&["n_routed_experts"]),
-    family!("DeepseekV3ForCausalLM", "deepseek_v3", deepseek_v3).with_settings(&["n_routed_experts"]),
-    family!("Glm4MoeLiteForCausalLM", "glm4_moe_lite", glm4_moe_lite).with_settings(&["n_routed_experts"]),
+    family!("DeepseekV2ForCausalLM", "deepseek_v2", deepseek_v2).with_settings(EXPERTS),
+    family!("DeepseekV3ForCausalLM", "deepseek_v3", deepseek_v3).with_settings(EXPERTS),
+    family!("Glm4MoeLiteForCausalLM", "glm4_moe_lite", glm4_moe_lite).with_settings(EXPERTS),
+    family!("AXK1ForCausalLM", "axk1", axk1).with_settings(EXPERTS),
+    family!("Mistral4ForCausalLM", "mistral4", mistral4)
+        .with_settings(EXPERTS)
+        .with_partial_rotation(),
+    family!("AfmoeForCausalLM", "afmoe", afmoe).with_settings(EXPERTS),
+    family!("AriaTextForCausalLM", "aria_text", aria_text).with_settings(EXPERTS),
+    family!("Cohere2MoeForCausalLM", "cohere2_moe", cohere2_moe).with_settings(&["num_experts", "logit_scale"]),
+    family!("ExaoneMoeForCausalLM", "exaone_moe", exaone_moe).with_settings(EXPERTS),
+    family!("FlexOlmoForCausalLM", "flex_olmo", flex_olmo).with_settings(EXPERTS),
+    family!("FlintForCausalLM", "flint", flint).with_settings(EXPERTS),
+    family!("GraniteMoeSWAForCausalLM", "granitemoe_swa", granite_moe_swa).with_settings(EXPERTS_AND_MULTIPLIERS),
+    family!("HYV3ForCausalLM", "hy_v3", hy_v3).with_settings(EXPERTS),
+    family!("Kolibri1ForCausalLM", "kolibri1", kolibri1).with_settings(EXPERTS),
+    family!("LagunaForCausalLM", "laguna", laguna)
+        .with_settings(EXPERTS)
+        .with_partial_rotation(),
+    family!("MellumForCausalLM", "mellum", mellum).with_settings(EXPERTS),
+    family!("MiMoV2FlashForCausalLM", "mimo_v2_flash", mimo_v2_flash)
+        .with_settings(EXPERTS)
+        .with_partial_rotation()
+        .with_renames(&[("model.mtp.", "mtp.")]),
+    family!("SolarOpenForCausalLM", "solar_open", solar_open).with_settings(EXPERTS),
+    family!("Llama4ForCausalLM", "llama4_text", llama4).with_settings(&[
+        "num_experts",
+        "num_local_experts",
+        "attention_chunk_size",
+        "no_rope_layer_interval",
+    ]),
+    family!("Lfm2MoeForCausalLM", "lfm2_moe", lfm2_moe).with_settings(EXPERTS),
     family!("YoutuForCausalLM", "youtu", youtu),
     family!("Lfm2ForCausalLM", "lfm2", lfm2),
     family!("Lfm3ForCausalLM", "lfm3", lfm3).with_partial_rotation(),
-    family!("GraniteMoeHybridForCausalLM", "granitemoehybrid", granite_hybrid).with_settings(MULTIPLIERS),
+    family!("GraniteMoeHybridForCausalLM", "granitemoehybrid", granite_hybrid).with_settings(EXPERTS_AND_MULTIPLIERS),
     family!("BambaForCausalLM", "bamba", bamba).with_partial_rotation(),
     family!("FalconH1ForCausalLM", "falcon_h1", falcon_h1).with_settings(MULTIPLIERS),
     family!("OlmoHybridForCausalLM", "olmo_hybrid", olmo_hybrid),
@@ -166,7 +199,7 @@ pub(in crate::families) const FAMILIES: &[Family] = &[
         ("backbone.", "model."),
     ]),
     family!("NemotronHForCausalLM", "nemotron_h", nemotron_h)
-        .with_settings(&["n_routed_experts"])
+        .with_settings(EXPERTS)
         .with_renames(&[
             ("backbone.embeddings.", "model.embed_tokens."),
             ("model.embeddings.", "model.embed_tokens."),

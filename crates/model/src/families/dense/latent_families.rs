@@ -1,10 +1,12 @@
-//! Families with latent attention and dense feed-forward parts.
+//! Families with latent attention.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::super::latent::LatentAttention;
 use super::Plan;
 use super::plan::Planned;
+use crate::ModelError;
+use crate::blocks::{ExpertSettings, QueryGrowth, Scoring};
 use crate::config::LARGEST_COUNT;
 use crate::fields::Fields;
 
@@ -34,23 +36,139 @@ pub(super) fn minicpm3(fields: &Fields) -> Planned {
 pub(super) fn deepseek_v2(fields: &Fields) -> Planned {
     let defaults = json!({
         "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-        "rms_norm_eps": 1e-6, "first_k_dense_replace": 0,
+        "rms_norm_eps": 1e-6, "first_k_dense_replace": 0, "n_shared_experts": 2, "moe_intermediate_size": 1407,
     });
     let mut plan = Plan::new(fields, defaults).mlp_bias("mlp_bias", false)?;
-    refuse_experts(&plan.fields)?;
     plan.latent = Some(LatentAttention::read(&plan.fields, true)?);
+    if has_experts(&plan.fields)? {
+        // A group counts as much as its best expert, where the method knows groups.
+        match plan.fields.text("topk_method")? {
+            None | Some("greedy") => plan.fields = plan.fields.with("n_group", Value::Null),
+            Some("group_limited_greedy") => {}
+            Some(other) => {
+                let problem = format!("{other:?} is not supported; supported are greedy, group_limited_greedy");
+                return Err(plan.fields.error("topk_method", problem));
+            }
+        }
+        plan.experts = Some(ExpertSettings::read(&plan.fields)?.with_sum(None));
+    }
     Ok(plan)
 }
 
 pub(super) fn deepseek_v3(fields: &Fields) -> Planned {
+    // Sarvam has the class of DeepSeek-V3.
+    match fields.text("model_type")? {
+        Some("sarvam_mla") => deepseek_v3_with(&sarvam_names(fields)?, 1),
+        _ => deepseek_v3_with(fields, 3),
+    }
+}
+
+/// The settings of Sarvam under the names of DeepSeek-V3.
+fn sarvam_names(fields: &Fields) -> Result<Fields, ModelError> {
+    let mut fields = fields
+        .with_default("q_lora_rank", Value::Null)
+        .with_default("n_group", 1)
+        .with_default("topk_group", 1);
+    for (older, name) in [
+        ("num_experts", "n_routed_experts"),
+        ("num_shared_experts", "n_shared_experts"),
+    ] {
+        if let Some(value) = fields.get(older).cloned() {
+            fields = fields.with_default(name, value).without(older);
+        }
+    }
+    if let Some(rotation) = fields.object("rope_scaling")?
+        && rotation.text("type")? == Some("deepseek_yarn")
+    {
+        let mut rotation = rotation.values();
+        rotation.insert("type".into(), "yarn".into());
+        fields = fields.with("rope_scaling", rotation);
+    }
+    Ok(fields)
+}
+
+/// DeepSeek-V3 whose first layers are dense, so many where settings do not say it.
+fn deepseek_v3_with(fields: &Fields, dense: usize) -> Planned {
     let defaults = json!({
         "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-        "rms_norm_eps": 1e-6, "first_k_dense_replace": 3,
+        "rms_norm_eps": 1e-6, "first_k_dense_replace": dense, "n_shared_experts": 1, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048, "n_group": 8, "topk_group": 4, "norm_topk_prob": true,
+        "routed_scaling_factor": 2.5,
     });
     let mut plan = Plan::new(fields, defaults);
-    refuse_experts(&plan.fields)?;
     let interleaved = plan.fields.flag("rope_interleave", true)?;
     plan.latent = Some(LatentAttention::read(&plan.fields, interleaved)?);
+    if has_experts(&plan.fields)? {
+        plan.experts = Some(ExpertSettings::read(&plan.fields)?.with_noaux());
+    }
+    Ok(plan)
+}
+
+pub(super) fn axk1(fields: &Fields) -> Planned {
+    let mut fields = fields.clone();
+    // Counted from 0, and the first layers are dense.
+    if let Some(step) = fields.optional_size("moe_layer_freq")?.filter(|step| *step > 1) {
+        let dense = fields.optional_count("first_k_dense_replace")?.unwrap_or(1);
+        let layers = 0..fields.size("num_hidden_layers")?.min(LARGEST_COUNT);
+        let is_sparse = |layer: usize| layer >= dense && layer.is_multiple_of(step);
+        let kind = |layer: usize| if is_sparse(layer) { "sparse" } else { "dense" };
+        fields = fields.with_default("mlp_layer_types", layers.map(kind).collect::<Vec<_>>());
+    }
+    let mut plan = deepseek_v3_with(&fields, 1)?;
+    plan.expert_norm = Some("post_mlp_layernorm");
+    Ok(plan)
+}
+
+pub(super) fn mistral4(fields: &Fields) -> Planned {
+    let defaults = json!({
+        "kv_lora_rank": 256, "q_lora_rank": 1024, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "n_group": 1,
+        "topk_group": 1, "num_experts_per_tok": 4, "routed_scaling_factor": 1.0,
+    });
+    let known = defaults.as_object().into_iter().flatten();
+    let mut fields = known.fold(fields.clone(), |fields, (name, value)| {
+        fields.with_default(name, value.clone())
+    });
+    let Some(parameters) = fields.object("rope_parameters")? else {
+        let problem = "is missing; the growth of queries with their position stands there";
+        return Err(fields.error("rope_parameters", problem));
+    };
+    let mut rotation = parameters.values();
+    // It names the part of a head that latent attention turns anyway.
+    rotation.remove("partial_rotary_factor");
+    fields = fields.with("rope_parameters", rotation);
+    let mut plan = deepseek_v3_with(&fields, 0)?;
+    if let Some(growth) = parameters.optional_number("llama_4_scaling_beta")? {
+        plan.query_growth = Some(QueryGrowth {
+            factor: growth as f32,
+            period: parameters.positive("original_max_position_embeddings")? as f32,
+            ahead: 0,
+        });
+    }
+    plan.experts = plan.experts.map(|experts| experts.with_scoring(Scoring::Softmax));
+    Ok(plan)
+}
+
+pub(super) fn glm4_moe_lite(fields: &Fields) -> Planned {
+    let defaults = json!({
+        "kv_lora_rank": 512, "q_lora_rank": 768, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256,
+        "rms_norm_eps": 1e-5, "n_shared_experts": 1, "num_experts_per_tok": 4, "moe_intermediate_size": 1536,
+        "n_group": 1, "topk_group": 1, "norm_topk_prob": true, "routed_scaling_factor": 1.8,
+    });
+    let mut plan = Plan::new(fields, defaults);
+    let interleaved = plan.fields.flag("rope_interleave", true)?;
+    plan.latent = Some(LatentAttention::read(&plan.fields, interleaved)?);
+    // All layers but the first have experts where no types are listed.
+    plan.fields = plan.fields.with_default("first_k_dense_replace", 1);
+    let layers = plan.fields.size("num_hidden_layers")?;
+    let kinds = plan.fields.texts("mlp_layer_types")?;
+    let has_sparse = if kinds.is_empty() {
+        layers > 1
+    } else {
+        kinds.iter().any(|kind| kind == "sparse")
+    };
+    if has_sparse {
+        plan.experts = Some(ExpertSettings::read(&plan.fields)?.with_noaux());
+    }
     Ok(plan)
 }
 
@@ -65,34 +183,15 @@ pub(super) fn youtu(fields: &Fields) -> Planned {
     Ok(plan)
 }
 
-pub(super) fn glm4_moe_lite(fields: &Fields) -> Planned {
-    let defaults = json!({
-        "kv_lora_rank": 512, "q_lora_rank": 768, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256,
-        "rms_norm_eps": 1e-5,
-    });
-    let mut plan = Plan::new(fields, defaults);
-    let layers = plan.fields.size("num_hidden_layers")?.min(LARGEST_COUNT);
-    let kinds = plan.fields.texts("mlp_layer_types")?;
-    let dense = kinds.iter().take_while(|kind| *kind == "dense").count();
-    let dense = if kinds.is_empty() { 1 } else { dense };
-    if dense < layers {
-        let problem = format!("makes layer {dense} a mixture of experts, which is not supported for this family");
-        return Err(plan.fields.error("mlp_layer_types", problem));
+/// True if layers from `first_k_dense_replace` on, or those listed, are mixtures of experts.
+fn has_experts(fields: &Fields) -> Result<bool, ModelError> {
+    if fields.optional_count("n_routed_experts")?.unwrap_or(0) == 0 {
+        return Ok(false);
     }
-    let interleaved = plan.fields.flag("rope_interleave", true)?;
-    plan.latent = Some(LatentAttention::read(&plan.fields, interleaved)?);
-    Ok(plan)
-}
-
-/// Refuses layers that are mixtures of experts: those from `first_k_dense_replace` on.
-fn refuse_experts(fields: &Fields) -> Result<(), crate::ModelError> {
+    let kinds = fields.texts("mlp_layer_types")?;
+    if !kinds.is_empty() {
+        return Ok(kinds.iter().any(|kind| kind == "sparse"));
+    }
     let dense = fields.optional_count("first_k_dense_replace")?.unwrap_or(0);
-    let experts = fields.optional_count("n_routed_experts")?.unwrap_or(0);
-    if experts > 0 && dense < fields.size("num_hidden_layers")? {
-        let problem = format!(
-            "is {experts} in the layers from {dense} on, and mixtures of experts are not supported for this family"
-        );
-        return Err(fields.error("n_routed_experts", problem));
-    }
-    Ok(())
+    Ok(dense < fields.size("num_hidden_layers")?)
 }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::plan::{Factors, Planned};
 use super::rms_families::olmo2;
 use super::{Block, Gate, LayerParts, MixerPlan, MlpNames, Plan, Positions};
-use crate::blocks::{Mamba2Factors, Mamba2Norm, Mamba2Settings};
+use crate::blocks::{Activation, ExpertSettings, Mamba2Factors, Mamba2Norm, Mamba2Settings, Scoring};
 use crate::config::LARGEST_COUNT;
 use crate::fields::Fields;
 use crate::{GatedDeltaNetShape, Mamba2Shape, ModelError, StateShape};
@@ -17,13 +17,10 @@ pub(super) fn granite_hybrid(fields: &Fields) -> Planned {
         "mamba_expand": 2,
     });
     let mut plan = Plan::new(fields, defaults).attention_bias("attention_bias", false)?;
-    if let Some(experts) = plan
-        .fields
-        .optional_count("num_local_experts")?
-        .filter(|experts| *experts > 0)
-    {
-        let problem = format!("is {experts}, and mixtures of experts are not supported for this family");
-        return Err(plan.fields.error("num_local_experts", problem));
+    if plan.fields.optional_count("num_local_experts")? != Some(0) {
+        let fields = plan.fields.with_default("num_experts_per_tok", 2);
+        let experts = ExpertSettings::read(&fields)?;
+        plan.experts = Some(experts.with_scoring(Scoring::SoftmaxOfChosen));
     }
     let inner = plan.fields.size("shared_intermediate_size")?;
     plan.fields = plan.fields.with("intermediate_size", inner);
@@ -221,11 +218,14 @@ pub(super) fn nemotron_h(fields: &Fields) -> Planned {
     plan.layers = kinds(&plan.fields, &types, |kind| match kind {
         "linear_attention" | "mamba" => only(Some(state), false, false),
         "full_attention" | "attention" => only(None, true, false),
-        "mlp" => only(None, false, true),
+        "mlp" | "moe" => only(None, false, true),
         _ => None,
     })?;
     plan.fields = plan.fields.with("num_hidden_layers", types.len());
     plan.positions = Positions::Listed(vec![false; types.len()]);
+    if types.iter().any(|kind| kind == "moe") {
+        plan.experts = Some(nemotron_experts(&plan.fields, &types)?);
+    }
     Ok(plan)
 }
 
@@ -289,6 +289,21 @@ pub(super) fn olmo_hybrid(fields: &Fields) -> Planned {
         (".feedforward_layer_norm.", ".post_attention_layernorm."),
     ];
     Ok(plan)
+}
+
+fn nemotron_experts(fields: &Fields, types: &[String]) -> Result<ExpertSettings, ModelError> {
+    if let Some(width) = fields.optional_count("moe_latent_size")?.filter(|width| *width > 0) {
+        let problem = format!("is {width}: experts between narrower projections are not supported");
+        return Err(fields.error("moe_latent_size", problem));
+    }
+    let fields = fields
+        .with_default("num_experts_per_tok", 2)
+        .with_default("norm_topk_prob", true);
+    let mut experts = ExpertSettings::read(&fields)?.with_noaux();
+    experts.sparse = types.iter().map(|kind| kind == "moe").collect();
+    experts.activation = Activation::from_fields(&fields, "mlp_hidden_act", "relu2")?;
+    experts.gated = false;
+    Ok(experts)
 }
 
 /// The kinds of layers of Nemotron-H, which older files spell with a sign each.

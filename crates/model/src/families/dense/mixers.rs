@@ -128,8 +128,10 @@ impl Plan {
                 let (attends, output) = parts.attention(self, config, weights, layer, Arc::clone(&norm))?;
                 attention = Some(attends);
                 if let Some(gate) = self.gate {
-                    let gate = Projection::load(weights, &name(gate), config.heads, config.hidden_size, false)?;
-                    steps.push(Step::OpenGate { norm, gate });
+                    let width = gate.width(&config.attention_of(layer));
+                    let opening = gate.opening;
+                    let gate = Projection::load(weights, &name(gate.name), width, config.hidden_size, false)?;
+                    steps.push(Step::OpenGate { norm, gate, opening });
                 }
                 steps.push(output.step(Rows::Branch));
                 steps.extend(add(weights, 0)?);
@@ -137,8 +139,7 @@ impl Plan {
         }
         if own.feeds {
             let norm = Arc::new(self.norm(config, weights, &name(second))?);
-            let mlp = self.feed_forward(config, weights, &name(""))?;
-            steps.extend([normalise(norm), Step::FeedForward(mlp)]);
+            steps.extend([normalise(norm), self.feed(config, weights, layer)?]);
             steps.extend(add(weights, 1)?);
         }
         Ok(Layer { attention, steps })

@@ -13,13 +13,15 @@ mod expert_families;
 mod families;
 mod latent_families;
 mod layer_norm_families;
+mod layered_families;
 mod mixer_families;
 mod mixers;
 mod plan;
 mod position_families;
 mod rms_families;
+mod routed_families;
 
 use build::{build, configure};
 pub(super) use families::FAMILIES;
 use mixers::{LayerParts, MixerPlan};
-use plan::{Block, Gate, HeadNorms, Inputs, MlpNames, NormKind, Plan, Positions};
+use plan::{AttentionGate, Block, Gate, HeadNorms, Inputs, MlpNames, NormKind, Plan, Positions};

@@ -4,9 +4,10 @@ use serde_json::Value;
 
 use super::super::latent::LatentAttention;
 use super::{LayerParts, MixerPlan};
-use crate::blocks::ExpertSettings;
+use crate::blocks::{ExpertSettings, QueryGrowth};
 use crate::fields::Fields;
-use crate::{ModelConfig, ModelError};
+use crate::layer::Opening;
+use crate::{AttentionShape, ModelConfig, ModelError};
 
 /// A plan made from settings.
 pub(super) type Planned = Result<Plan, ModelError>;
@@ -47,6 +48,8 @@ pub(in crate::families) struct Plan {
     pub(super) head_bias: bool,
     /// The feed-forward parts of layers that are mixtures of experts.
     pub(super) experts: Option<ExpertSettings>,
+    /// The norm of what a mixture of experts gives, before it is added.
+    pub(super) expert_norm: Option<&'static str>,
     /// The tensor of a logit of each query head that takes part in its softmax and has no value.
     pub(super) sinks: Option<&'static str>,
     /// Embeddings pass the norm of the family.
@@ -59,16 +62,18 @@ pub(in crate::families) struct Plan {
     pub(super) stores_turned: bool,
     /// Pairs turn by the opposite of their angle.
     pub(super) turns_back: bool,
-    /// Queries grow with the logarithm of their position: factor and period.
-    pub(super) query_growth: Option<(f64, f64)>,
+    /// Queries grow with the logarithm of their position: those of layers whose keys carry none, where there are such layers.
+    pub(super) query_growth: Option<QueryGrowth>,
     /// The attention of all layers, where it is latent.
     pub(super) latent: Option<LatentAttention>,
     /// The parts of each layer; empty where every layer is attention and a feed-forward part.
     pub(super) layers: Vec<LayerParts>,
     /// The mixers of layers with a state.
     pub(super) mixer: MixerPlan,
-    /// The tensor of a gate on the attention result, with a value for each head.
-    pub(super) gate: Option<&'static str>,
+    /// A gate on the attention result.
+    pub(super) gate: Option<AttentionGate>,
+    /// The heads of each layer, where they differ.
+    pub(super) shapes: Vec<AttentionShape>,
     /// Factors on single projections.
     pub(super) factors: Factors,
 }
@@ -113,6 +118,8 @@ pub(super) enum HeadNorms {
     None,
     /// Root mean squares without weights.
     Bare,
+    /// As `Bare`, in the layers whose keys carry positions.
+    BareWherePositioned,
     /// The same weights for every head.
     Each([&'static str; 2]),
     /// The same weights for every head, mean and variance, with a bias.
@@ -135,6 +142,26 @@ pub(super) enum Inputs {
     Stacked(&'static str),
     /// For each KV head its queries, its key, its value.
     ByHead(&'static str),
+}
+
+/// The tensor of a gate on the attention result.
+#[derive(Clone, Copy)]
+pub(super) struct AttentionGate {
+    pub(super) name: &'static str,
+    /// A value for each value of the result; else for each head.
+    pub(super) is_wide: bool,
+    pub(super) opening: Opening,
+}
+
+impl AttentionGate {
+    /// Values of the gate.
+    pub(super) fn width(self, shape: &AttentionShape) -> usize {
+        if self.is_wide {
+            shape.attended_width()
+        } else {
+            shape.heads
+        }
+    }
 }
 
 /// The tensors of the feed-forward part.
@@ -236,6 +263,7 @@ impl Plan {
             logit_cap: None,
             head_bias: false,
             experts: None,
+            expert_norm: None,
             sinks: None,
             has_embedding_norm: false,
             position_table: None,
@@ -247,6 +275,7 @@ impl Plan {
             layers: Vec::new(),
             mixer: MixerPlan::None,
             gate: None,
+            shapes: Vec::new(),
             factors: Factors::NONE,
         }
     }
@@ -295,7 +324,11 @@ impl Plan {
             HeadNorms::All(_) => Some("norm over all heads"),
             HeadNorms::Own(_) | HeadNorms::OwnTensors(_) => Some("norms of single heads"),
             HeadNorms::Rotated(_) => Some("norm after the rotation"),
-            HeadNorms::None | HeadNorms::Bare | HeadNorms::Each(_) | HeadNorms::EachLayer(_) => None,
+            HeadNorms::None
+            | HeadNorms::Bare
+            | HeadNorms::BareWherePositioned
+            | HeadNorms::Each(_)
+            | HeadNorms::EachLayer(_) => None,
         };
         let after = matches!(self.block, Block::After(_)).then_some("layers without a norm before them");
         let growth = self.query_growth.map(|_| "queries that grow with their position");

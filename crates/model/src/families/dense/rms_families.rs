@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::plan::Planned;
 use super::{Block, Gate, HeadNorms, Inputs, MlpNames, NormKind, Plan, Positions};
+use crate::blocks::QueryGrowth;
 use crate::fields::Fields;
 
 /// True if the layer is not the last of four.
@@ -417,7 +418,11 @@ pub(super) fn ministral3(fields: &Fields) -> Planned {
     };
     if let Some(growth) = parameters.optional_number("llama_4_scaling_beta")? {
         let period = parameters.positive("original_max_position_embeddings")?;
-        plan.query_growth = Some((growth, period));
+        plan.query_growth = Some(QueryGrowth {
+            factor: growth as f32,
+            period: period as f32,
+            ahead: 0,
+        });
     }
     Ok(plan)
 }

@@ -376,12 +376,25 @@ impl Tensors<'_> {
         if !is_type(&info, "U32") {
             return Ok(None);
         }
-        let [rows, words] = matrix(&info)?;
+        // Matrices of all experts stand on top of each other.
+        let (rows, words, above) = match info.shape[..] {
+            [experts, rows, words] => (experts.saturating_mul(rows), words, Some([experts, rows])),
+            _ => {
+                let [rows, words] = matrix(&info)?;
+                (rows, words, None)
+            }
+        };
         let (_, scales) = self.needed(&["scales"])?;
         let columns = words * 32 / groups.bits;
-        let shape = [rows, columns / groups.columns.max(1)];
+        let across = columns / groups.columns.max(1);
+        let shape = match above {
+            Some([experts, rows]) => vec![experts, rows, across],
+            None => vec![rows, across],
+        };
         check_shape(&scales.stored.info, &[&shape])?;
-        check_groups(&info, columns, groups.columns)?;
+        if !columns.is_multiple_of(groups.columns) {
+            return Err(wrong_shape(&info, &[rows, words.next_multiple_of(groups.columns)]));
+        }
         let mut used = vec!["scales"];
         let (format, conversion, zeros) = match groups.mode {
             MlxMode::Affine => {

@@ -58,6 +58,11 @@ fn expected(rules: &RouterRules, logits: &[f32], bias: Option<&[f32]>) -> Vec<(u
     }
     let chosen = best(&keys, rules.used);
     let mut weights: Vec<f64> = chosen.iter().map(|expert| scores[*expert]).collect();
+    if rules.scoring == Scoring::SigmoidOfChosen {
+        weights
+            .iter_mut()
+            .for_each(|weight| *weight = 1.0 / (1.0 + (-*weight).exp()));
+    }
     if rules.scoring == Scoring::SoftmaxOfChosen {
         let sum: f64 = weights.iter().map(|weight| weight.exp()).sum();
         weights.iter_mut().for_each(|weight| *weight = weight.exp() / sum);
@@ -89,7 +94,12 @@ fn check(rules: &RouterRules, experts: usize, biased: bool) {
 
 #[test]
 fn experts_are_chosen_and_weighed_by_definition() {
-    for scoring in [Scoring::Softmax, Scoring::Sigmoid, Scoring::SoftmaxOfChosen] {
+    for scoring in [
+        Scoring::Softmax,
+        Scoring::Sigmoid,
+        Scoring::SoftmaxOfChosen,
+        Scoring::SigmoidOfChosen,
+    ] {
         for (experts, used) in [(5, 1), (5, 5), (128, 8), (60, 4)] {
             check(&rules(used, scoring), experts, false);
             check(&rules(used, scoring), experts, true);
@@ -148,6 +158,7 @@ fn logits_that_are_not_finite_still_choose_different_experts() {
         for scoring in [
             Scoring::Softmax,
             Scoring::Sigmoid,
+            Scoring::SigmoidOfChosen,
             Scoring::SparseMixer { jitter: 0.01 },
         ] {
             let mut row = vec![bad; 6];
