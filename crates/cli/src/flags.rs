@@ -31,6 +31,7 @@ const FLAGS: [(&str, &str); 51] = [
     ("limits.requests", "--max-requests"),
     ("max_tokens", "-n"),
     ("memory_budget_bytes", "--memory"),
+    ("weights_budget_bytes", "--weights-ram"),
     ("method", "--method"),
     ("min_p", "--min-p"),
     // Only `riffle serve` and what plans for it choose how many sequences there are.

@@ -105,6 +105,8 @@ pub struct ModelConfig {
     pub intermediate_size: usize,
     /// The experts of layers that are mixtures of them.
     pub experts: Option<ExpertShape>,
+    /// Bytes of all experts, in the files or in memory.
+    pub expert_bytes: u64,
     /// Experts that can stay in the model's files, by size; none where all weights are in memory already.
     pub streamable: Vec<ExpertClass>,
     /// Tokens the model was made for.
@@ -185,6 +187,7 @@ impl ModelConfig {
             head_dim,
             intermediate_size: fields.size("intermediate_size")?,
             experts: None,
+            expert_bytes: 0,
             streamable: Vec::new(),
             max_position: fields.size("max_position_embeddings")?,
             attention_scale: (head_dim as f32).sqrt().recip(),

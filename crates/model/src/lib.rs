@@ -84,7 +84,7 @@ pub use blocks::{
     Activation, Attention, Expert, ExpertCache, ExpertClass, ExpertGroups, ExpertSettings, ExpertStatistics,
     ExpertWeights, Experts, FusedLayout, GatedDeltaNet, HeadProjection, KeyValue, LatentQuery, LayerInput, LayerInputs,
     Mamba2, Mixer, Mlp, Norm, Projection, Rotary, Router, RouterRules, Scoring, SharedExpert, ShortConvolution,
-    StreamedExperts, WeightSum, expert_cache_bytes, least_expert_cache_bytes,
+    StreamedExperts, WeightSum, expert_cache_bytes, expert_slots, least_expert_cache_bytes,
 };
 pub use chat::{ChatMessage, ChatTemplate, ConversationText, TemplateLimit};
 pub use config::{AttentionShape, ExpertShape, ModelConfig};

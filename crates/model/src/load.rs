@@ -9,7 +9,7 @@ use riffle_files::human_bytes;
 use riffle_linear::{Activations, WeightFormat};
 
 use crate::adapters::{Adapter, Base, unusable};
-use crate::blocks::{ExpertStreams, StreamedLayer, expert_classes, expert_forms};
+use crate::blocks::{ExpertStreams, StreamedLayer, expert_classes, expert_forms, names_experts, read_rate};
 use crate::decoder::Decoder;
 use crate::families::{self, Family};
 use crate::fields::Fields;
@@ -194,6 +194,18 @@ impl OpenedModel {
         self.parts.info()
     }
 
+    /// Bytes a second at which experts are read from the model's files, measured for a moment; `None` where none can stay there.
+    ///
+    /// # Errors
+    /// [`ModelError::Io`], [`ModelError::ChangedWeights`].
+    pub fn expert_read_rate(&self) -> Result<Option<f64>, ModelError> {
+        let forms = expert_forms(&self.parts.weights, &self.parts.config);
+        if forms.is_empty() {
+            return Ok(None);
+        }
+        read_rate(&forms, &self.parts.weights.reopened()?).map(Some)
+    }
+
     /// Loads the weights, packed for computing and held once.
     pub fn load(self) -> Result<LoadedModel, ModelError> {
         let start = Instant::now();
@@ -354,6 +366,7 @@ impl Parts {
         let adapters: Vec<AdapterInfo> = self.weights.adapters().iter().map(Adapter::info).collect();
         let of_adapters: u64 = adapters.iter().map(|adapter| adapter.bytes).sum();
         config.weight_bytes = bytes_of(&|name| self.is_computed(name)) + of_adapters;
+        config.expert_bytes = bytes_of(&|name| names_experts(name));
         config.streamable = expert_classes(&expert_forms(&self.weights, &config));
         config.predictor_bytes = bytes_of(&|name| self.loads_predictor && name.starts_with(PREDICTOR));
         config.weight_format = most_common_format(&tensors);

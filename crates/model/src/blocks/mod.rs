@@ -22,13 +22,13 @@ pub use activation::Activation;
 pub(crate) use activation::{sigmoid_gate, sigmoid_gate_heads, softplus};
 pub use attention::{Attention, KeyValue};
 pub(crate) use experts::{
-    Behind, ExpertScratch, ExpertStreams, StreamedLayer, expert_classes, expert_forms,
+    Behind, ExpertScratch, ExpertStreams, StreamedLayer, expert_classes, expert_forms, names_experts, read_rate,
     scratch_bytes as expert_scratch_bytes,
 };
 pub use experts::{
     Expert, ExpertCache, ExpertClass, ExpertGroups, ExpertSettings, ExpertStatistics, ExpertWeights, Experts,
     FusedLayout, Router, RouterRules, Scoring, SharedExpert, StreamedExperts, WeightSum, expert_cache_bytes,
-    least_expert_cache_bytes,
+    expert_slots, least_expert_cache_bytes,
 };
 pub use gated_delta_net::{DeltaNetStorage, GatedDeltaNet};
 pub use head_projection::HeadProjection;

@@ -19,9 +19,9 @@ use riffle_linear::PackedMatrix;
 pub use router::{ExpertGroups, Router, RouterRules, Scoring, WeightSum};
 pub(crate) use scratch::{ExpertScratch, scratch_bytes};
 pub use settings::{ExpertSettings, FusedLayout};
-pub(crate) use stream::{ExpertForm, expert_classes, expert_forms};
+pub(crate) use stream::{ExpertForm, expert_classes, expert_forms, names_experts, read_rate};
 pub use stream::{
-    ExpertCache, ExpertClass, ExpertStatistics, StreamedExperts, expert_cache_bytes, least_expert_cache_bytes,
+    ExpertCache, ExpertClass, ExpertStatistics, StreamedExperts, expert_cache_bytes, expert_slots, least_expert_cache_bytes,
 };
 use stream::{Held, Urgency};
 

@@ -39,7 +39,7 @@ pub fn least_expert_cache_bytes(classes: &[ExpertClass]) -> u64 {
 
 /// Bytes that a cache of experts takes of a budget.
 pub fn expert_cache_bytes(classes: &[ExpertClass], budget_bytes: u64) -> u64 {
-    let slots = slots(classes, budget_bytes).into_iter().zip(classes);
+    let slots = expert_slots(classes, budget_bytes).into_iter().zip(classes);
     let held: u64 = slots.map(|(slots, class)| slots as u64 * class.expert_bytes).sum();
     held + on_their_way_bytes(classes)
 }
@@ -51,8 +51,8 @@ fn on_their_way_bytes(classes: &[ExpertClass]) -> u64 {
     (LOADERS * PartBuffer::memory_bytes(largest as usize)) as u64
 }
 
-/// The slots of each class in a budget: in proportion to the bytes of all experts, at least one of each.
-pub(super) fn slots(classes: &[ExpertClass], budget_bytes: u64) -> Vec<usize> {
+/// Experts of each size that a budget holds at a time: in proportion to the bytes of all experts, at least one of each.
+pub fn expert_slots(classes: &[ExpertClass], budget_bytes: u64) -> Vec<usize> {
     let mut left = budget_bytes.saturating_sub(least_expert_cache_bytes(classes));
     let further = |class: &ExpertClass| (class.count().saturating_sub(1)) as u64 * class.expert_bytes;
     let all: u64 = classes.iter().map(further).sum();
@@ -97,7 +97,7 @@ mod tests {
             for budget in [least, least + 1, (least + all) / 3, all - 1, all, all * 2] {
                 let budget = budget.max(least);
                 assert!(expert_cache_bytes(&classes, budget) <= budget);
-                let slots = slots(&classes, budget);
+                let slots = expert_slots(&classes, budget);
                 for (slots, class) in slots.iter().zip(&classes) {
                     assert!((1..=class.count()).contains(slots), "{slots:?} of {class:?}");
                 }
@@ -106,6 +106,6 @@ mod tests {
                 }
             }
         }
-        assert_eq!(slots(&[], 0), Vec::<usize>::new());
+        assert_eq!(expert_slots(&[], 0), Vec::<usize>::new());
     }
 }

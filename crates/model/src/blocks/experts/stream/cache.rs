@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use riffle_linear::{Activations, PackedMatrix};
 
-use super::budget::{ExpertClass, expert_cache_bytes, slots};
+use super::budget::{ExpertClass, expert_cache_bytes, expert_slots};
 use super::form::ExpertForm;
 use super::loader::{self, Load, ReadParts, Sources};
 use super::slots::{Content, Entry, Matrices, Slots};
@@ -115,7 +115,7 @@ impl ExpertCache {
             });
         }
         let state = State {
-            classes: slots(&classes, budget_bytes).into_iter().map(Slots::new).collect(),
+            classes: expert_slots(&classes, budget_bytes).into_iter().map(Slots::new).collect(),
             layers,
             needed: VecDeque::new(),
             early: VecDeque::new(),

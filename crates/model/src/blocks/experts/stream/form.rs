@@ -112,6 +112,11 @@ pub(crate) fn expert_classes(forms: &[ExpertForm]) -> Vec<ExpertClass> {
     classes.into_iter().map(|(_, class)| class).collect()
 }
 
+/// True for the name of a tensor of experts in one of the model's own layers.
+pub(crate) fn names_experts(name: &str) -> bool {
+    base_of(name).is_some() && !name.contains("shared_mlp.")
+}
+
 /// The beginning of the name of a tensor of experts in one of the model's own layers.
 fn base_of(name: &str) -> Option<&str> {
     let within = name.strip_prefix("model.layers.")?;

@@ -11,15 +11,17 @@ mod budget;
 mod cache;
 mod form;
 mod loader;
+mod rate;
 mod slots;
 mod usage;
 
 use std::sync::Arc;
 
-pub use budget::{ExpertClass, expert_cache_bytes, least_expert_cache_bytes};
+pub use budget::{ExpertClass, expert_cache_bytes, expert_slots, least_expert_cache_bytes};
 pub(crate) use cache::{Held, Urgency};
 pub use cache::{ExpertCache, ExpertStatistics};
-pub(crate) use form::{ExpertForm, expert_classes, expert_forms};
+pub(crate) use rate::read_rate;
+pub(crate) use form::{ExpertForm, expert_classes, expert_forms, names_experts};
 
 /// The experts of a layer that lie in the model's files.
 pub struct StreamedExperts {
