@@ -222,7 +222,10 @@ mod tests {
             ("riffle run -m model -cnv", "riffle chat"),
             ("riffle run -hf someone/model", "--model"),
             ("riffle plan -m model --rope-freq-base 10000", "--rope-scaling"),
-            ("riffle run -m model -p x --lora-scaled adapter 0.5", "--lora PATH=SCALE"),
+            (
+                "riffle run -m model -p x --lora-scaled adapter 0.5",
+                "--lora PATH=SCALE",
+            ),
         ] {
             let line = refused(arguments).expect("refused");
             assert!(line.contains("is no option of riffle") && line.contains(part), "{line}");

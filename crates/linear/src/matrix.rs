@@ -327,12 +327,7 @@ fn row_bytes(format: WeightFormat, out_features: usize, in_features: usize) -> R
 }
 
 /// Refuses bytes of a file that are not as many as the matrix has.
-fn check_bytes(
-    format: WeightFormat,
-    out_features: usize,
-    in_features: usize,
-    found: usize,
-) -> Result<(), LinearError> {
+fn check_bytes(format: WeightFormat, out_features: usize, in_features: usize, found: usize) -> Result<(), LinearError> {
     let row_bytes = row_bytes(format, out_features, in_features)?;
     let expected = row_bytes.checked_mul(out_features).ok_or(LinearError::TooLarge {
         out_features,

@@ -191,7 +191,9 @@ pub enum ModelError {
         tensor: String,
     },
     /// Experts of a form that has to be changed before it is computed with.
-    #[error("experts cannot stay in the files of this model, because of the form of tensor {tensor}; give memory for all of its weights")]
+    #[error(
+        "experts cannot stay in the files of this model, because of the form of tensor {tensor}; give memory for all of its weights"
+    )]
     NotStreamed {
         /// The tensor.
         tensor: String,

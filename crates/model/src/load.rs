@@ -17,8 +17,9 @@ use crate::place::ModelPlace;
 use crate::tokenizer::{TokenizerSettings, tokenizer_file};
 use crate::weights::Checkpoint;
 use crate::{
-    AdapterInfo, AdapterSpec, ChatTemplate, ExpertCache, GenerationDefaults, MOST_ADAPTERS, ModelConfig, ModelError, ModelInfo,
-    RopeScaling, TensorInfo, TensorType, Tokenizer, TokenizerInfo, directory, gguf, least_expert_cache_bytes,
+    AdapterInfo, AdapterSpec, ChatTemplate, ExpertCache, GenerationDefaults, MOST_ADAPTERS, ModelConfig, ModelError,
+    ModelInfo, RopeScaling, TensorInfo, TensorType, Tokenizer, TokenizerInfo, directory, gguf,
+    least_expert_cache_bytes,
 };
 
 /// A model ready to run.

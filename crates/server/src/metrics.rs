@@ -349,7 +349,11 @@ impl Metrics {
             self.observe_shared(&counts);
         }
         if let Some(counts) = scheduler.engine().expert_statistics() {
-            let found = [("memory", counts.hits), ("early", counts.early), ("disk", counts.misses)];
+            let found = [
+                ("memory", counts.hits),
+                ("early", counts.early),
+                ("disk", counts.misses),
+            ];
             for (found, count) in found {
                 set(&self.experts.get_or_create(&ChosenExpert { found }), count);
             }

@@ -126,7 +126,10 @@ fn table(plan: &MemoryPlan, kv_formats: &str, inputs: &str, bytes_per_s: Option<
         bytes => format!("recurrent  {} for any context\n", human_bytes(bytes)),
     };
     let device = plan.device.as_ref().map_or_else(String::new, device_table);
-    let experts = plan.experts.as_ref().map_or_else(String::new, |experts| experts_table(experts, bytes_per_s));
+    let experts = plan
+        .experts
+        .as_ref()
+        .map_or_else(String::new, |experts| experts_table(experts, bytes_per_s));
     format!(
         "context    {} tokens\nweights    {}\n{experts}KV cache   {} ({} a token, {kv_formats}): device {}, RAM {}, disk {}\n{windows}{recurrent}scratch    {}\ntokenizer  {}\nprompt     {} for text and token ids\nprogram    {}\ntotal      {}\navailable  {}\n{device}inputs     of linear layers {inputs}\nplan       {}\n",
         grouped(plan.context_tokens),

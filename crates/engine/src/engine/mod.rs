@@ -7,7 +7,8 @@ use std::sync::{Arc, OnceLock};
 
 use riffle_kv::PagePool;
 use riffle_model::{
-    AdapterInfo, ChatTemplate, ExpertStatistics, GenerationDefaults, InputSums, LoadTimes, ModelInfo, ModelOutline, Tokenizer,
+    AdapterInfo, ChatTemplate, ExpertStatistics, GenerationDefaults, InputSums, LoadTimes, ModelInfo, ModelOutline,
+    Tokenizer,
 };
 
 use crate::attention::{Reader, SharedRoom, SlidingLayers};

@@ -52,11 +52,7 @@ pub(super) enum WeightTiers {
 
 impl WeightTiers {
     /// The tiers that options ask for; `fits` says if a run with all weights in memory fits a context.
-    pub(super) fn new(
-        config: &ModelConfig,
-        options: &EngineOptions,
-        fits: impl Fn(usize) -> bool,
-    ) -> WeightTiers {
+    pub(super) fn new(config: &ModelConfig, options: &EngineOptions, fits: impl Fn(usize) -> bool) -> WeightTiers {
         if config.streamable.is_empty() || options.machine.device.is_some() {
             return WeightTiers::Resident;
         }
@@ -116,7 +112,9 @@ impl ExpertPlan {
         let held: usize = expert_slots(classes, budget_bytes).iter().sum();
         let experts: usize = classes.iter().map(ExpertClass::count).sum();
         let used = config.experts.map_or(0, |shape| shape.used);
-        let token_bytes = classes.iter().map(|class| (class.layers * used) as u64 * class.file_bytes);
+        let token_bytes = classes
+            .iter()
+            .map(|class| (class.layers * used) as u64 * class.file_bytes);
         let all_bytes = classes.iter().map(|class| class.count() as u64 * class.file_bytes);
         let (token_bytes, all_bytes): (u64, u64) = (token_bytes.sum(), all_bytes.sum());
         let missing = |bytes: u64| {

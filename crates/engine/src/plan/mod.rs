@@ -192,9 +192,7 @@ impl Planner<'_> {
         let shape = cache_shape(config, options)?;
         let sliding = sliding_layers(config, options, options.sequence.window);
         let with = |tiers: WeightTiers, context: usize| self.of_context(options, (&shape, tiers), &sliding, context);
-        let tiers = WeightTiers::new(config, options, |context| {
-            with(WeightTiers::Resident, context).fits()
-        });
+        let tiers = WeightTiers::new(config, options, |context| with(WeightTiers::Resident, context).fits());
         if let WeightTiers::Given(bytes) = tiers {
             let least = ExpertPlan::least_weights_bytes(config);
             let requirement = format!("it must be at least {}", typed_bytes(least));

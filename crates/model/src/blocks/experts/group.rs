@@ -204,7 +204,9 @@ fn read_ahead(streamed: &StreamedExperts, starts: &[u32], end: usize, behind: Op
         && let ExpertWeights::Streamed(behind) = &experts.experts
         && choices > 2 * behind.count
     {
-        behind.cache.ask(behind.layer, 0..behind.count.min(left), Urgency::Early);
+        behind
+            .cache
+            .ask(behind.layer, 0..behind.count.min(left), Urgency::Early);
     }
 }
 

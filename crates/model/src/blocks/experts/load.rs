@@ -147,12 +147,18 @@ impl Source<'_> {
         let StreamedLayer { tensors, parts, .. } = streams.layers[layer].clone();
         let has_halves = parts.iter().flatten().any(|(_, half)| half.is_some());
         if has_halves && self.settings.layout.alternating {
-            return Err(ModelError::NotStreamed { tensor: tensors[0].clone() });
+            return Err(ModelError::NotStreamed {
+                tensor: tensors[0].clone(),
+            });
         }
         self.weights.take_unread(tensors);
         let (count, width, hidden) = (self.settings.shape.experts, self.settings.shape.width, self.hidden);
         let mut biases: Vec<[Option<Box<[f32]>>; 3]> = vec![[const { None }; 3]; count];
-        for (part, (name, half)) in parts.iter().enumerate().filter_map(|(part, found)| Some((part, found.as_ref()?))) {
+        for (part, (name, half)) in parts
+            .iter()
+            .enumerate()
+            .filter_map(|(part, found)| Some((part, found.as_ref()?)))
+        {
             let rows = if part == 2 { hidden } else { width };
             self.streamed_biases(name, *half, rows, |expert, bias| biases[expert][part] = Some(bias))?;
         }

@@ -19,17 +19,18 @@ use riffle_linear::PackedMatrix;
 pub use router::{ExpertGroups, Router, RouterRules, Scoring, WeightSum};
 pub(crate) use scratch::{ExpertScratch, scratch_bytes};
 pub use settings::{ExpertSettings, FusedLayout};
-pub(crate) use stream::{ExpertForm, expert_classes, expert_forms, names_experts, read_rate};
 pub use stream::{
-    ExpertCache, ExpertClass, ExpertStatistics, StreamedExperts, expert_cache_bytes, expert_slots, least_expert_cache_bytes,
+    ExpertCache, ExpertClass, ExpertStatistics, StreamedExperts, expert_cache_bytes, expert_slots,
+    least_expert_cache_bytes,
 };
+pub(crate) use stream::{ExpertForm, expert_classes, expert_forms, names_experts, read_rate};
 use stream::{Held, Urgency};
 
 use super::activation::sigmoid;
 use super::rows::{add, for_rows};
 use super::{Activation, Mlp, Norm, Projection};
-use crate::workspace::RowBlock;
 use crate::SegmentPart;
+use crate::workspace::RowBlock;
 
 /// Rows of a batch for which the router of the layer behind is asked early: few, as an answer has.
 const EARLY_ROWS: usize = 16;

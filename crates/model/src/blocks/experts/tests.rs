@@ -89,9 +89,15 @@ fn apply(experts: &Experts, input: &[f32], [scratch_rows, block]: [usize; 2]) ->
         shared_width: WIDTH,
     };
     let mut scratch = ExpertScratch::new(Some(&shape), HIDDEN, [scratch_rows, block]);
-    assert_eq!(scratch.bytes(), scratch_bytes(Some(&shape), HIDDEN, [scratch_rows, block]));
+    assert_eq!(
+        scratch.bytes(),
+        scratch_bytes(Some(&shape), HIDDEN, [scratch_rows, block])
+    );
     let mut hidden = values(9, input.len());
-    let mut blocks: Vec<_> = hidden.chunks_mut(block * HIDDEN).zip(input.chunks(block * HIDDEN)).collect();
+    let mut blocks: Vec<_> = hidden
+        .chunks_mut(block * HIDDEN)
+        .zip(input.chunks(block * HIDDEN))
+        .collect();
     let mut in_blocks = |scratch: &mut ExpertScratch, step: &dyn Fn(&mut RowBlock<'_>, usize)| -> Vec<f32> {
         let mut branches = Vec::new();
         for (number, (hidden, input)) in blocks.iter_mut().enumerate() {

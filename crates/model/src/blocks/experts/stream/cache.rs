@@ -115,7 +115,10 @@ impl ExpertCache {
             });
         }
         let state = State {
-            classes: expert_slots(&classes, budget_bytes).into_iter().map(Slots::new).collect(),
+            classes: expert_slots(&classes, budget_bytes)
+                .into_iter()
+                .map(Slots::new)
+                .collect(),
             layers,
             needed: VecDeque::new(),
             early: VecDeque::new(),
@@ -129,7 +132,10 @@ impl ExpertCache {
             changed: Condvar::new(),
             asked: Condvar::new(),
             sources: Sources {
-                files: files.into_iter().map(|(path, file)| (path, Box::new(file) as Box<dyn ReadParts>)).collect(),
+                files: files
+                    .into_iter()
+                    .map(|(path, file)| (path, Box::new(file) as Box<dyn ReadParts>))
+                    .collect(),
                 layers: forms.into_iter().map(|form| form.parts).collect(),
                 activations,
             },

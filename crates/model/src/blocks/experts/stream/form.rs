@@ -145,7 +145,10 @@ impl Reader<'_> {
                 Some(gate) => Some(self.each(gate, [width, hidden])?),
                 None => None,
             };
-            let (up, down) = (self.each(up, [width, hidden])?, self.each(each(DOWNS)?, [hidden, width])?);
+            let (up, down) = (
+                self.each(up, [width, hidden])?,
+                self.each(each(DOWNS)?, [hidden, width])?,
+            );
             [gate, Some(up), Some(down)]
         } else {
             let down = self.stacked(fused(FUSED_OUTPUTS)?, [hidden, width], StackParts::Whole, 0)?;

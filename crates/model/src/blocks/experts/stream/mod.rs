@@ -18,10 +18,10 @@ mod usage;
 use std::sync::Arc;
 
 pub use budget::{ExpertClass, expert_cache_bytes, expert_slots, least_expert_cache_bytes};
-pub(crate) use cache::{Held, Urgency};
 pub use cache::{ExpertCache, ExpertStatistics};
-pub(crate) use rate::read_rate;
+pub(crate) use cache::{Held, Urgency};
 pub(crate) use form::{ExpertForm, expert_classes, expert_forms, names_experts};
+pub(crate) use rate::read_rate;
 
 /// The experts of a layer that lie in the model's files.
 pub struct StreamedExperts {
@@ -44,3 +44,6 @@ impl StreamedExperts {
         biases.map(|bias| 4 * bias.len() as u64).sum()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -63,7 +63,10 @@ impl Slots {
             });
             return Some((self.slots.len() - 1, None));
         }
-        let free = self.slots.iter().position(|slot| matches!(slot.content, Content::Empty(_)));
+        let free = self
+            .slots
+            .iter()
+            .position(|slot| matches!(slot.content, Content::Empty(_)));
         if let Some(free) = free {
             return Some((free, None));
         }
