@@ -6,7 +6,6 @@ use super::loader::LOADERS;
 
 /// Experts of one size that can be read from a model's files while it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct ExpertClass {
     /// Layers that have such experts.
     pub layers: usize,
