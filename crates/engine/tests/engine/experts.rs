@@ -139,7 +139,8 @@ fn widened(model: &str, folder: &Path) -> PathBuf {
             let widen = |size: &usize| if *size == narrow { WIDTH } else { *size };
             let shape: Vec<usize> = tensor.shape().iter().map(widen).collect();
             let count = shape.iter().product::<usize>();
-            let mut value = || half::bf16::from_f32(random.random_range(-0.2..0.2)).to_le_bytes();
+            // The upper half of an f32 is a bf16.
+            let mut value = || ((random.random_range(-0.2f32..0.2).to_bits() >> 16) as u16).to_le_bytes();
             (name, shape, (0..count).flat_map(|_| value()).collect())
         })
         .collect();

@@ -27,7 +27,7 @@ pub struct ExpertCache {
 }
 
 /// Counts since the model was loaded. An expert that a batch of tokens chooses in a layer counts once.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 #[non_exhaustive]
 pub struct ExpertStatistics {
     /// Chosen experts that were in memory, used before.
@@ -40,6 +40,28 @@ pub struct ExpertStatistics {
     pub read_bytes: u64,
     /// Nanoseconds in which computing waited for the files.
     pub waited_ns: u64,
+}
+
+impl ExpertStatistics {
+    /// What came after `before`.
+    pub fn since(&self, before: &ExpertStatistics) -> ExpertStatistics {
+        ExpertStatistics {
+            hits: self.hits - before.hits,
+            early: self.early - before.early,
+            misses: self.misses - before.misses,
+            read_bytes: self.read_bytes - before.read_bytes,
+            waited_ns: self.waited_ns - before.waited_ns,
+        }
+    }
+
+    /// The share of chosen experts that were in memory or on their way; 1 where none was chosen.
+    pub fn found_share(&self) -> f64 {
+        let found = self.hits + self.early;
+        match found + self.misses {
+            0 => 1.0,
+            chosen => found as f64 / chosen as f64,
+        }
+    }
 }
 
 /// The time at which experts are needed.
