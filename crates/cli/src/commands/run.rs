@@ -8,6 +8,7 @@ use riffle_engine::{
     RunRequest, SamplingOptions, SessionReport, SharedReport, StopReason, human_bytes, largest_text_bytes,
     with_threads,
 };
+use riffle_model::ExpertStatistics;
 
 use super::{engine_options, grouped, note_activations, print, print_json, read_input};
 use crate::args::{GenerateArguments, RunArguments};

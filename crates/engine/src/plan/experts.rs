@@ -13,6 +13,9 @@ const SHORT_CONTEXT_TOKENS: usize = 4096;
 const PAGES_SHARE: u64 = 2;
 const UNASKED_PAGES_SHARE: u64 = 8;
 
+/// The part of resident weights that is left free for what they take beyond their bytes in files.
+const PADDING_SHARE: u64 = 64;
+
 /// The part of the same memory that scratch may take for a longer logical batch, and how long it becomes.
 const BATCH_SHARE: u64 = 8;
 pub(super) const LONG_BATCHES: [usize; 3] = [32_768, 16_384, 8192];
@@ -96,7 +99,9 @@ pub(super) fn pages_room(options: &EngineOptions, room: u64) -> u64 {
 
 /// Bytes that the experts in memory may take: what `pages` leave of `room`, and at least what these may not take.
 pub(super) fn rest_bytes(config: &ModelConfig, options: &EngineOptions, room: u64, pages: u64) -> u64 {
-    let rest = room.saturating_sub(pages.min(pages_room(options, room)));
+    // Norms that are stored in 16 bits and rows that are padded take a little more in memory than in files.
+    let padding = resident_bytes(config) / PADDING_SHARE;
+    let rest = room.saturating_sub(pages.min(pages_room(options, room)) + padding);
     rest.max(least_expert_cache_bytes(&config.streamable))
 }
 

@@ -193,11 +193,7 @@ impl Planner<'_> {
         let sliding = sliding_layers(config, options, options.sequence.window);
         let with = |tiers: WeightTiers, context: usize| self.of_context(options, (&shape, tiers), &sliding, context);
         let tiers = WeightTiers::new(config, options, |context| with(WeightTiers::Resident, context).fits());
-        if let WeightTiers::Given(bytes) = tiers {
-            let least = ExpertPlan::least_weights_bytes(config);
-            let requirement = format!("it must be at least {}", typed_bytes(least));
-            require(bytes >= least, "weights_budget_bytes", typed_bytes(bytes), requirement)?;
-        }
+        self.check_weights_budget(options, tiers)?;
         let of_context = |context: usize| with(tiers, context);
         let largest_context_tokens = largest(config.max_position, |context| of_context(context).fits());
         // Nobody asked for the model's whole context: take what fits, unless nothing does.
@@ -284,6 +280,22 @@ impl Planner<'_> {
             advice: String::new(),
             options_for_context: Vec::new(),
         }
+    }
+
+    /// Refuses a budget of weights that these do not keep to.
+    fn check_weights_budget(&self, options: &EngineOptions, tiers: WeightTiers) -> Result<(), EngineError> {
+        let Some(bytes) = options.machine.weights_budget_bytes.filter(|_| !self.has_weights) else {
+            return Ok(());
+        };
+        let (least, why) = match tiers {
+            WeightTiers::Resident => (
+                self.config.weight_bytes,
+                ": no weights of this model can stay in its file, or a device computes it",
+            ),
+            _ => (ExpertPlan::least_weights_bytes(self.config), ""),
+        };
+        let requirement = format!("it must be at least {}{why}", typed_bytes(least));
+        require(bytes >= least, "weights_budget_bytes", typed_bytes(bytes), requirement)
     }
 
     /// The options with a longer logical batch, where they leave its length open and experts are read once for each: as long as its scratch
