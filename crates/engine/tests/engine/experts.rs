@@ -4,8 +4,6 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
 use riffle_attention::Format;
 use riffle_engine::{
     DraftSpec, Engine, EngineError, EngineOptions, Event, GenerateOptions, MemoryPlan, Request, Scheduler,
@@ -13,9 +11,7 @@ use riffle_engine::{
 };
 use riffle_kv::{DiskTier, KvTiers};
 use riffle_model::{ExpertClass, ModelError, ModelInfo, least_expert_cache_bytes};
-use safetensors::SafeTensors;
-use safetensors::tensor::TensorView;
-use serde_json::Value;
+use riffle_testing::write_mixture;
 
 use crate::testing::{bits, go_on, prompt};
 
@@ -115,47 +111,6 @@ fn a_plan_counts_all_experts_and_their_scratch() {
     }
 }
 
-/// The model with experts so wide that they take more than what is on its way from a disk, in a folder of its own. Their weights are random.
-fn widened(model: &str, folder: &Path) -> PathBuf {
-    const WIDTH: usize = 640;
-    let copy = folder.join(model);
-    std::fs::create_dir(&copy).unwrap();
-    let mut config: Value = serde_json::from_slice(&std::fs::read(path(model).join("config.json")).unwrap()).unwrap();
-    let name = ["moe_intermediate_size", "intermediate_size"];
-    let name = name.into_iter().find(|name| !config[name].is_null()).unwrap();
-    let narrow = config[name].as_u64().unwrap() as usize;
-    config[name] = WIDTH.into();
-    std::fs::write(copy.join("config.json"), config.to_string()).unwrap();
-    let file = std::fs::read(path(model).join("model.safetensors")).unwrap();
-    let weights = SafeTensors::deserialize(&file).unwrap();
-    let mut random = StdRng::seed_from_u64(7);
-    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = weights
-        .tensors()
-        .into_iter()
-        .map(|(name, tensor)| {
-            if !name.contains(".experts.") {
-                return (name, tensor.shape().to_vec(), tensor.data().to_vec());
-            }
-            let widen = |size: &usize| if *size == narrow { WIDTH } else { *size };
-            let shape: Vec<usize> = tensor.shape().iter().map(widen).collect();
-            let count = shape.iter().product::<usize>();
-            // The upper half of an f32 is a bf16.
-            let mut value = || ((random.random_range(-0.2f32..0.2).to_bits() >> 16) as u16).to_le_bytes();
-            (name, shape, (0..count).flat_map(|_| value()).collect())
-        })
-        .collect();
-    let views = tensors.iter().map(|(name, shape, data)| {
-        let dtype = weights.tensor(name).unwrap().dtype();
-        (name, TensorView::new(dtype, shape.clone(), data).unwrap())
-    });
-    std::fs::write(
-        copy.join("model.safetensors"),
-        safetensors::serialize(views, None).unwrap(),
-    )
-    .unwrap();
-    copy
-}
-
 /// Bytes of weights in memory with one expert of each size, with a third of all, and with nearly all of them.
 fn weight_budgets(path: &Path) -> [u64; 3] {
     let config = riffle_model::inspect(path).unwrap().config;
@@ -197,44 +152,38 @@ fn answers_are_the_same_to_the_bit_with_experts_in_the_file() {
         answer.unwrap().tokens
     };
     let folder = tempfile::tempdir().unwrap();
-    for model in ["mixtral", "qwen3_5_moe_text"] {
-        let path = widened(model, folder.path());
-        let resident = Engine::load(&path, options()).unwrap();
-        assert!(resident.expert_statistics().is_none() && resident.plan().experts.is_none());
-        let tokens = text(300);
-        let mut session = Session::new(&resident).unwrap();
-        let expected = read(&mut session, &tokens, 12);
-        let answer = written(&resident, &tokens, "none");
-        for budget in weight_budgets(&path) {
-            let engine = streamed(&path, budget);
-            let mut session = Session::new(&engine).unwrap();
-            assert!(
-                read(&mut session, &tokens, 5) == expected[..6],
-                "{model} with {budget} bytes"
-            );
-            let file = folder.path().join(format!("{model}-{budget}.session"));
-            session.sequence().save(&file).unwrap();
-            let mut restored = Session::restore(&engine, &file).unwrap();
-            for (token, expected) in (5..12).zip(&expected[6..]) {
-                restored.advance(token).unwrap();
-                assert!(
-                    bits(restored.logits()) == *expected,
-                    "{model}: token {token} after a restart"
-                );
-            }
-            for draft in ["none", "ngram", "sparse"] {
-                assert_eq!(written(&engine, &tokens, draft), answer, "{model} drafted by {draft}");
-            }
-            let statistics = engine.expert_statistics().expect("experts are read");
-            assert!(statistics.misses > 0 && statistics.read_bytes > 0, "{statistics:?}");
+    let path = folder.path().join("mixture");
+    write_mixture(&path);
+    let resident = Engine::load(&path, options()).unwrap();
+    assert!(resident.expert_statistics().is_none() && resident.plan().experts.is_none());
+    let tokens = text(300);
+    let mut session = Session::new(&resident).unwrap();
+    let expected = read(&mut session, &tokens, 12);
+    let answer = written(&resident, &tokens, "none");
+    for budget in weight_budgets(&path) {
+        let engine = streamed(&path, budget);
+        let mut session = Session::new(&engine).unwrap();
+        assert!(read(&mut session, &tokens, 5) == expected[..6], "{budget} bytes");
+        let file = folder.path().join(format!("{budget}.session"));
+        session.sequence().save(&file).unwrap();
+        let mut restored = Session::restore(&engine, &file).unwrap();
+        for (token, expected) in (5..12).zip(&expected[6..]) {
+            restored.advance(token).unwrap();
+            assert!(bits(restored.logits()) == *expected, "token {token} after a restart");
         }
+        for draft in ["none", "ngram", "sparse"] {
+            assert_eq!(written(&engine, &tokens, draft), answer, "drafted by {draft}");
+        }
+        let statistics = engine.expert_statistics().expect("experts are read");
+        assert!(statistics.misses > 0 && statistics.read_bytes > 0, "{statistics:?}");
     }
 }
 
 #[test]
 fn a_file_that_shrinks_fails_requests_by_one_line_and_the_scheduler_goes_on() {
     let folder = tempfile::tempdir().unwrap();
-    let path = widened("mixtral", folder.path());
+    let path = folder.path().join("mixture");
+    write_mixture(&path);
     let engine = streamed(&path, weight_budgets(&path)[0]);
     let weights = path.join("model.safetensors");
     let mut scheduler = Scheduler::new(&engine, SchedulerOptions::for_engine(engine.options())).unwrap();
