@@ -329,22 +329,16 @@ impl Shared {
         }
     }
 
-    /// Takes in a matrix, or why there is none.
-    pub(super) fn loaded(&self, load: &Load, loaded: Result<PackedMatrix, (ModelError, Option<PackedMatrix>)>) {
+    /// Takes in a matrix, or memory for one and why it does not hold the weights.
+    pub(super) fn loaded(&self, load: &Load, matrix: Option<PackedMatrix>, failure: Option<ModelError>) {
         let mut state = self.lock();
         let entry = entry(load.layer, load.expert);
         let bytes = self.sources.layers[load.layer][load.part]
             .as_ref()
             .map_or(0, |form| form.file_bytes() as u64);
-        let (matrix, failure) = match loaded {
-            Ok(matrix) => {
-                state.statistics.read_bytes += bytes;
-                (Some(matrix), None)
-            }
-            Err((error, memory)) => (memory, Some(error)),
-        };
-        if let Some(error) = failure {
-            state.failures.entry(entry).or_insert(error);
+        match failure {
+            None => state.statistics.read_bytes += bytes,
+            Some(error) => _ = state.failures.entry(entry).or_insert(error),
         }
         let has_failed = state.failures.contains_key(&entry);
         let slot = &mut state.classes[load.class].slots[load.slot];

@@ -64,48 +64,58 @@ fn work(shared: &Shared) {
     let _own = own.build();
     let mut buffer = PartBuffer::default();
     while let Some((load, memory)) = shared.next() {
-        let loaded = shared.sources.load(&load, memory, &mut buffer);
-        shared.loaded(&load, loaded);
+        let (matrix, failure) = shared.sources.load(&load, memory, &mut buffer);
+        shared.loaded(&load, matrix, failure);
     }
 }
 
 impl Sources {
-    /// Reads and packs a matrix, into `memory` where there is some.
+    /// Reads and packs a matrix, into `memory` where there is some. After a failure the memory comes back as it is.
     fn load(
         &self,
         load: &Load,
-        memory: Option<PackedMatrix>,
+        mut memory: Option<PackedMatrix>,
         buffer: &mut PartBuffer,
-    ) -> Result<PackedMatrix, (ModelError, Option<PackedMatrix>)> {
+    ) -> (Option<PackedMatrix>, Option<ModelError>) {
         let Some(form) = &self.layers[load.layer][load.part] else {
             unreachable!("parts that a form has are asked for")
         };
+        let failure = self.fill(load, form, &mut memory, buffer).err();
+        (memory, failure)
+    }
+
+    fn fill(
+        &self,
+        load: &Load,
+        form: &PartForm,
+        memory: &mut Option<PackedMatrix>,
+        buffer: &mut PartBuffer,
+    ) -> Result<(), ModelError> {
         let place = form.places[load.expert];
         let (path, file) = &self.files[place.file];
-        let bytes = match file.read(place.offset, form.file_bytes(), buffer) {
-            Ok(bytes) => bytes,
-            Err(error) => return Err((ModelError::streamed(path, form.tensor(load.expert), error), memory)),
-        };
+        let bytes = file.read(place.offset, form.file_bytes(), buffer);
+        let bytes = bytes.map_err(|error| ModelError::streamed(path, form.tensor(load.expert), error))?;
         if load.is_unchecked
             && let Some((element, value)) = first_not_finite(form.format, bytes)
         {
-            let error = ModelError::NotFinite {
+            return Err(ModelError::NotFinite {
                 tensor: form.tensor(load.expert),
                 element,
                 value,
-            };
-            return Err((error, memory));
+            });
         }
-        let packed = match memory {
-            Some(mut matrix) => matrix.repack(bytes, place.factor).map(|()| matrix),
-            None => PackedMatrix::pack(form.format, form.rows, form.columns, bytes).map(|matrix| {
-                let matrix = matrix.with_activations(self.activations);
-                matrix.with_factor(place.factor)
-            }),
+        let unpacked = |source| ModelError::Pack {
+            tensor: form.tensor(load.expert),
+            source,
         };
-        packed.map_err(|source| {
-            let tensor = form.tensor(load.expert);
-            (ModelError::Pack { tensor, source }, None)
-        })
+        match memory {
+            Some(matrix) => matrix.repack(bytes, place.factor).map_err(unpacked),
+            None => {
+                let matrix = PackedMatrix::pack(form.format, form.rows, form.columns, bytes).map_err(unpacked)?;
+                let matrix = matrix.with_activations(self.activations);
+                *memory = Some(matrix.with_factor(place.factor));
+                Ok(())
+            }
+        }
     }
 }

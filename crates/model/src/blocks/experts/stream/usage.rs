@@ -3,8 +3,9 @@
 //! The use of an expert is the number of tokens that chose it, where a token counts half as much when a number of others have come
 //! after it. A prompt that passes every expert once does not drive out those that most of its tokens chose.
 
-/// Tokens after which a choice counts half.
-const HALF_LIFE: f64 = 256.0;
+/// Tokens after which a choice counts half: long enough to tell experts apart that are chosen more often, short enough to follow a text from
+/// one subject to the next (`scripts/expert-policies`).
+const HALF_LIFE: f64 = 64.0;
 
 /// The uses of a layer's experts.
 pub(super) struct Usage {
