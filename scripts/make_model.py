@@ -55,6 +55,13 @@ def blocks(kind, rows, columns, scale, random):
         if at == 2 and kind in (Type.Q4_1, Type.Q5_1):
             values *= -7.5 if kind == Type.Q4_1 else -15.5
         data[..., at:at + 2] = values.astype(np.float16)[..., None].view(np.uint8)
+    if kind in (Type.Q4_K, Type.Q5_K):
+        # The minimum of a stretch is half of its largest quant: weights around zero. Others would send every token to the same experts.
+        middle = 7.5 if kind == Type.Q4_K else 15.5
+        scales = np.ascontiguousarray(data[..., 0:2]).view(np.float16)[..., 0]
+        data[..., 2:4] = (middle * scales).astype(np.float16)[..., None].view(np.uint8)
+        data[..., 8:12] = data[..., 4:8]
+        data[..., 12:16] = data[..., 12:16] & 15 | data[..., 12:16] << 4
     return data.reshape(rows, -1)
 
 

@@ -135,7 +135,7 @@ fn slots_hold_what_was_asked_for_whatever_came_before() {
 #[test]
 fn a_read_that_fails_is_told_once_and_read_anew_when_it_is_asked_for_again() {
     let least = least_expert_cache_bytes(&expert_classes(&forms(2)));
-    for every in [1, 2, 7] {
+    for every in [1, 5, 7] {
         let cache = cache(every, least);
         let (mut failures, mut loads) = (0, 0);
         for round in 0..60 {
@@ -188,7 +188,7 @@ fn experts_that_many_tokens_choose_stay_when_a_prompt_passes_all() {
     let two = least_expert_cache_bytes(&classes) + classes[0].expert_bytes;
     let file = vec![("weights".into(), Faulty::new(0))];
     let cache = ExpertCache::start(forms(1), file, Activations::Exact, two).unwrap();
-    let mut pass = |tokens: [usize; COUNT]| {
+    let pass = |tokens: [usize; COUNT]| {
         let chosen = || tokens.into_iter().enumerate().filter(|(_, tokens)| *tokens > 0);
         cache.choose(0, tokens.iter().sum(), chosen());
         for (expert, _) in chosen() {
