@@ -272,7 +272,10 @@ fn a_plan_gives_experts_what_pages_leave_and_keeps_to_the_memory() {
             assert_eq!(plan.weights_bytes, experts.resident_bytes + experts.cache_bytes);
             assert!(experts.held < experts.experts && experts.held > 100, "{experts:?}");
             // Left are less than two experts, and what resident weights may take beyond their bytes in files.
-            assert!(available - plan.total_bytes < experts.resident_bytes / 64 + 2 * 2_654_208, "{plan:?}");
+            assert!(
+                available - plan.total_bytes < experts.resident_bytes / 64 + 2 * 2_654_208,
+                "{plan:?}"
+            );
             let missing = 1.0 - experts.held as f64 / experts.experts as f64;
             let read = experts.token_read_bytes as f64 / (48.0 * 8.0 * 2_654_208.0);
             assert!((read - missing).abs() < 1e-3, "{experts:?}");

@@ -48,7 +48,7 @@ impl Experts {
                 let experts = active.iter().map(|active| active.expert);
                 streamed.cache.ask(streamed.layer, experts, Urgency::Now);
                 if let Some(behind) = behind.filter(|_| rows <= EARLY_ROWS) {
-                    behind.experts.ask_early(behind.norm, hidden, scratch);
+                    behind.experts.guess(behind.norm, hidden, scratch);
                 }
                 self.gather(scratch, &group, rows, shares_row);
                 self.compute_streamed(scratch, (streamed, &active), (group.end, shares_row), behind)?;

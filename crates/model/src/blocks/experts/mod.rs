@@ -19,12 +19,12 @@ use riffle_linear::PackedMatrix;
 pub use router::{ExpertGroups, Router, RouterRules, Scoring, WeightSum};
 pub(crate) use scratch::{ExpertScratch, scratch_bytes};
 pub use settings::{ExpertSettings, FusedLayout};
+use stream::Held;
 pub use stream::{
     ExpertCache, ExpertClass, ExpertStatistics, StreamedExperts, expert_cache_bytes, expert_slots,
     least_expert_cache_bytes,
 };
 pub(crate) use stream::{ExpertForm, expert_classes, expert_forms, names_experts, read_rate};
-use stream::{Held, Urgency};
 
 use super::activation::sigmoid;
 use super::rows::{add, for_rows};
@@ -187,9 +187,9 @@ impl Experts {
         }
     }
 
-    /// Lets the experts that the router would choose for the residual stream as it is now, `[rows, hidden]`, be read: those of a token
-    /// change little from one layer to the next.
-    fn ask_early(&self, norm: &Norm, hidden: &[f32], scratch: &mut ExpertScratch) {
+    /// Guesses the experts of the layer from the residual stream before the layer in front of it, `[rows, hidden]`, which changes little from one
+    /// layer to the next in trained models.
+    fn guess(&self, norm: &Norm, hidden: &[f32], scratch: &mut ExpertScratch) {
         let ExpertWeights::Streamed(streamed) = &self.experts else {
             return;
         };
@@ -204,7 +204,7 @@ impl Experts {
         let mut chosen: Vec<usize> = choices.iter().map(|choice| choice.expert as usize).collect();
         chosen.sort_unstable();
         chosen.dedup();
-        streamed.cache.ask(streamed.layer, chosen.into_iter(), Urgency::Early);
+        streamed.cache.guess(streamed.layer, chosen);
     }
 
     fn hidden_width(&self) -> usize {

@@ -12,7 +12,7 @@ use super::budget::{ExpertClass, expert_cache_bytes, expert_slots};
 use super::form::ExpertForm;
 use super::loader::{self, Load, ReadParts, Sources};
 use super::slots::{Content, Entry, Matrices, Slots};
-use super::usage::Usage;
+use super::usage::{Guesses, Usage};
 use crate::ModelError;
 
 /// Experts that are read ahead while others compute, at most, and the share of the slots that they may take.
@@ -108,6 +108,7 @@ struct LayerState {
     /// By expert: its weights were looked at once.
     is_checked: Vec<bool>,
     usage: Usage,
+    guesses: Guesses,
 }
 
 impl ExpertCache {
@@ -134,6 +135,7 @@ impl ExpertCache {
                 slot_of: vec![None; experts],
                 is_checked: vec![false; experts],
                 usage: Usage::new(experts),
+                guesses: Guesses::default(),
             });
         }
         let state = State {
@@ -197,10 +199,10 @@ impl ExpertCache {
         } = &mut *state;
         let layer = &mut layers[layer];
         let slots = &mut classes[layer.class].slots;
-        layer.usage.pass(tokens);
+        let chosen: Vec<(usize, usize)> = chosen.collect();
+        layer.usage.pass(tokens, chosen.iter().copied());
         let mut is_chosen = vec![false; layer.slot_of.len()];
-        for (expert, tokens) in chosen {
-            layer.usage.choose(expert, tokens);
+        for (expert, _) in chosen {
             is_chosen[expert] = true;
             match layer.slot_of[expert].map(|slot| slots[slot].is_fresh) {
                 None => statistics.misses += 1,
@@ -208,10 +210,27 @@ impl ExpertCache {
                 Some(false) => statistics.hits += 1,
             }
         }
+        layer.guesses.judge(&is_chosen);
         for (slot, is_chosen) in layer.slot_of.iter().zip(is_chosen) {
             if let Some(slot) = slot.filter(|_| !is_chosen) {
                 slots[slot].is_fresh = false;
             }
+        }
+    }
+
+    /// Takes note that tokens may choose these experts of a layer next, and begins to load those that are not in memory, where such guesses
+    /// have been right of late.
+    pub(crate) fn guess(&self, layer: usize, experts: Vec<usize>) {
+        let mut state = self.shared.lock();
+        let own = &mut state.layers[layer];
+        let missing: Vec<usize> = experts
+            .into_iter()
+            .filter(|expert| own.slot_of[*expert].is_none())
+            .collect();
+        let is_trusted = own.guesses.make(missing.clone());
+        drop(state);
+        if is_trusted {
+            self.ask(layer, missing.into_iter(), Urgency::Early);
         }
     }
 
