@@ -1,9 +1,10 @@
 """Writes a GGUF model of random weights, without a network, for benchmarks and comparisons.
 
-    python scripts/make_model.py OUT.gguf [--family qwen3] [--shape qwen3-0.6b|qwen3-4b|gemma3-270m|small] [--type Q8_0] [--tokenizer]
+    python scripts/make_model.py OUT.gguf [--family qwen3] [--shape qwen3-0.6b|qwen3-4b|qwen3-30b-a3b|gemma3-270m|small] [--layers N] [--type Q8_0]
+        [--tokenizer]
 
-Families: llama, qwen2, qwen3, phi2, phi3, gemma2, gemma3. Types: F32, F16, BF16, Q4_0 to Q8_0, Q2_K to Q6_K, IQ1_S to IQ4_XS with
-scales of 16 bits, TQ1_0, TQ2_0, and UD-Q4_K_M, the mix of files of that name. Quantised
+Families: llama, qwen2, qwen3, qwen3moe (with a shape that has experts), phi2, phi3, gemma2, gemma3. Types: F32, F16, BF16, Q4_0 to Q8_0, Q2_K to Q6_K, IQ1_S to IQ4_XS with
+scales of 16 bits, TQ1_0, TQ2_0, and UD-Q4_K_M and Q4_K_M, the mixes of files of these names. Quantised
 weights are random blocks under scales that give the spread a layer's weights have. Files have no tokenizer, but with
 --tokenizer one in the manner of SentencePiece whose tokens are made up. Needs numpy and gguf.
 """
@@ -18,9 +19,12 @@ from gguf import GGMLQuantizationType as Type
 SHAPES = {
     "qwen3-0.6b": (1024, 3072, 28, 16, 8, 128, 151_936, 40_960),
     "qwen3-4b": (2560, 9728, 36, 32, 8, 128, 151_936, 262_144),
+    "qwen3-30b-a3b": (2048, 6144, 48, 32, 4, 128, 151_936, 262_144),
     "gemma3-270m": (640, 2048, 18, 4, 1, 256, 262_144, 32_768),
     "small": (512, 768, 2, 8, 4, 64, 1024, 4096),
 }
+# Experts of a layer, those of a token, and the inner width of one.
+EXPERTS = {"qwen3-30b-a3b": (128, 8, 768)}
 # Where a block's half-precision scales lie, in bytes.
 SCALES = {
     Type.Q4_0: [0], Type.Q5_0: [0], Type.Q8_0: [0], Type.Q4_1: [0, 2], Type.Q5_1: [0, 2],
@@ -34,6 +38,11 @@ MIXES = {
         "attn_q": Type.IQ4_XS, "attn_k": Type.Q5_K, "attn_v": Type.Q8_0, "attn_output": Type.IQ4_NL,
         "ffn_gate": Type.IQ3_S, "ffn_up": Type.IQ4_XS, "ffn_down": Type.Q4_K,
     },
+    # Values and downs of half of the layers are Q6_K in files of this name, which is nearly the bytes of Q5_K in all.
+    "Q4_K_M": {
+        "attn_q": Type.Q4_K, "attn_k": Type.Q4_K, "attn_v": Type.Q5_K, "attn_output": Type.Q4_K, "token_embd": Type.Q4_K,
+        "ffn_gate_exps": Type.Q4_K, "ffn_up_exps": Type.Q4_K, "ffn_down_exps": Type.Q5_K,
+    },
 }
 FLOATS = {Type.F32: np.float32, Type.F16: np.float16}
 
@@ -46,6 +55,13 @@ def blocks(kind, rows, columns, scale, random):
         if at == 2 and kind in (Type.Q4_1, Type.Q5_1):
             values *= -7.5 if kind == Type.Q4_1 else -15.5
         data[..., at:at + 2] = values.astype(np.float16)[..., None].view(np.uint8)
+    if kind in (Type.Q4_K, Type.Q5_K):
+        # The minimum of a stretch is half of its largest quant: weights around zero. Others would send every token to the same experts.
+        middle = 7.5 if kind == Type.Q4_K else 15.5
+        scales = np.ascontiguousarray(data[..., 0:2]).view(np.float16)[..., 0]
+        data[..., 2:4] = (middle * scales).astype(np.float16)[..., None].view(np.uint8)
+        data[..., 8:12] = data[..., 4:8]
+        data[..., 12:16] = data[..., 12:16] & 15 | data[..., 12:16] << 4
     return data.reshape(rows, -1)
 
 
@@ -81,12 +97,14 @@ def made_up_tokens(count, random):
 
 
 class Model:
-    def __init__(self, path, family, shape, kind, seed, tokenizer=False):
+    def __init__(self, path, family, shape, kind, seed, tokenizer=False, layers=None):
         self.tokenizer = tokenizer
         self.random = np.random.default_rng(seed)
         self.kind = kind
         self.writer = gguf.GGUFWriter(path, family)
         self.hidden, self.inner, self.layers, self.heads, self.kv_heads, self.head_dim, self.vocabulary, self.context = SHAPES[shape]
+        self.layers = layers or self.layers
+        self.experts = EXPERTS.get(shape) if family == "qwen3moe" else None
 
     def matrix(self, name, rows, columns, bias=False):
         kind = self.kind
@@ -95,6 +113,20 @@ class Model:
         self.writer.add_tensor(f"{name}.weight", matrix(kind, rows, columns, self.random), raw_dtype=None if kind in FLOATS else kind)
         if bias:
             self.vector(f"{name}.bias", rows, 0.0)
+
+    def stack(self, name, count, rows, columns):
+        """A matrix of each expert, in one tensor."""
+        kind = MIXES[self.kind][name.split(".")[-1]] if self.kind in MIXES else self.kind
+        data = matrix(kind, count * rows, columns, self.random)
+        self.writer.add_tensor(f"{name}.weight", data.reshape(count, rows, -1), raw_dtype=None if kind in FLOATS else kind)
+
+    def mixture(self, prefix):
+        count, _, width = self.experts
+        router = self.hidden**-0.5 * self.random.standard_normal((count, self.hidden), dtype=np.float32)
+        self.writer.add_tensor(f"{prefix}ffn_gate_inp.weight", router)
+        self.stack(f"{prefix}ffn_gate_exps", count, width, self.hidden)
+        self.stack(f"{prefix}ffn_up_exps", count, width, self.hidden)
+        self.stack(f"{prefix}ffn_down_exps", count, self.hidden, width)
 
     def vector(self, name, length, mean=1.0):
         self.writer.add_tensor(name, (mean + 0.1 * self.random.standard_normal(length)).astype(np.float32))
@@ -113,6 +145,11 @@ class Model:
         writer.add_rope_dimension_count(self.head_dim // 2 if family == "phi2" else self.head_dim)
         (writer.add_layer_norm_eps if family == "phi2" else writer.add_layer_norm_rms_eps)(1e-5)
         writer.add_vocab_size(self.vocabulary)
+        if self.experts:
+            count, used, width = self.experts
+            writer.add_expert_count(count)
+            writer.add_expert_used_count(used)
+            writer.add_expert_feed_forward_length(width)
         self.tokens()
         if family.startswith("gemma"):
             writer.add_sliding_window(64)
@@ -146,16 +183,19 @@ class Model:
             for part, rows in (("q", query), ("k", kv), ("v", kv)):
                 self.matrix(f"{prefix}attn_{part}", rows, self.hidden, bias=family in ("qwen2", "phi2"))
         self.matrix(f"{prefix}attn_output", self.hidden, query, bias=phi2)
-        if family in ("qwen3", "gemma3"):
+        if family in ("qwen3", "qwen3moe", "gemma3"):
             self.vector(f"{prefix}attn_q_norm.weight", self.head_dim)
             self.vector(f"{prefix}attn_k_norm.weight", self.head_dim)
-        if family == "phi3":
-            self.matrix(f"{prefix}ffn_up", 2 * self.inner, self.hidden)
+        if self.experts:
+            self.mixture(prefix)
         else:
-            if not phi2:
-                self.matrix(f"{prefix}ffn_gate", self.inner, self.hidden)
-            self.matrix(f"{prefix}ffn_up", self.inner, self.hidden, bias=phi2)
-        self.matrix(f"{prefix}ffn_down", self.hidden, self.inner, bias=phi2)
+            if family == "phi3":
+                self.matrix(f"{prefix}ffn_up", 2 * self.inner, self.hidden)
+            else:
+                if not phi2:
+                    self.matrix(f"{prefix}ffn_gate", self.inner, self.hidden)
+                self.matrix(f"{prefix}ffn_up", self.inner, self.hidden, bias=phi2)
+            self.matrix(f"{prefix}ffn_down", self.hidden, self.inner, bias=phi2)
         norms = {"phi2": ["attn_norm"], "gemma2": ["attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm"]}
         norms["gemma3"] = norms["gemma2"]
         for norm in norms.get(family, ["attn_norm", "ffn_norm"]):
@@ -172,7 +212,7 @@ class Model:
         if family == "phi2":
             self.vector("output_norm.bias", self.hidden, 0.0)
             self.matrix("output", self.vocabulary, self.hidden, bias=True)
-        elif family == "phi3":
+        elif family in ("phi3", "qwen3moe"):
             self.matrix("output", self.vocabulary, self.hidden)
         self.writer.write_header_to_file()
         self.writer.write_kv_data_to_file()
@@ -180,8 +220,8 @@ class Model:
         self.writer.close()
 
 
-def write_model(path, family="qwen3", shape="qwen3-0.6b", kind=Type.Q8_0, seed=0, tokenizer=False):
-    Model(path, family, shape, kind, seed, tokenizer).write(family)
+def write_model(path, family="qwen3", shape="qwen3-0.6b", kind=Type.Q8_0, seed=0, tokenizer=False, layers=None):
+    Model(path, family, shape, kind, seed, tokenizer, layers).write(family)
 
 
 def main():
@@ -189,12 +229,13 @@ def main():
     parser.add_argument("out")
     parser.add_argument("--family", default="qwen3")
     parser.add_argument("--shape", default="qwen3-0.6b", choices=SHAPES)
+    parser.add_argument("--layers", type=int, help="fewer layers than the shape has")
     parser.add_argument("--type", default="Q8_0")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokenizer", action="store_true")
     given = parser.parse_args()
     kind = given.type if given.type in MIXES else Type[given.type]
-    write_model(given.out, given.family, given.shape, kind, given.seed, given.tokenizer)
+    write_model(given.out, given.family, given.shape, kind, given.seed, given.tokenizer, given.layers)
 
 
 if __name__ == "__main__":

@@ -24,12 +24,17 @@ pub(crate) struct EngineArguments {
     /// Most memory to use, e.g. 12G [default: what is free]
     #[arg(long, value_name = "BYTES", value_parser = numbers::memory, help_heading = "Machine and memory")]
     pub(crate) memory: Option<u64>,
+    /// Most memory for weights; further experts of a mixture stay in the model's file, e.g. 6G
+    ///
+    /// They are read as they are used. [default: all weights, or what --memory leaves beside the KV cache]
+    #[arg(long, value_name = "BYTES", value_parser = numbers::memory, help_heading = "Machine and memory", hide_short_help = true)]
+    pub(crate) weights_ram: Option<u64>,
     /// Threads that compute [default: every core]
     #[arg(short = 't', long, value_name = "N", value_parser = numbers::threads, help_heading = "Machine and memory")]
     pub(crate) threads: Option<usize>,
-    /// Tokens that pass one layer before the next (logical batch)
-    #[arg(short = 'b', long = "batch", alias = "batch-size", value_name = "N", value_parser = numbers::tokens, default_value = "4096", help_heading = "Machine and memory", hide_short_help = true)]
-    pub(crate) batch: usize,
+    /// Tokens that pass one layer before the next (logical batch) [default: 4096, or more where experts stay in the file]
+    #[arg(short = 'b', long = "batch", alias = "batch-size", value_name = "N", value_parser = numbers::tokens, help_heading = "Machine and memory", hide_short_help = true)]
+    pub(crate) batch: Option<usize>,
     /// Tokens of a logical batch whose attention is computed together, also spelled -ub [default: 512, at most -b]
     #[arg(long = "ub", alias = "ubatch-size", value_name = "N", value_parser = numbers::tokens, help_heading = "Machine and memory", hide_short_help = true)]
     pub(crate) chunk: Option<usize>,

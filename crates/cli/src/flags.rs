@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 /// Fields that messages of the libraries name, and the flags that set them. No two commands have different flags for one field.
-const FLAGS: [(&str, &str); 51] = [
+const FLAGS: [(&str, &str); 52] = [
     ("activations", "--activations"),
     ("adapters", "--lora"),
     ("api_keys", "--api-key-file"),
@@ -55,6 +55,7 @@ const FLAGS: [(&str, &str); 51] = [
     ("token_selection", "--select-tokens"),
     ("top_p", "--top-p"),
     ("window", "--window-size"),
+    ("weights_budget_bytes", "--weights-ram"),
     ("window_tokens", "--window-size"),
 ];
 

@@ -84,7 +84,8 @@ pub use options::{
 pub use parse::{KV_TYPES, parse_bytes, parse_kv_type};
 pub use pass::{PrefillProgress, Runner, Work};
 pub use plan::{
-    DevicePlan, MemoryPlan, ProcessPlan, TierPlan, available_memory_bytes, largest_text_bytes, policy_shapes,
+    DevicePlan, ExpertPlan, MemoryPlan, ProcessPlan, TierPlan, available_memory_bytes, largest_text_bytes,
+    policy_shapes,
 };
 pub use precision::AttentionPrecision;
 pub use profile::Profile;

@@ -101,7 +101,7 @@ pub use importance::{ImportanceOptions, collect_importance, observing};
 pub use journal::Journal;
 pub use kv_rates::{DecodeRate, KvBytes, KvRateOptions, KvRates, KvRow, StreamRate, measure_kv};
 pub use logits::{LogitsReport, check_logits, parse_tokens, read_tokens, write_logits};
-pub use model_rates::{ModelRate, ModelRateOptions, ModelRates, measure_model};
+pub use model_rates::{ExpertRates, ModelRate, ModelRateOptions, ModelRates, measure_model};
 pub use perplexity::{PerplexityOptions, perplexity};
 pub use pictures::{Bar, HeatCell, HeatMap, LineChart, Picture, Scale, Series, ShareMap, Stack};
 pub use policy_rates::{KeyKind, PolicyRate, PolicyRateOptions, PolicyRates, measure_policies};

@@ -6,6 +6,7 @@ use std::time::Instant;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use riffle_engine::{Engine, Session};
+use riffle_model::ExpertStatistics;
 use serde::{Deserialize, Serialize};
 
 use crate::cells::{Cell, StepWatch, run_cells};
@@ -54,7 +55,8 @@ pub struct ModelRate {
     pub prefill_tokens_per_s: f64,
     /// Tokens written a second.
     pub decode_tokens_per_s: f64,
-    /// GB/s at which weights were read while writing: all of them for each token, but for an embedding of its own.
+    /// GB/s at which weights were read while writing: all of them for each token, but for an embedding of its own and for experts that it does
+    /// not choose.
     pub weight_gigabytes_per_s: f64,
     /// GB/s at which this machine reads memory, measured before and after each answer.
     pub read_gigabytes_per_s: f64,
@@ -62,6 +64,41 @@ pub struct ModelRate {
     pub weight_read_share: f64,
     /// Bytes of KV pages at the end.
     pub kv_bytes: u64,
+    /// Experts that were read from the model's files, where they stay there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertRates>,
+}
+
+/// Reading of experts from a model's files, of the last prompt and of the last answer.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ExpertRates {
+    /// Bytes read for a prompt.
+    pub prompt_read_bytes: u64,
+    /// Bytes read for a token of an answer.
+    pub token_read_bytes: u64,
+    /// The share of the experts chosen in a prompt that were in memory or on their way.
+    pub prompt_found_share: f64,
+    /// Of those chosen in an answer, the share that were in memory, used before.
+    pub answer_hit_share: f64,
+    /// The share that were in memory or on their way because the router was asked early.
+    pub answer_early_share: f64,
+    /// Seconds of an answer in which computing waited for the files.
+    pub answer_waited_s: f64,
+}
+
+impl ExpertRates {
+    fn new(prompt: &ExpertStatistics, answer: &ExpertStatistics, tokens: usize) -> Self {
+        let chosen = (answer.hits + answer.early + answer.misses).max(1) as f64;
+        Self {
+            prompt_read_bytes: prompt.read_bytes,
+            token_read_bytes: answer.read_bytes / tokens as u64,
+            prompt_found_share: prompt.found_share(),
+            answer_hit_share: answer.hits as f64 / chosen,
+            answer_early_share: answer.early as f64 / chosen,
+            answer_waited_s: answer.waited_ns as f64 / 1e9,
+        }
+    }
 }
 
 /// Measures a model on random tokens. One reading of the context serves all depths that are given in rising order, unless the
@@ -186,18 +223,26 @@ fn measure(
     let session = &mut context.session;
     let (mut prefill_s, mut decode_s) = (f64::INFINITY, f64::INFINITY);
     let mut read = ceiling.gigabytes_per_s();
+    let counts = |session: &Session| session.sequence().engine().expert_statistics();
+    let mut experts = None;
     for run in 0..options.repeats {
         let done = before + (1.0 - before) * run as f64 / options.repeats as f64;
         session.truncate(depth)?;
+        let before = counts(session);
         let start = Instant::now();
         session.prefill(&prompt, &mut |_| watch(done))?;
         prefill_s = prefill_s.min(start.elapsed().as_secs_f64());
+        let between = counts(session);
         session.truncate(depth)?;
         let start = Instant::now();
         for &token in &answer {
             session.advance(token)?;
         }
         decode_s = decode_s.min(start.elapsed().as_secs_f64());
+        if let (Some(before), Some(between), Some(after)) = (before, between, counts(session)) {
+            let (prompt, answered) = (between.since(&before), after.since(&between));
+            experts = Some(ExpertRates::new(&prompt, &answered, answer.len()));
+        }
         read = read.max(ceiling.gigabytes_per_s());
     }
     let bytes = session.sequence().usage().bytes_by_tier;
@@ -210,6 +255,7 @@ fn measure(
         read_gigabytes_per_s: read,
         weight_read_share: weights / read,
         kv_bytes: bytes.device + bytes.ram + bytes.disk,
+        experts,
     })
 }
 
@@ -218,5 +264,12 @@ fn weight_bytes_of_a_token(engine: &Engine) -> Result<u64, EvalError> {
     let info = riffle_model::inspect_with(engine.path(), &engine.options().model.load_options())?;
     let rows_only = |name: &str| name == "model.embed_tokens.weight" && !info.config.tied_embeddings;
     let read = info.tensors.iter().filter(|tensor| !rows_only(&tensor.name));
-    Ok(read.map(|tensor| tensor.bytes).sum())
+    let all: u64 = read.map(|tensor| tensor.bytes).sum();
+    // Of a mixture, a token reads the experts that it chooses.
+    let used = info
+        .config
+        .experts
+        .map_or(1.0, |shape| shape.used as f64 / shape.experts.max(1) as f64);
+    let unused = info.config.expert_bytes as f64 * (1.0 - used);
+    Ok(all.saturating_sub(unused as u64))
 }

@@ -17,6 +17,8 @@ pub enum FileError {
         /// Bytes that are allowed.
         limit_bytes: u64,
     },
+    /// The file is not as it was when it was opened.
+    Changed,
     /// The system's reason.
     Io(io::Error),
 }
@@ -28,6 +30,7 @@ impl FileError {
             Self::NotRegular { found: "a folder" } => io::ErrorKind::IsADirectory,
             Self::NotRegular { .. } => io::ErrorKind::InvalidInput,
             Self::TooLarge { .. } => io::ErrorKind::FileTooLarge,
+            Self::Changed => io::ErrorKind::UnexpectedEof,
             Self::Io(error) => error.kind(),
         }
     }
@@ -43,6 +46,7 @@ impl fmt::Display for FileError {
                     "it holds more than {limit_bytes} bytes, the limit for files of its kind"
                 )
             }
+            Self::Changed => f.write_str("it was changed or cut off while it was in use; load it again"),
             Self::Io(error) => error.fmt(f),
         }
     }

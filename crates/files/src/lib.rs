@@ -19,6 +19,7 @@
 
 mod error;
 mod gguf_name;
+mod parts;
 mod size;
 mod tokenizer_name;
 
@@ -28,6 +29,7 @@ use std::path::Path;
 
 pub use error::FileError;
 pub use gguf_name::{GgufShard, gguf_shard, gguf_stem};
+pub use parts::{FileParts, PartBuffer};
 pub use size::human_bytes;
 pub use tokenizer_name::TOKENIZER_FILES;
 

@@ -69,17 +69,8 @@ impl PackedMatrix {
         in_features: usize,
         row_major_bytes: &[u8],
     ) -> Result<PackedMatrix, LinearError> {
-        let row_bytes = row_bytes(format, out_features, in_features, row_major_bytes.len())?;
-        let too_large = || LinearError::TooLarge {
-            out_features,
-            in_features,
-        };
-        let padded = out_features.checked_next_multiple_of(LANES).ok_or_else(too_large)?;
-        // bfloat16 lies in pairs of inputs.
-        let padded_row_bytes = row_bytes
-            .checked_next_multiple_of(format.row().row_multiple)
-            .ok_or_else(too_large)?;
-        let mut buffer = Buffer::zeroed(padded_row_bytes.checked_mul(padded).ok_or_else(too_large)?)?;
+        check_bytes(format, out_features, in_features, row_major_bytes.len())?;
+        let mut buffer = Buffer::zeroed(PackedMatrix::packed_bytes(format, out_features, in_features)?)?;
         (format.row().pack)(row_major_bytes, out_features, in_features, buffer.bytes_mut());
         Ok(PackedMatrix {
             format,
@@ -90,6 +81,35 @@ impl PackedMatrix {
             order: None,
             buffer,
         })
+    }
+
+    /// Bytes that a matrix of these sizes takes when it is packed.
+    ///
+    /// # Errors
+    /// [`LinearError`] for sizes that make no matrix of this format.
+    pub fn packed_bytes(format: WeightFormat, out_features: usize, in_features: usize) -> Result<usize, LinearError> {
+        let row_bytes = row_bytes(format, out_features, in_features)?;
+        // bfloat16 lies in pairs of inputs.
+        let padded = row_bytes.checked_next_multiple_of(format.row().row_multiple);
+        let rows = out_features.checked_next_multiple_of(LANES);
+        let bytes = padded.zip(rows).and_then(|(row, rows)| row.checked_mul(rows));
+        bytes.ok_or(LinearError::TooLarge {
+            out_features,
+            in_features,
+        })
+    }
+
+    /// Puts other weights of the same sizes and format, and their factor, in the place of these: no memory is taken.
+    ///
+    /// # Errors
+    /// [`LinearError::ByteLength`]; the matrix is then what it was.
+    pub fn repack(&mut self, row_major_bytes: &[u8], factor: f32) -> Result<(), LinearError> {
+        let (outputs, inputs) = (self.out_features, self.in_features);
+        check_bytes(self.format, outputs, inputs, row_major_bytes.len())?;
+        // What pads rows and columns stays zero.
+        (self.format.row().pack)(row_major_bytes, outputs, inputs, self.buffer.bytes_mut());
+        self.factor = factor;
+        Ok(())
     }
 
     /// The same matrix, whose products take activations so.
@@ -284,13 +304,8 @@ impl PackedMatrix {
     }
 }
 
-/// Bytes of a row of a file that holds `found` bytes for the matrix; an error where these are not what its sizes say.
-fn row_bytes(
-    format: WeightFormat,
-    out_features: usize,
-    in_features: usize,
-    found: usize,
-) -> Result<usize, LinearError> {
+/// Bytes of a row of a file, of sizes that make a matrix.
+fn row_bytes(format: WeightFormat, out_features: usize, in_features: usize) -> Result<usize, LinearError> {
     if out_features == 0 || in_features == 0 {
         return Err(LinearError::Empty {
             out_features,
@@ -305,22 +320,29 @@ fn row_bytes(
             block,
         });
     }
-    let too_large = || LinearError::TooLarge {
+    format.row_bytes(in_features).ok_or(LinearError::TooLarge {
         out_features,
         in_features,
-    };
-    let row_bytes = format.row_bytes(in_features).ok_or_else(too_large)?;
-    let expected = row_bytes.checked_mul(out_features).ok_or_else(too_large)?;
-    if found != expected {
-        return Err(LinearError::ByteLength {
-            format,
-            out_features,
-            in_features,
-            expected,
-            found,
-        });
+    })
+}
+
+/// Refuses bytes of a file that are not as many as the matrix has.
+fn check_bytes(format: WeightFormat, out_features: usize, in_features: usize, found: usize) -> Result<(), LinearError> {
+    let row_bytes = row_bytes(format, out_features, in_features)?;
+    let expected = row_bytes.checked_mul(out_features).ok_or(LinearError::TooLarge {
+        out_features,
+        in_features,
+    })?;
+    if found == expected {
+        return Ok(());
     }
-    Ok(row_bytes)
+    Err(LinearError::ByteLength {
+        format,
+        out_features,
+        in_features,
+        expected,
+        found,
+    })
 }
 
 impl fmt::Debug for PackedMatrix {

@@ -3,7 +3,7 @@
 use riffle_linear::WeightFormat;
 
 use crate::fields::Fields;
-use crate::{GatedDeltaNetShape, ModelError, StateShape, recorded};
+use crate::{ExpertClass, GatedDeltaNetShape, ModelError, StateShape, recorded};
 
 /// Largest number of layers, heads or dimensions of a head that is taken seriously.
 pub(crate) const LARGEST_COUNT: usize = 1 << 16;
@@ -105,6 +105,10 @@ pub struct ModelConfig {
     pub intermediate_size: usize,
     /// The experts of layers that are mixtures of them.
     pub experts: Option<ExpertShape>,
+    /// Bytes of all experts, in the files or in memory.
+    pub expert_bytes: u64,
+    /// Experts that can stay in the model's files, by size; none where all weights are in memory already.
+    pub streamable: Vec<ExpertClass>,
     /// Tokens the model was made for.
     pub max_position: usize,
     /// Factor on query · key.
@@ -183,6 +187,8 @@ impl ModelConfig {
             head_dim,
             intermediate_size: fields.size("intermediate_size")?,
             experts: None,
+            expert_bytes: 0,
+            streamable: Vec::new(),
             max_position: fields.size("max_position_embeddings")?,
             attention_scale: (head_dim as f32).sqrt().recip(),
             soft_cap: None,

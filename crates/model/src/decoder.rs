@@ -10,7 +10,7 @@ use crate::inputs::InputSums;
 use crate::layer::{Layer, Step};
 use crate::weights::Checkpoint;
 use crate::workspace::{ROW_BLOCK, Workspace};
-use crate::{Batch, ModelConfig, ModelError, ModelOutline, Predictor, SegmentPart};
+use crate::{Batch, ExpertCache, ModelConfig, ModelError, ModelOutline, Predictor, SegmentPart};
 
 /// A whole model: weights and the order of work. A [`Forward`](crate::Forward) takes batches through it.
 pub struct Decoder {
@@ -40,6 +40,8 @@ pub struct Decoder {
     pub predictor: Option<Box<Predictor>>,
     /// Sums over the inputs of linear layers, where they were asked for at load.
     pub input_sums: Vec<Arc<InputSums>>,
+    /// The cache of experts that stay in the model's files, where that was asked for at load.
+    pub expert_cache: Option<Arc<ExpertCache>>,
 }
 
 impl Decoder {
@@ -73,6 +75,7 @@ impl Decoder {
             logit_cap: None,
             predictor: None,
             input_sums: Vec::new(),
+            expert_cache: None,
         })
     }
 
@@ -91,7 +94,8 @@ impl Decoder {
         let inputs = self.layer_inputs.as_ref().map_or(0, LayerInputs::bytes)
             + self.positions.as_ref().map_or(0, PositionTable::bytes)
             + embedding_norm;
-        self.embedding.bytes() as u64 + inputs + layers + self.final_norm.bytes() + head + bias + predictor
+        let cache = self.expert_cache.as_ref().map_or(0, |cache| cache.bytes());
+        self.embedding.bytes() as u64 + cache + inputs + layers + self.final_norm.bytes() + head + bias + predictor
     }
 
     /// Refuses layers that are built with other attention or states than the configuration says.
@@ -104,6 +108,12 @@ impl Decoder {
             let is_as_said = states.next() == self.config.state_of(number)
                 && states.next().is_none()
                 && layer.attention.is_some() == self.config.is_attention(number);
+            let mut behind = layer.steps.iter().skip_while(|step| !matches!(step, Step::Experts(_)));
+            behind.next();
+            if behind.any(|step| matches!(step, Step::Experts(_) | Step::Recur(_))) {
+                let problem = format!("layer {number} has a state or further experts behind its experts");
+                return Err(fields.error("layers", problem));
+            }
             if !is_as_said {
                 let problem = format!("layer {number} is built with other attention or another state than configured");
                 return Err(fields.error("layers", problem));

@@ -179,6 +179,44 @@ pub enum ModelError {
         /// The first of them by name.
         tensors: Vec<String>,
     },
+    /// A file is not as it was when the model was loaded, and more of its weights are needed.
+    #[error(
+        "{}: it was changed or cut off while its weights were in use (tensor {tensor}); load the model again",
+        path.display()
+    )]
+    ChangedWeights {
+        /// The file.
+        path: PathBuf,
+        /// The tensor that was to be read.
+        tensor: String,
+    },
+    /// Experts of a form that has to be changed before it is computed with.
+    #[error(
+        "experts cannot stay in the files of this model, because of the form of tensor {tensor}; give memory for all of its weights"
+    )]
+    NotStreamed {
+        /// The tensor.
+        tensor: String,
+    },
+    /// Too little memory for experts that stay in the files, or none that can.
+    #[error(
+        "{}: {given} of memory are too little for experts that stay in its files, {least} is the least (0 B: no experts of it can stay there); give more, or memory for all of its weights",
+        path.display()
+    )]
+    FewExpertBytes {
+        /// The model.
+        path: PathBuf,
+        /// Bytes given, for people.
+        given: String,
+        /// Bytes needed, for people.
+        least: String,
+    },
+    /// A thread that reads weights could not be started.
+    #[error("cannot start a thread that reads weights: {source}; end other programs")]
+    Thread {
+        /// The system's reason.
+        source: std::io::Error,
+    },
     /// A tensor's shape is not the one the configuration asks for.
     #[error(
         "tensor {tensor} has shape {found:?}, the configuration asks for {expected:?}; the weights do not belong to this configuration"
@@ -422,6 +460,17 @@ impl ModelError {
                 expected,
                 found,
             })
+        }
+    }
+
+    /// Why weights could not be read while the model runs.
+    pub(crate) fn streamed(path: &Path, tensor: String, error: FileError) -> ModelError {
+        match error {
+            FileError::Changed => ModelError::ChangedWeights {
+                path: path.to_owned(),
+                tensor,
+            },
+            other => ModelError::file(path, other),
         }
     }
 

@@ -57,13 +57,27 @@ pub trait Forward: Send {
     ///
     /// # Errors
     /// [`ModelError::NoSuchLayer`], [`ModelError::RowsOutOfOrder`], [`ModelError::WrongStates`],
-    /// [`ModelError::WrongRecurrentState`], [`ModelError::RecurrentPosition`]; a device that fails.
+    /// [`ModelError::WrongRecurrentState`], [`ModelError::RecurrentPosition`]; weights that cannot be read, a device that fails.
     fn finish(
         &mut self,
         layer: usize,
         rows: Range<usize>,
         states: &mut [&mut RecurrentState],
     ) -> Result<(), ModelError>;
+
+    /// As [`finish`](Self::finish), a piece of it: false where work that goes over all rows of the batch is left, which a further call with the
+    /// same rows goes on with.
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish).
+    fn finish_piece(
+        &mut self,
+        layer: usize,
+        rows: Range<usize>,
+        states: &mut [&mut RecurrentState],
+    ) -> Result<bool, ModelError> {
+        self.finish(layer, rows, states).map(|()| true)
+    }
 
     /// Writes the logits of some rows of the batch to `out`, `[rows, vocab_size]`.
     ///
@@ -97,6 +111,8 @@ pub struct HostForward {
     // [rows, hidden_size]
     hidden: Vec<f32>,
     workspace: Workspace,
+    /// The last rows of the layer under way are finished up to its experts, and these are not done.
+    is_in_experts: bool,
 }
 
 impl HostForward {
@@ -107,6 +123,7 @@ impl HostForward {
             progress: LayerProgress::default(),
             hidden: Vec::new(),
             workspace: Workspace::new(&model.config, batch_tokens),
+            is_in_experts: false,
             model: Arc::clone(model),
         }
     }
@@ -144,6 +161,7 @@ impl HostForward {
         self.model.prepare_layer_inputs(batch, &mut self.workspace);
         self.batch = Some(batch.clone());
         self.progress = LayerProgress::new(batch.rows());
+        self.is_in_experts = false;
     }
 
     /// Bytes it holds beside the hidden states: those that [`scratch_bytes`](crate::scratch_bytes) says.
@@ -176,6 +194,7 @@ impl Forward for HostForward {
     fn project(&mut self, layer: usize, rows: Range<usize>) -> Result<bool, ModelError> {
         let own = self.model.layer(layer)?;
         self.progress.project(layer, &rows)?;
+        self.is_in_experts = false;
         let (Some(attention), Some(batch)) = (&own.attention, &self.batch) else {
             return Ok(false);
         };
@@ -196,25 +215,45 @@ impl Forward for HostForward {
         rows: Range<usize>,
         states: &mut [&mut RecurrentState],
     ) -> Result<(), ModelError> {
+        while !self.finish_piece(layer, rows.clone(), states)? {}
+        Ok(())
+    }
+
+    fn finish_piece(
+        &mut self,
+        layer: usize,
+        rows: Range<usize>,
+        states: &mut [&mut RecurrentState],
+    ) -> Result<bool, ModelError> {
         let own = self.model.layer(layer)?;
         let Some(batch) = &self.batch else {
-            return Ok(());
+            return Ok(true);
         };
-        batch.check_states(states.len())?;
-        self.progress.finish(layer, &rows)?;
-        let config = &self.model.config;
-        let mut parts = batch.parts(rows.clone()).peekable();
-        let states =
-            states
-                .iter_mut()
-                .enumerate()
-                .map(|(segment, state)| match parts.next_if(|part| part.segment == segment) {
+        if !self.is_in_experts {
+            batch.check_states(states.len())?;
+            self.progress.finish(layer, &rows)?;
+            let is_last = rows.end == batch.rows();
+            let config = &self.model.config;
+            let mut parts = batch.parts(rows.clone()).peekable();
+            let states = states.iter_mut().enumerate().map(|(segment, state)| {
+                match parts.next_if(|part| part.segment == segment) {
                     Some(part) => state.layer_mut(config, layer, part.position),
                     None => Ok(None),
-                });
-        let mut states: Vec<_> = states.collect::<Result<_, _>>()?;
-        own.finish(batch, rows, &mut self.hidden, &mut self.workspace, &mut states);
-        Ok(())
+                }
+            });
+            let mut states: Vec<_> = states.collect::<Result<_, _>>()?;
+            own.finish(batch, rows, &mut self.hidden, &mut self.workspace, &mut states);
+            if !is_last || own.experts().is_none() {
+                return Ok(true);
+            }
+            own.begin_experts(batch, &mut self.workspace);
+            self.is_in_experts = true;
+        }
+        let behind = self.model.layers.get(layer + 1);
+        let is_done = own.advance_experts(batch, &mut self.hidden, &mut self.workspace, behind);
+        // After an error the batch cannot go on.
+        self.is_in_experts = matches!(is_done, Ok(false));
+        is_done
     }
 
     fn logits(&mut self, rows: &[usize], out: &mut [f32]) -> Result<(), ModelError> {

@@ -8,12 +8,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::blocks::{
-    Attention, Experts, HeadProjection, LayerInput, Mixer, Mlp, Norm, Projection, add, scale, sigmoid_gate,
+    Attention, Behind, Experts, HeadProjection, LayerInput, Mixer, Mlp, Norm, Projection, add, scale, sigmoid_gate,
     sigmoid_gate_heads, softplus_gate_heads,
 };
 use crate::recurrent::LayerState;
 use crate::workspace::{CUT_GRID, ROW_BLOCK, RowBlock, Workspace};
-use crate::{Batch, SegmentPart, StateShape};
+use crate::{Batch, ModelError, SegmentPart, StateShape};
 
 /// Values of a batch's rows that steps read and write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,8 +99,8 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// Takes some rows of `hidden`, `[batch rows, hidden]`, through the steps on the CPU; `states` are those of a recurrent
-    /// layer, one for each segment that has such rows.
+    /// Takes some rows of `hidden`, `[batch rows, hidden]`, through the steps on the CPU, up to experts if the layer has some; `states`
+    /// are those of a recurrent layer, one for each segment that has such rows.
     pub(crate) fn finish(
         &self,
         batch: &Batch,
@@ -109,15 +109,82 @@ impl Layer {
         workspace: &mut Workspace,
         states: &mut [Option<&mut LayerState>],
     ) {
-        let attention = self.attention.as_ref();
-        let attended_width = attention.map_or(0, |attention| attention.shape.attended_width());
+        let found = self.experts();
+        let end = found.map_or(self.steps.len(), |(at, _)| at);
         for rows in batch.row_blocks(rows, ROW_BLOCK, CUT_GRID) {
             let parts: Vec<SegmentPart> = batch.parts(rows.clone()).collect();
-            let mut block = workspace.row_block(hidden, rows, attended_width);
-            for step in &self.steps {
+            let first = rows.start;
+            let mut block = workspace.row_block(hidden, rows, self.attended_width());
+            for step in &self.steps[..end] {
                 step.apply(&mut block, &parts, states);
             }
+            if let Some((_, experts)) = found {
+                experts.route(&mut block, first, &parts);
+            }
         }
+    }
+
+    /// Begins with the experts of a batch whose rows are all finished up to them.
+    pub(crate) fn begin_experts(&self, batch: &Batch, workspace: &mut Workspace) {
+        if let Some((_, experts)) = self.experts() {
+            experts.begin(&mut workspace.experts, batch.rows());
+        }
+    }
+
+    /// Takes all rows of a batch, which are finished up to the layer's experts, through these and the steps behind them, a piece at each
+    /// call; true when no piece is left. `behind` is the next layer.
+    pub(crate) fn advance_experts(
+        &self,
+        batch: &Batch,
+        hidden: &mut [f32],
+        workspace: &mut Workspace,
+        behind: Option<&Layer>,
+    ) -> Result<bool, ModelError> {
+        let Some((at, experts)) = self.experts() else {
+            return Ok(true);
+        };
+        let behind = behind.and_then(Layer::as_behind);
+        if !experts.advance(&mut workspace.experts, (hidden, batch.rows()), behind)? {
+            return Ok(false);
+        }
+        for rows in batch.row_blocks(0..batch.rows(), ROW_BLOCK, CUT_GRID) {
+            let parts: Vec<SegmentPart> = batch.parts(rows.clone()).collect();
+            let first = rows.start;
+            let mut block = workspace.row_block(hidden, rows, self.attended_width());
+            experts.end(&mut block, first, &parts);
+            for step in &self.steps[at + 1..] {
+                step.apply(&mut block, &parts, &mut []);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The experts of a layer that has some, and their place among the steps.
+    pub(crate) fn experts(&self) -> Option<(usize, &Experts)> {
+        let mut steps = self.steps.iter().enumerate();
+        steps.find_map(|(at, step)| match step {
+            Step::Experts(experts) => Some((at, &**experts)),
+            _ => None,
+        })
+    }
+
+    /// The layer as one that comes behind another: its experts, and the norm that gives them their input.
+    fn as_behind(&self) -> Option<Behind<'_>> {
+        let (at, experts) = self.experts()?;
+        let norm = self.steps[..at].iter().rev().find_map(|step| match step {
+            Step::Normalise {
+                norm,
+                from: Rows::Hidden,
+                to: Rows::Normed,
+            } => Some(&**norm),
+            _ => None,
+        })?;
+        Some(Behind { norm, experts })
+    }
+
+    fn attended_width(&self) -> usize {
+        let attention = self.attention.as_ref();
+        attention.map_or(0, |attention| attention.shape.attended_width())
     }
 
     /// The mixer of a layer with a state.
@@ -189,7 +256,8 @@ impl Step {
                 projection.apply(values, output, parts);
             }
             Step::FeedForward(mlp) => mlp.apply(rows.normed, rows.inner, rows.inner_gate, rows.branch, parts),
-            Step::Experts(experts) => experts.apply(rows, parts),
+            // A layer takes them for a whole batch.
+            Step::Experts(_) => {}
             Step::Recur(mixer) => mixer.apply(parts, states, rows.normed, rows.mixer, rows.branch),
             Step::OpenGate {
                 norm,

@@ -2,11 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
+use riffle_files::human_bytes;
 use riffle_linear::{Activations, WeightFormat};
 
 use crate::adapters::{Adapter, Base, unusable};
+use crate::blocks::{ExpertStreams, StreamedLayer, expert_classes, expert_forms, names_experts, read_rate};
 use crate::decoder::Decoder;
 use crate::families::{self, Family};
 use crate::fields::Fields;
@@ -14,8 +17,9 @@ use crate::place::ModelPlace;
 use crate::tokenizer::{TokenizerSettings, tokenizer_file};
 use crate::weights::Checkpoint;
 use crate::{
-    AdapterInfo, AdapterSpec, ChatTemplate, GenerationDefaults, MOST_ADAPTERS, ModelConfig, ModelError, ModelInfo,
-    RopeScaling, TensorInfo, TensorType, Tokenizer, TokenizerInfo, directory, gguf,
+    AdapterInfo, AdapterSpec, ChatTemplate, ExpertCache, GenerationDefaults, MOST_ADAPTERS, ModelConfig, ModelError,
+    ModelInfo, RopeScaling, TensorInfo, TensorType, Tokenizer, TokenizerInfo, directory, gguf,
+    least_expert_cache_bytes,
 };
 
 /// A model ready to run.
@@ -52,6 +56,8 @@ pub struct OpenedModel {
     times: LoadTimes,
     activations: Activations,
     observes_inputs: bool,
+    /// Bytes for experts in memory; the others stay in the files.
+    expert_bytes: Option<u64>,
 }
 
 /// How a model is to be read and to compute, beside what its files say.
@@ -154,7 +160,16 @@ impl OpenedModel {
             times,
             activations: options.activations,
             observes_inputs: options.input_sums,
+            expert_bytes: None,
         })
+    }
+
+    /// With experts that stay in the model's files and so many bytes of memory for those that are used; with `None`, all are loaded. Layers whose
+    /// experts cannot be read so ([`ModelConfig::streamable`]) are loaded in any case.
+    #[must_use]
+    pub fn with_expert_bytes(mut self, expert_bytes: Option<u64>) -> OpenedModel {
+        self.expert_bytes = expert_bytes;
+        self
     }
 
     /// With adapters beside the weights, at most [`MOST_ADAPTERS`](crate::MOST_ADAPTERS). Their headers are checked against the model.
@@ -180,6 +195,18 @@ impl OpenedModel {
         self.parts.info()
     }
 
+    /// Bytes a second at which experts are read from the model's files, measured for a moment; `None` where none can stay there.
+    ///
+    /// # Errors
+    /// [`ModelError::Io`], [`ModelError::ChangedWeights`].
+    pub fn expert_read_rate(&self) -> Result<Option<f64>, ModelError> {
+        let forms = expert_forms(&self.parts.weights, &self.parts.config);
+        if forms.is_empty() {
+            return Ok(None);
+        }
+        read_rate(&forms, &self.parts.weights.reopened()?).map(Some)
+    }
+
     /// Loads the weights, packed for computing and held once.
     pub fn load(self) -> Result<LoadedModel, ModelError> {
         let start = Instant::now();
@@ -188,8 +215,12 @@ impl OpenedModel {
             mut times,
             activations,
             observes_inputs,
+            expert_bytes,
         } = self;
         parts.weights.set_activations(activations);
+        if let Some(bytes) = expert_bytes {
+            parts.stream_experts(bytes)?;
+        }
         if observes_inputs {
             let names = gguf::stored_names(&parts)?;
             parts.weights.observe_inputs(names);
@@ -198,6 +229,7 @@ impl OpenedModel {
         let mut decoder = (parts.family.build)(&parts.fields, &info.config, &mut parts.weights)?;
         decoder.check_layers(&parts.fields)?;
         decoder.input_sums = parts.weights.take_input_sums();
+        decoder.expert_cache = parts.weights.streams().map(|streams| Arc::clone(&streams.cache));
         parts.weights.adapters().iter().try_for_each(Adapter::check_taken)?;
         let build_predictor = parts.family.build_predictor.filter(|_| parts.loads_predictor);
         if let Some(build) = build_predictor {
@@ -208,6 +240,7 @@ impl OpenedModel {
         info.unused_tensors = parts.weights.untaken();
         parts.refuse_unused(&info.unused_tensors)?;
         info.config.weight_bytes = decoder.bytes();
+        info.config.streamable = Vec::new();
         decoder.config = info.config.clone();
         times.weights_ms = milliseconds_since(start);
         riffle_linear::gather_pages();
@@ -312,6 +345,23 @@ impl Parts {
             .collect()
     }
 
+    /// Lets experts stay in the files, with so many bytes of memory for those that are used.
+    fn stream_experts(&mut self, bytes: u64) -> Result<(), ModelError> {
+        let forms = expert_forms(&self.weights, &self.config);
+        let least = least_expert_cache_bytes(&expert_classes(&forms));
+        if forms.is_empty() || bytes < least {
+            return Err(ModelError::FewExpertBytes {
+                path: self.path.clone(),
+                given: human_bytes(bytes),
+                least: human_bytes(least),
+            });
+        }
+        let layers: Vec<StreamedLayer> = forms.iter().map(StreamedLayer::from).collect();
+        let cache = ExpertCache::start(forms, self.weights.reopened()?, self.weights.activations(), bytes)?;
+        self.weights.set_streams(ExpertStreams::new(cache, layers));
+        Ok(())
+    }
+
     fn info(&self) -> ModelInfo {
         let tensors = self.weights.list();
         let tensor_bytes = self.weights.file_bytes();
@@ -324,6 +374,8 @@ impl Parts {
         let adapters: Vec<AdapterInfo> = self.weights.adapters().iter().map(Adapter::info).collect();
         let of_adapters: u64 = adapters.iter().map(|adapter| adapter.bytes).sum();
         config.weight_bytes = bytes_of(&|name| self.is_computed(name)) + of_adapters;
+        config.expert_bytes = bytes_of(&|name| names_experts(name));
+        config.streamable = expert_classes(&expert_forms(&self.weights, &config));
         config.predictor_bytes = bytes_of(&|name| self.loads_predictor && name.starts_with(PREDICTOR));
         config.weight_format = most_common_format(&tensors);
         config.has_bf16_weights = tensors

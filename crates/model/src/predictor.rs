@@ -105,18 +105,22 @@ impl PredictorForward {
     }
 
     /// Takes the projected rows through the rest of the layer, from what was written to [`Projected::attended`].
-    pub fn finish(&mut self) {
+    ///
+    /// # Errors
+    /// [`ModelError`] for experts that cannot be read.
+    pub fn finish(&mut self) -> Result<(), ModelError> {
         let model = &*self.model;
         let (Some(predictor), Some(batch)) = (&model.predictor, &self.batch) else {
-            return;
+            return Ok(());
         };
-        let rows = 0..batch.rows();
-        predictor
-            .layer
-            .finish(batch, rows, &mut self.hidden, &mut self.workspace, &mut []);
+        let (layer, rows) = (&predictor.layer, 0..batch.rows());
+        layer.finish(batch, rows, &mut self.hidden, &mut self.workspace, &mut []);
+        layer.begin_experts(batch, &mut self.workspace);
+        while !layer.advance_experts(batch, &mut self.hidden, &mut self.workspace, None)? {}
         for_rows(&mut self.hidden, model.config.hidden_size, |_, row| {
             predictor.final_norm.apply_in_place(row);
         });
+        Ok(())
     }
 
     /// The hidden states of the finished rows, `[rows, hidden_size]`: those that the next rows are joined with.

@@ -17,7 +17,7 @@ pub(crate) const CUT_GRID: CutGrid = CutGrid::Positions(Columns::COUNT);
 
 /// Scratch for batches of up to a fixed number of tokens.
 ///
-/// Queries, keys, values and attention results are as long as the batch; everything else is as long as a row block.
+/// Queries, keys, values, attention results, and inputs and sums of experts are as long as the batch; everything else is as long as a row block.
 pub(crate) struct Workspace {
     batch_tokens: usize,
     sizes: Sizes,
@@ -41,7 +41,7 @@ pub(crate) struct Workspace {
     pub(crate) mixer: Vec<f32>,
     // [tokens, layers, width of a layer's input]
     pub(crate) layer_inputs: Vec<f32>,
-    experts: ExpertScratch,
+    pub(crate) experts: ExpertScratch,
     // one for each rotation of the model
     pub(crate) rotary_tables: Vec<RotaryTable>,
 }
@@ -105,7 +105,7 @@ impl Workspace {
             inner: vec![0.0; rows * sizes.intermediate],
             inner_gate: vec![0.0; rows * sizes.intermediate],
             mixer: vec![0.0; rows * sizes.mixer],
-            experts: ExpertScratch::new(config.experts.as_ref(), sizes.hidden, rows),
+            experts: ExpertScratch::new(config.experts.as_ref(), sizes.hidden, [batch_tokens, rows]),
             layer_inputs: vec![0.0; batch_tokens * sizes.layer_inputs],
             rotary_tables: (0..sizes.rotary_tables)
                 .map(|_| RotaryTable::with_capacity(batch_tokens, sizes.rotary_dim))
@@ -176,7 +176,8 @@ pub fn scratch_bytes(config: &ModelConfig, batch_tokens: usize) -> u64 {
     let per_token = of_heads + sizes.layer_inputs + sizes.rotary_dim * sizes.rotary_tables;
     let per_row = 2 * sizes.hidden + 2 * sizes.intermediate + sizes.mixer;
     let (batch_tokens, rows) = (batch_tokens as u64, batch_tokens.clamp(1, ROW_BLOCK) as u64);
-    let experts = expert_scratch_bytes(config.experts.as_ref(), sizes.hidden, rows as usize);
+    let batch = [batch_tokens as usize, rows as usize];
+    let experts = expert_scratch_bytes(config.experts.as_ref(), sizes.hidden, batch);
     batch_tokens
         .saturating_mul(per_token as u64)
         .saturating_add(rows.saturating_mul(per_row as u64))

@@ -58,7 +58,7 @@ impl Class {
 
 /// A message with the package's keyword arguments in place of the fields of options.
 fn in_keywords(message: &str) -> String {
-    const KEYWORDS: [(&str, &str); 10] = [
+    const KEYWORDS: [(&str, &str); 11] = [
         ("auto_target", "auto"),
         ("context_tokens", "context"),
         ("device_budget_bytes", "kv_device"),
@@ -68,6 +68,7 @@ fn in_keywords(message: &str) -> String {
         ("ram_budget_bytes", "kv_ram"),
         ("rotate", "kv_rotate"),
         ("token_selection", "select_tokens"),
+        ("weights_budget_bytes", "weights_ram"),
         ("window_tokens", "window"),
     ];
     let renamed = rename_options(message, |field, value| {

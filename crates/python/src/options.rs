@@ -47,6 +47,7 @@ pub(crate) struct GivenEngine {
     select_tokens: Option<String>,
     sequences: Option<usize>,
     sink_tokens: Option<usize>,
+    weights_ram: Option<String>,
     window: Option<usize>,
 }
 
@@ -131,6 +132,8 @@ impl GivenEngine {
             options.cache.kv_tiers.disk = Some(DiskTier { folder, budget_bytes });
         }
         options.machine.memory_budget_bytes = bytes("memory_budget_bytes", &self.memory)?;
+        options.machine.weights_budget_bytes = bytes("weights_budget_bytes", &self.weights_ram)?;
+        options.machine.batch_grows = self.batch_tokens.is_none();
         match self.window {
             Some(window_tokens) => Ok(options.with_window(StreamWindow {
                 window_tokens,

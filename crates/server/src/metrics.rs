@@ -41,6 +41,8 @@ pub(crate) struct Metrics {
     stalls: Counter,
     shared_blocks: Family<SharedBlock, Counter>,
     shared_bytes: Family<SharedBlock, Counter>,
+    experts: Family<ChosenExpert, Counter>,
+    expert_bytes: Counter,
     shared_failures: Counter,
     shared_queued_bytes: Gauge,
     shared_paused: Gauge,
@@ -76,6 +78,11 @@ struct SharedBlock {
     outcome: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ChosenExpert {
+    found: &'static str,
+}
+
 impl Metrics {
     pub(crate) fn new() -> Self {
         let seconds = |bounds: &[f64]| Histogram::new(bounds.iter().copied());
@@ -102,6 +109,8 @@ impl Metrics {
             stalls: Counter::default(),
             shared_blocks: Family::default(),
             shared_bytes: Family::default(),
+            experts: Family::default(),
+            expert_bytes: Counter::default(),
             shared_failures: Counter::default(),
             shared_queued_bytes: Gauge::default(),
             shared_paused: Gauge::default(),
@@ -124,6 +133,16 @@ impl Metrics {
         self.register_event_counters();
         self.register_histograms();
         self.register_shared();
+        self.registry.register(
+            "riffle:chosen_experts",
+            "Experts that tokens chose, of models whose experts stay in the files, by where they were found",
+            self.experts.clone(),
+        );
+        self.registry.register(
+            "riffle:expert_bytes_read",
+            "Bytes of experts that were read from the model's files",
+            self.expert_bytes.clone(),
+        );
     }
 
     fn register_shared(&mut self) {
@@ -329,13 +348,20 @@ impl Metrics {
         if let Some(counts) = scheduler.shared_counts() {
             self.observe_shared(&counts);
         }
+        if let Some(counts) = scheduler.engine().expert_statistics() {
+            let found = [
+                ("memory", counts.hits),
+                ("early", counts.early),
+                ("disk", counts.misses),
+            ];
+            for (found, count) in found {
+                set(&self.experts.get_or_create(&ChosenExpert { found }), count);
+            }
+            set(&self.expert_bytes, counts.read_bytes);
+        }
     }
 
     fn observe_shared(&self, counts: &SharedCounts) {
-        // Counted elsewhere, never lowered.
-        let set = |counter: &Counter, count: u64| {
-            counter.inner().fetch_max(count, Ordering::Relaxed);
-        };
         let blocks = [
             ("fetched", counts.fetched),
             ("published", counts.published),
@@ -422,4 +448,9 @@ impl Metrics {
             "kv_usage": load(&self.kv_usage),
         })
     }
+}
+
+/// Sets a counter to what is counted elsewhere; it is never lowered.
+fn set(counter: &Counter, count: u64) {
+    counter.inner().fetch_max(count, Ordering::Relaxed);
 }

@@ -71,8 +71,14 @@ pub fn engine_options(
         Some(_) => None,
         None => widest(&info, &planned, context, parallel),
     };
+    let chosen = chosen.unwrap_or(planned);
+    // Experts that stay in the file get what requests leave, too.
+    let weights_budget_bytes = match plan(&info, &chosen) {
+        Ok(plan) if plan.experts.is_some() => Some(plan.weights_bytes),
+        _ => options.machine.weights_budget_bytes,
+    };
     Ok(chosen
-        .unwrap_or(planned)
+        .with_weights_budget_bytes(weights_budget_bytes)
         .with_memory_budget_bytes(options.machine.memory_budget_bytes))
 }
 

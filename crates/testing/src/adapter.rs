@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use crate::tensors::write_tensors;
+
 /// Writes an adapter as PEFT does into `folder`, of rank 4 and alpha 8, with a part for each of `modules`: a name such as
 /// `model.layers.0.self_attn.q_proj`, inputs and outputs.
 pub fn write_adapter(folder: &Path, modules: &[(String, usize, usize)], seed: u64) {
@@ -11,30 +13,14 @@ pub fn write_adapter(folder: &Path, modules: &[(String, usize, usize)], seed: u6
     let settings =
         r#"{"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", "base_model_name_or_path": "made up"}"#;
     fs::write(folder.join("adapter_config.json"), settings).expect("a file");
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1 << 24) as f32 - 0.5
-    };
-    let (mut entries, mut data) = (Vec::new(), Vec::new());
-    for (module, inputs, outputs) in modules {
-        for (part, rows, columns) in [("lora_A", RANK, *inputs), ("lora_B", *outputs, RANK)] {
-            let begin = data.len();
-            let size = 1.0 / (columns as f32).sqrt();
-            data.extend((0..rows * columns).flat_map(|_| (size * next()).to_le_bytes()));
-            entries.push(format!(
-                r#""base_model.model.{module}.{part}.weight":{{"dtype":"F32","shape":[{rows},{columns}],"data_offsets":[{begin},{}]}}"#,
-                data.len()
-            ));
-        }
-    }
-    let header = format!("{{{}}}", entries.join(","));
-    let mut file = (header.len() as u64).to_le_bytes().to_vec();
-    file.extend(header.into_bytes());
-    file.extend(data);
-    fs::write(folder.join("adapter_model.safetensors"), file).expect("a file");
+    let tensors: Vec<(String, Vec<usize>)> = modules
+        .iter()
+        .flat_map(|(module, inputs, outputs)| {
+            let parts = [("lora_A", vec![RANK, *inputs]), ("lora_B", vec![*outputs, RANK])];
+            parts.map(|(part, shape)| (format!("base_model.model.{module}.{part}.weight"), shape))
+        })
+        .collect();
+    write_tensors(&folder.join("adapter_model.safetensors"), &tensors, seed);
 }
 
 /// Writes an adapter of the shipped model, of its attention and of its feed-forward parts.

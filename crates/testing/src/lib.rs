@@ -20,6 +20,7 @@ mod cache_file;
 #[cfg(feature = "kv")]
 mod counted;
 mod directory;
+mod mixture;
 #[cfg(feature = "model")]
 mod model;
 mod numbers;
@@ -27,6 +28,7 @@ mod place;
 #[cfg(feature = "documents")]
 mod read_document;
 mod sources;
+mod tensors;
 #[cfg(feature = "kv")]
 mod unhurried;
 
@@ -36,6 +38,7 @@ pub use cache_file::restore;
 #[cfg(feature = "kv")]
 pub use counted::Counted;
 pub use directory::write_directory;
+pub use mixture::write_mixture;
 #[cfg(feature = "model")]
 pub use model::use_model;
 pub use numbers::largest_difference;

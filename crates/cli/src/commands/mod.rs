@@ -47,7 +47,8 @@ pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOption
     let defaults = EngineOptions::default();
     let profile = profile(arguments)?;
     let preferred = profile.prefill.preferred_chunk_tokens();
-    let chunk_tokens = preferred.unwrap_or(defaults.machine.chunk_tokens).min(arguments.batch);
+    let batch_tokens = arguments.batch.unwrap_or(defaults.machine.batch_tokens);
+    let chunk_tokens = preferred.unwrap_or(defaults.machine.chunk_tokens).min(batch_tokens);
     let options = EngineOptions::default()
         .with_context_tokens(arguments.ctx)
         .with_rope_scaling(
@@ -61,7 +62,8 @@ pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOption
         .with_activations(arguments.activations.unwrap_or_default())
         .with_adapters(arguments.lora.clone())
         .with_attention(arguments.attention)
-        .with_batch_tokens(arguments.batch)
+        .with_batch_tokens(batch_tokens)
+        .with_batch_grows(arguments.batch.is_none())
         .with_chunk_tokens(arguments.chunk.unwrap_or(chunk_tokens))
         .with_page_tokens(arguments.page_tokens.unwrap_or(defaults.cache.page_tokens))
         .with_key_format(key_format)
@@ -83,7 +85,8 @@ pub(crate) fn engine_options(arguments: &EngineArguments) -> Result<EngineOption
             slots: arguments.kv_slots,
             ..defaults.cache.kv_tiers
         })
-        .with_memory_budget_bytes(arguments.memory);
+        .with_memory_budget_bytes(arguments.memory)
+        .with_weights_budget_bytes(arguments.weights_ram);
     let options = options.on_device(arguments.device.as_deref(), device::open)?;
     unused::refuse_device_budget(arguments, &options)?;
     match arguments.window_size {

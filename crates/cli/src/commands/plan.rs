@@ -1,6 +1,6 @@
 //! `riffle plan`: what a run would use.
 
-use riffle_engine::{DevicePlan, EngineOptions, MemoryPlan, described_activations, human_bytes};
+use riffle_engine::{DevicePlan, EngineOptions, ExpertPlan, MemoryPlan, described_activations, human_bytes};
 use riffle_server::{Limits, RequestsBytes, requests_bytes};
 use serde::Serialize;
 
@@ -97,7 +97,11 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
         return printed;
     }
     let inputs = described_activations(&info.config, options.model.activations, plan.device.is_some());
-    let mut text = table(&plan, &arguments.engine.kv_formats(), &inputs);
+    let bytes_per_s = match &plan.experts {
+        Some(_) => options.model.expert_read_rate(&arguments.model.model)?,
+        None => None,
+    };
+    let mut text = table(&plan, &arguments.engine.kv_formats(), &inputs, bytes_per_s);
     if let Some(requests) = &requests {
         text += &requests.line(&plan);
     }
@@ -108,7 +112,7 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
 }
 
 /// The plan part by part; `inputs` says what linear layers do with theirs.
-fn table(plan: &MemoryPlan, kv_formats: &str, inputs: &str) -> String {
+fn table(plan: &MemoryPlan, kv_formats: &str, inputs: &str, bytes_per_s: Option<f64>) -> String {
     let tiers = &plan.kv_tiers;
     let windows = match plan.window_layers {
         0 => String::new(),
@@ -122,8 +126,12 @@ fn table(plan: &MemoryPlan, kv_formats: &str, inputs: &str) -> String {
         bytes => format!("recurrent  {} for any context\n", human_bytes(bytes)),
     };
     let device = plan.device.as_ref().map_or_else(String::new, device_table);
+    let experts = plan
+        .experts
+        .as_ref()
+        .map_or_else(String::new, |experts| experts_table(experts, bytes_per_s));
     format!(
-        "context    {} tokens\nweights    {}\nKV cache   {} ({} a token, {kv_formats}): device {}, RAM {}, disk {}\n{windows}{recurrent}scratch    {}\ntokenizer  {}\nprompt     {} for text and token ids\nprogram    {}\ntotal      {}\navailable  {}\n{device}inputs     of linear layers {inputs}\nplan       {}\n",
+        "context    {} tokens\nweights    {}\n{experts}KV cache   {} ({} a token, {kv_formats}): device {}, RAM {}, disk {}\n{windows}{recurrent}scratch    {}\ntokenizer  {}\nprompt     {} for text and token ids\nprogram    {}\ntotal      {}\navailable  {}\n{device}inputs     of linear layers {inputs}\nplan       {}\n",
         grouped(plan.context_tokens),
         human_bytes(plan.weights_bytes),
         human_bytes(plan.kv_bytes),
@@ -139,6 +147,32 @@ fn table(plan: &MemoryPlan, kv_formats: &str, inputs: &str) -> String {
         human_bytes(plan.available_bytes),
         verdict(plan),
     )
+}
+
+/// Experts that stay in the files; `bytes_per_s` is the rate at which these are read.
+fn experts_table(experts: &ExpertPlan, bytes_per_s: Option<f64>) -> String {
+    let mut text = format!(
+        "  resident {}\n  experts  {} for {} of {} at a time; the others are read from the model's files\n  reading  {} of {} a token, {} a batch of {} tokens of a prompt\n",
+        human_bytes(experts.resident_bytes),
+        human_bytes(experts.cache_bytes),
+        grouped(experts.held),
+        grouped(experts.experts),
+        human_bytes(experts.token_read_bytes),
+        human_bytes(experts.token_bytes),
+        human_bytes(experts.batch_read_bytes),
+        grouped(experts.batch_tokens),
+    );
+    if let Some(bytes_per_s) = bytes_per_s {
+        let [answer, prompt] = experts.rates(bytes_per_s);
+        let rate = |rate: Option<f64>| rate.map_or("any number of".to_owned(), |rate| format!("{rate:.1}"));
+        text += &format!(
+            "  disk     {}/s measured: at most {} tokens/s of answers, {} of prompts\n",
+            human_bytes(bytes_per_s as u64),
+            rate(answer),
+            rate(prompt)
+        );
+    }
+    text
 }
 
 fn device_table(device: &DevicePlan) -> String {

@@ -8,6 +8,7 @@ use riffle_engine::{
     RunRequest, SamplingOptions, SessionReport, SharedReport, StopReason, human_bytes, largest_text_bytes,
     with_threads,
 };
+use riffle_model::ExpertStatistics;
 
 use super::{engine_options, grouped, note_activations, print, print_json, read_input};
 use crate::args::{GenerateArguments, RunArguments};
@@ -248,6 +249,7 @@ memory    weights {weights}, scratch {scratch}, KV at most {kv_ceiling} for {con
         ));
     }
     console::note(format!("inputs    of linear layers {}", report.activations));
+    report.experts.iter().for_each(note_experts);
     report.prefix_cache.iter().for_each(note_prefixes);
     report.shared_store.iter().for_each(note_shared);
     report.session.iter().for_each(note_session);
@@ -260,6 +262,22 @@ memory    weights {weights}, scratch {scratch}, KV at most {kv_ceiling} for {con
 fn note_lost_prefixes(report: &RunReport) {
     let prefixes = report.prefix_cache.iter();
     prefixes.flat_map(|prefix| &prefix.notices).for_each(console::note);
+}
+
+/// Experts that stay in the model's files.
+fn note_experts(experts: &ExpertStatistics) {
+    console::note(format!(
+        "experts   {:.1}% of {} choices in memory, {:.1}% read early; {} read, {:.1} s waited for",
+        percent(experts.hits, experts),
+        grouped((experts.hits + experts.early + experts.misses) as usize),
+        percent(experts.early, experts),
+        human_bytes(experts.read_bytes),
+        experts.waited_ns as f64 / 1e9,
+    ));
+}
+
+fn percent(count: u64, experts: &ExpertStatistics) -> f64 {
+    100.0 * count as f64 / (experts.hits + experts.early + experts.misses).max(1) as f64
 }
 
 fn note_prefixes(prefix: &PrefixReport) {

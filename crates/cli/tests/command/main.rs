@@ -10,6 +10,7 @@ mod chunks;
 mod commands;
 #[cfg(feature = "pull")]
 #[cfg(target_os = "linux")]
+mod experts;
 mod file_limits;
 mod help;
 mod hub;

@@ -1,7 +1,7 @@
 //! The costs of verified rows and drafted tokens beside a pass over one token, from stored constants.
 //!
 //! A pass over one token reads the weights and the keys and values that the policies name, some of them from the disk. A further row of the
-//! pass computes, but reads nothing a second time. A drafted token costs a pass that reads fewer keys. Sequences that go through the layers
+//! pass computes, but reads nothing a second time, apart from experts of a mixture that no row before it chose. A drafted token costs a pass that reads fewer keys. Sequences that go through the layers
 //! together share the reading of the weights.
 
 use riffle_attention::Format;
@@ -57,8 +57,8 @@ pub(super) fn costs(sequence: &Sequence, drafts: &Drafts<'_>, together: usize) -
     let one = shared_ns + of_answer.ns(1) + of_answer.share * disk_ns;
     let layers = engine.model().config().layers as f64;
     let more_ns = |rows: usize| {
-        let linear = by_rows(engine, together + rows) - by_rows(engine, together);
-        layers * LAYER_ROW_NS * rows as f64 + weights_ns(engine) * linear + of_answer.ns(1 + rows) - of_answer.ns(1)
+        let linear_ns = weights_ns(engine, together + rows) - weights_ns(engine, together);
+        layers * LAYER_ROW_NS * rows as f64 + linear_ns + of_answer.ns(1 + rows) - of_answer.ns(1)
     };
     // A policy that learns from the verification looks at the keys of a row once more.
     let look_ns = match drafts {
@@ -91,16 +91,33 @@ pub(super) fn costs(sequence: &Sequence, drafts: &Drafts<'_>, together: usize) -
 /// Nanoseconds of a pass over one token of each of `together` sequences, apart from attention, for one of them.
 fn shared_ns(engine: &Engine, together: usize) -> f64 {
     let layers_ns = engine.model().config().layers as f64 * LAYER_NS;
-    (layers_ns + weights_ns(engine) * by_rows(engine, together)) / together as f64
+    (layers_ns + weights_ns(engine, together)) / together as f64
 }
 
-/// Nanoseconds of the weights of a pass. The layer that predicts further tokens is not among them.
-fn weights_ns(engine: &Engine) -> f64 {
-    let bytes = engine
-        .plan()
-        .weights_bytes
-        .saturating_sub(engine.model().config().predictor_bytes);
-    bytes as f64 * WEIGHT_BYTE_NS
+/// Nanoseconds of the weights of a pass over so many rows. The layer that predicts further tokens is not among them.
+fn weights_ns(engine: &Engine, rows: usize) -> f64 {
+    let (plan, config) = (engine.plan(), engine.model().config());
+    let (bytes, missing) = match &plan.experts {
+        Some(experts) => (
+            experts.resident_bytes,
+            experts.token_read_bytes as f64 / experts.token_bytes.max(1) as f64,
+        ),
+        None => (plan.weights_bytes.saturating_sub(config.expert_bytes), 0.0),
+    };
+    let dense_ns = bytes.saturating_sub(config.predictor_bytes) as f64 * WEIGHT_BYTE_NS * by_rows(engine, rows);
+    let Some(shape) = config.experts.filter(|_| config.expert_bytes > 0) else {
+        return dense_ns;
+    };
+    let chosen = chosen_share(shape.used as f64 / shape.experts.max(1) as f64, rows);
+    let rows_of_one = (rows * shape.used) as f64 / (chosen * shape.experts as f64);
+    let linear = by_rows(engine, (rows_of_one.round() as usize).max(1));
+    let expert_bytes = config.expert_bytes as f64 * chosen;
+    dense_ns + expert_bytes * (WEIGHT_BYTE_NS * linear + missing * DISK_BYTE_NS)
+}
+
+/// The share of a layer's experts that rows choose together, each of which chooses `one` of them.
+fn chosen_share(one: f64, rows: usize) -> f64 {
+    1.0 - (1.0 - one).powi(i32::try_from(rows).unwrap_or(i32::MAX))
 }
 
 /// Nanoseconds of a token of a draft by the layer that predicts further tokens, behind `tokens` tokens, one of `together`: its weights, the
@@ -183,5 +200,20 @@ impl Attention {
     fn ns(&self, rows: usize) -> f64 {
         let readings = if self.reads_row_by_row { rows } else { 1 };
         (readings as f64 * self.read_ns).max(rows as f64 * self.row_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn further_rows_choose_further_experts_until_all_are_chosen() {
+        let one = 8.0 / 128.0;
+        assert!((chosen_share(one, 1) - one).abs() < 1e-12);
+        assert!((chosen_share(one, 2) - 0.121).abs() < 1e-3);
+        assert!(chosen_share(one, 3) - chosen_share(one, 2) < chosen_share(one, 2) - chosen_share(one, 1));
+        assert!((chosen_share(one, 10_000) - 1.0).abs() < 1e-9);
+        assert_eq!(chosen_share(1.0, 1), 1.0);
     }
 }

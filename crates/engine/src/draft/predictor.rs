@@ -135,7 +135,7 @@ pub(super) fn predict<'f>(
         .filter_map(|sequence| sequence.answer().drafts.predictor.as_ref())
         .collect();
     attend(&rows, &mut projected)?;
-    forward.finish();
+    forward.finish()?;
     let vocab_size = sequences
         .first()
         .map_or(0, |sequence| sequence.engine().model().config().vocab_size);

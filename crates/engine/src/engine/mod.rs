@@ -7,7 +7,8 @@ use std::sync::{Arc, OnceLock};
 
 use riffle_kv::PagePool;
 use riffle_model::{
-    AdapterInfo, ChatTemplate, GenerationDefaults, InputSums, LoadTimes, ModelInfo, ModelOutline, Tokenizer,
+    AdapterInfo, ChatTemplate, ExpertStatistics, GenerationDefaults, InputSums, LoadTimes, ModelInfo, ModelOutline,
+    Tokenizer,
 };
 
 use crate::attention::{Reader, SharedRoom, SlidingLayers};
@@ -56,7 +57,7 @@ impl Engine {
         let opened = options.model.open(path)?;
         let info = opened.info();
         check_predictor(&info, &options)?;
-        let options = options.resolved(&info.config);
+        let options = settled(&info, &options)?;
         let shapes = policy_shapes(&info.config, &options);
         options.sequence.prefill.check_places(&shapes)?;
         options.sequence.decode.check_places(&shapes)?;
@@ -64,7 +65,8 @@ impl Engine {
         let plan = plan(&info, &options)?;
         plan.check()?;
         let resolved = Resolved::new(&info.config, &options, &plan)?;
-        let loaded = opened.load()?;
+        let expert_bytes = plan.experts.as_ref().map(|experts| experts.cache_bytes);
+        let loaded = opened.with_expert_bytes(expert_bytes).load()?;
         let mut engine = Self {
             resolved,
             path: path.to_owned(),
@@ -216,6 +218,12 @@ impl Engine {
     /// Sums over the inputs of linear layers, where the options ask for them; none on a device.
     pub fn input_sums(&self) -> &[Arc<InputSums>] {
         self.compute().host().map_or(&[], |model| &model.input_sums)
+    }
+
+    /// Counts of the experts that are read while the model runs; `None` where all weights lie in memory.
+    pub fn expert_statistics(&self) -> Option<ExpertStatistics> {
+        let model = self.compute().host()?;
+        Some(model.expert_cache.as_ref()?.statistics())
     }
 
     /// The options this engine runs under.
@@ -386,13 +394,30 @@ fn out_of_positions(needed: usize, maximum: usize) -> String {
 /// # Errors
 /// As [`MemoryPlan::new`].
 pub fn plan(info: &ModelInfo, options: &EngineOptions) -> Result<MemoryPlan, EngineError> {
-    let options = &options.resolved(&info.config);
+    let options = &settled(info, options)?;
     options.check_device(&info.config)?;
-    let available = options
+    MemoryPlan::new(info, options, available_bytes(options))
+}
+
+fn available_bytes(options: &EngineOptions) -> u64 {
+    options
         .machine
         .memory_budget_bytes
-        .unwrap_or_else(available_memory_bytes);
-    MemoryPlan::new(info, options, available)
+        .unwrap_or_else(available_memory_bytes)
+}
+
+/// Options with what follows from the model and the memory: the device that computes, the length of a logical batch.
+fn settled(info: &ModelInfo, options: &EngineOptions) -> Result<EngineOptions, EngineError> {
+    let options = options.resolved(&info.config);
+    let planner = Planner {
+        config: &info.config,
+        vocabulary: info.tokenizer.as_ref().map_or(0, |tokenizer| tokenizer.vocab_size),
+        available_bytes: available_bytes(&options),
+        has_weights: false,
+    };
+    let longer = planner.with_long_batch(&options);
+    // Whatever is wrong with the options is told by what plans with them.
+    Ok(longer.unwrap_or(options))
 }
 
 /// The most threads that [`with_threads`] starts: four for each core, and at least 64.

@@ -20,11 +20,17 @@ pub struct MachineOptions {
     pub preferred_device: Option<Arc<dyn ComputeDevice>>,
     /// Bytes the run may use in all; `None` takes the memory that the machine has available.
     pub memory_budget_bytes: Option<u64>,
+    /// Bytes of [`Self::memory_budget_bytes`] that weights may take, of models with experts on the CPU: experts beyond them stay in the model's
+    /// files and are read as they are used. `None` loads all weights where they fit, and else gives experts what pages leave.
+    pub weights_budget_bytes: Option<u64>,
     /// Sequences that are alive at a time: forks of a session, or requests of a [`Scheduler`](crate::Scheduler). The plan leaves room
     /// for the memory that each has of its own.
     pub sequences: usize,
     /// Logical batch: tokens that go through one layer before the next layer starts.
     pub batch_tokens: usize,
+    /// True if the logical batch may become longer than [`Self::batch_tokens`] where experts stay in the files and memory allows: a prompt reads
+    /// each of them once for each batch.
+    pub batch_grows: bool,
     /// Chunk: tokens whose attention is computed together inside a layer.
     pub chunk_tokens: usize,
     /// Costs of attention and of estimates on this machine, for the guards of short prompts.
@@ -39,8 +45,10 @@ impl Default for MachineOptions {
             device: None,
             preferred_device: None,
             memory_budget_bytes: None,
+            weights_budget_bytes: None,
             sequences: 1,
             batch_tokens: 4096,
+            batch_grows: false,
             chunk_tokens: 512,
             cost: CostModel::default(),
             prompt: None,

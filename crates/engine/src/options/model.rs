@@ -60,6 +60,15 @@ impl ModelOptions {
         Ok(self.open(path)?.info())
     }
 
+    /// Bytes a second at which experts are read from the files of the model at `path`, measured for a moment; `None` where no experts can stay
+    /// there.
+    ///
+    /// # Errors
+    /// [`EngineError::Model`].
+    pub fn expert_read_rate(&self, path: &Path) -> Result<Option<f64>, EngineError> {
+        Ok(self.open(path)?.expert_read_rate()?)
+    }
+
     pub(crate) fn open(&self, path: &Path) -> Result<OpenedModel, EngineError> {
         Ok(OpenedModel::open(path, &self.load_options())?.with_adapters(&self.adapters)?)
     }

@@ -375,7 +375,9 @@ impl Runner {
             empty => empty.iter_mut().collect(),
         };
         let rows = pass.blocks[block].clone();
-        forward.as_dyn().finish(pass.layer, rows, &mut states)?;
+        if !forward.as_dyn().finish_piece(pass.layer, rows, &mut states)? {
+            return Ok(());
+        }
         if block + 1 < pass.blocks.len() {
             pass.stage = Stage::Finish(block + 1);
         } else {

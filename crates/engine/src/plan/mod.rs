@@ -2,6 +2,7 @@
 
 mod advice;
 mod device;
+mod experts;
 mod process;
 mod resolved;
 mod tiers;
@@ -13,11 +14,15 @@ use riffle_policy::PolicyShape;
 use serde::Serialize;
 
 use crate::attention::{Heads, SlidingLayers, cached_shape};
+use crate::error::require;
+use crate::parse::typed_bytes;
 use crate::predictor::PredictorRoom;
 use crate::{EngineError, EngineOptions, TokenSelection};
 
 pub use device::DevicePlan;
 use device::room_options;
+pub use experts::ExpertPlan;
+use experts::{LONG_BATCHES, WeightTiers};
 pub use process::{ProcessPlan, available_memory_bytes, largest_text_bytes};
 pub(crate) use resolved::Resolved;
 pub use tiers::TierPlan;
@@ -34,8 +39,10 @@ const RECURRENT_STATES: u64 = 4;
 pub struct MemoryPlan {
     /// Tokens the context holds.
     pub context_tokens: usize,
-    /// Bytes of packed weights: one copy.
+    /// Bytes of packed weights in memory: one copy. Where experts stay in the files, those that are held at a time are counted.
     pub weights_bytes: u64,
+    /// Experts that stay in the model's files; `None` where all weights lie in memory.
+    pub experts: Option<ExpertPlan>,
     /// Bytes of keys and values one token adds, over all layers.
     pub kv_bytes_per_token: u64,
     /// Bytes of KV pages when the context is full. Pages are allocated by use; this is the ceiling.
@@ -124,7 +131,15 @@ impl MemoryPlan {
 
     fn parts_text(&self) -> String {
         let mut parts = vec![
-            format!("weights {}", human_bytes(self.weights_bytes)),
+            match &self.experts {
+                None => format!("weights {}", human_bytes(self.weights_bytes)),
+                Some(experts) => format!(
+                    "weights {}, {} of them of {} experts in memory",
+                    human_bytes(self.weights_bytes),
+                    human_bytes(experts.cache_bytes),
+                    experts.held
+                ),
+            },
             format!(
                 "KV of {} tokens {}",
                 self.context_tokens,
@@ -176,7 +191,10 @@ impl Planner<'_> {
         }
         let shape = cache_shape(config, options)?;
         let sliding = sliding_layers(config, options, options.sequence.window);
-        let of_context = |context: usize| self.of_context(options, &shape, &sliding, context);
+        let with = |tiers: WeightTiers, context: usize| self.of_context(options, (&shape, tiers), &sliding, context);
+        let tiers = WeightTiers::new(config, options, |context| with(WeightTiers::Resident, context).fits());
+        self.check_weights_budget(options, tiers)?;
+        let of_context = |context: usize| with(tiers, context);
         let largest_context_tokens = largest(config.max_position, |context| of_context(context).fits());
         // Nobody asked for the model's whole context: take what fits, unless nothing does.
         let context = match options.model.context_tokens {
@@ -196,25 +214,46 @@ impl Planner<'_> {
     fn of_context(
         &self,
         options: &EngineOptions,
-        shape: &CacheShape,
+        (shape, weights): (&CacheShape, WeightTiers),
         sliding: &SlidingLayers,
         context: usize,
     ) -> MemoryPlan {
-        let weights_bytes = self.config.weight_bytes;
+        let config = self.config;
         let scratch_bytes = scratch_bytes(self.config, options, context);
         let process = ProcessPlan::new(options, self.vocabulary, context);
         let recurrent_bytes = self.recurrent_bytes(options);
         let beside = recurrent_bytes
             .saturating_add(scratch_bytes)
             .saturating_add(process.total_bytes());
+        let in_any_case = match (options.machine.device.is_some(), weights) {
+            (true, _) => beside,
+            (false, WeightTiers::Resident) => beside.saturating_add(config.weight_bytes),
+            (false, WeightTiers::Given(bytes)) => beside.saturating_add(bytes),
+            (false, WeightTiers::Rest) => beside.saturating_add(experts::resident_bytes(config)),
+        };
+        let room = self.available_bytes.saturating_sub(in_any_case);
+        let pages_room = match weights {
+            WeightTiers::Rest => experts::pages_room(options, room),
+            _ => room,
+        };
+        let tiers = planned_tiers(options, sliding, context, pages_room);
+        let kv_tiers = TierPlan::new(&tiers, shape, tiers.outlook.context_tokens);
+        let pages = kv_tiers.device_bytes.saturating_add(kv_tiers.ram_bytes);
+        let expert_bytes = match weights {
+            WeightTiers::Resident => None,
+            WeightTiers::Given(bytes) => Some(experts::given_bytes(config, bytes)),
+            WeightTiers::Rest => Some(experts::rest_bytes(config, options, room, pages)),
+        };
+        let batch = options.machine.batch_tokens.min(context);
+        let experts = expert_bytes.map(|bytes| ExpertPlan::new(config, bytes, batch));
+        let weights_bytes = match &experts {
+            None => config.weight_bytes,
+            Some(experts) => experts.resident_bytes.saturating_add(experts.cache_bytes),
+        };
         let resident = match options.machine.device {
             None => beside.saturating_add(weights_bytes),
             Some(_) => beside,
         };
-        let room = self.available_bytes.saturating_sub(resident);
-        let tiers = planned_tiers(options, sliding, context, room);
-        let kv_tiers = TierPlan::new(&tiers, shape, tiers.outlook.context_tokens);
-        let pages = kv_tiers.device_bytes.saturating_add(kv_tiers.ram_bytes);
         let total_bytes = match options.machine.device {
             None => resident.saturating_add(pages),
             // Weights pass through main memory and are gone when the first page comes.
@@ -225,6 +264,7 @@ impl Planner<'_> {
         MemoryPlan {
             context_tokens: context,
             weights_bytes,
+            experts,
             kv_bytes_per_token: shape.bytes_per_token(),
             kv_bytes: tiers.pages_bytes(shape, tiers.outlook.context_tokens),
             window_layers: sliding.layers.len(),
@@ -240,6 +280,49 @@ impl Planner<'_> {
             advice: String::new(),
             options_for_context: Vec::new(),
         }
+    }
+
+    /// Refuses a budget of weights that these do not keep to.
+    fn check_weights_budget(&self, options: &EngineOptions, tiers: WeightTiers) -> Result<(), EngineError> {
+        let Some(bytes) = options.machine.weights_budget_bytes.filter(|_| !self.has_weights) else {
+            return Ok(());
+        };
+        let (least, why) = match tiers {
+            WeightTiers::Resident => (
+                self.config.weight_bytes,
+                ": no weights of this model can stay in its file, or a device computes it",
+            ),
+            _ => (ExpertPlan::least_weights_bytes(self.config), ""),
+        };
+        let requirement = format!("it must be at least {}{why}", typed_bytes(least));
+        require(bytes >= least, "weights_budget_bytes", typed_bytes(bytes), requirement)
+    }
+
+    /// The options with a longer logical batch, where they leave its length open and experts are read once for each: as long as its scratch
+    /// is a small part of the memory.
+    pub(crate) fn with_long_batch(&self, options: &EngineOptions) -> Result<EngineOptions, EngineError> {
+        if !options.machine.batch_grows || self.config.streamable.is_empty() {
+            return Ok(options.clone());
+        }
+        let plan = self.plan_only(options)?;
+        let Some(experts) = plan.experts.as_ref().filter(|experts| !experts.holds_all()) else {
+            return Ok(options.clone());
+        };
+        let room = experts.cache_bytes.saturating_add(plan.kv_tiers.ram_bytes);
+        let longer = LONG_BATCHES
+            .into_iter()
+            .filter(|batch| (options.machine.batch_tokens..=plan.context_tokens).contains(batch));
+        for batch in longer {
+            let options = options
+                .clone()
+                .with_context_tokens(options.model.context_tokens.or(Some(plan.context_tokens)))
+                .with_batch_tokens(batch);
+            let long = self.plan_only(&options)?;
+            if long.fits() && experts::pays(long.scratch_bytes.saturating_sub(plan.scratch_bytes), room) {
+                return Ok(options);
+            }
+        }
+        Ok(options.clone())
     }
 
     fn recurrent_bytes(&self, options: &EngineOptions) -> u64 {

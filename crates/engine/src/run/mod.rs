@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use riffle_model::{ConversationText, LoadTimes};
+use riffle_model::{ConversationText, ExpertStatistics, LoadTimes};
 use riffle_policy::{Phase, PolicyRules, dense_below};
 use serde::Serialize;
 
@@ -119,6 +119,8 @@ pub struct RunReport {
     pub shared_store: Option<SharedReport>,
     /// How linear layers read their input: exactly, or rounded and to what.
     pub activations: String,
+    /// Counts of experts that were read from the model's files since it was loaded, where experts stay there.
+    pub experts: Option<ExpertStatistics>,
     /// The plan the run kept to.
     pub plan: MemoryPlan,
     /// Threads that computed.
@@ -383,6 +385,7 @@ impl Finished {
                 options.model.activations,
                 options.machine.device.is_some(),
             ),
+            experts: engine.expert_statistics(),
             plan: engine.plan().clone(),
             threads: rayon::current_num_threads(),
         }

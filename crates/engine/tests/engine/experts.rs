@@ -1,11 +1,17 @@
 //! Models whose feed-forward parts are mixtures of experts: sessions hold, move and give back what those of other models do.
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use riffle_attention::Format;
-use riffle_engine::{Engine, EngineOptions, Session};
+use riffle_engine::{
+    DraftSpec, Engine, EngineError, EngineOptions, Event, GenerateOptions, MemoryPlan, Request, Scheduler,
+    SchedulerOptions, Session,
+};
 use riffle_kv::{DiskTier, KvTiers};
+use riffle_model::{ExpertClass, ModelError, ModelInfo, least_expert_cache_bytes};
+use riffle_testing::write_mixture;
 
 use crate::testing::{bits, go_on, prompt};
 
@@ -103,4 +109,192 @@ fn a_plan_counts_all_experts_and_their_scratch() {
             "{model}"
         );
     }
+}
+
+/// Bytes of weights in memory with one expert of each size, with a third of all, and with nearly all of them.
+fn weight_budgets(path: &Path) -> [u64; 3] {
+    let config = riffle_model::inspect(path).unwrap().config;
+    let classes = &config.streamable;
+    let in_files: u64 = classes
+        .iter()
+        .map(|class| class.count() as u64 * class.file_bytes)
+        .sum();
+    let least = config.weight_bytes - in_files + least_expert_cache_bytes(classes);
+    assert!(least < config.weight_bytes / 2, "{least} of {}", config.weight_bytes);
+    [least, least + in_files / 3, config.weight_bytes - 1]
+}
+
+fn streamed(path: &Path, budget: u64) -> Arc<Engine> {
+    let engine = Engine::load(path, options().with_weights_budget_bytes(Some(budget))).unwrap();
+    let (plan, held) = (engine.plan(), engine.model().config().weight_bytes);
+    assert!(plan.weights_bytes <= budget, "{plan:?}");
+    // Rows of resident matrices are padded to sixteen.
+    let cache = plan.experts.as_ref().expect("experts stay in the file").cache_bytes;
+    assert!(
+        held >= cache && held < plan.weights_bytes + (1 << 18),
+        "{held} held, {plan:?}"
+    );
+    engine
+}
+
+#[test]
+fn answers_are_the_same_to_the_bit_with_experts_in_the_file() {
+    let generate = |draft: &str| GenerateOptions {
+        max_tokens: 20,
+        draft: draft.parse::<DraftSpec>().unwrap(),
+        ignores_end: true,
+        ..GenerateOptions::default()
+    };
+    let written = |engine: &Arc<Engine>, tokens: &[u32], draft: &str| {
+        let mut session = Session::new(engine).unwrap();
+        session.prefill(tokens, &mut go_on).unwrap();
+        let answer = session.generate(&generate(draft), &mut |_| ControlFlow::Continue(()));
+        answer.unwrap().tokens
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("mixture");
+    write_mixture(&path);
+    let resident = Engine::load(&path, options()).unwrap();
+    assert!(resident.expert_statistics().is_none() && resident.plan().experts.is_none());
+    let tokens = text(300);
+    let mut session = Session::new(&resident).unwrap();
+    let expected = read(&mut session, &tokens, 12);
+    let answer = written(&resident, &tokens, "none");
+    for budget in weight_budgets(&path) {
+        let engine = streamed(&path, budget);
+        let mut session = Session::new(&engine).unwrap();
+        assert!(read(&mut session, &tokens, 5) == expected[..6], "{budget} bytes");
+        let file = folder.path().join(format!("{budget}.session"));
+        session.sequence().save(&file).unwrap();
+        let mut restored = Session::restore(&engine, &file).unwrap();
+        for (token, expected) in (5..12).zip(&expected[6..]) {
+            restored.advance(token).unwrap();
+            assert!(bits(restored.logits()) == *expected, "token {token} after a restart");
+        }
+        for draft in ["none", "ngram", "sparse"] {
+            assert_eq!(written(&engine, &tokens, draft), answer, "drafted by {draft}");
+        }
+        let statistics = engine.expert_statistics().expect("experts are read");
+        assert!(statistics.misses > 0 && statistics.read_bytes > 0, "{statistics:?}");
+    }
+}
+
+#[test]
+fn a_file_that_shrinks_fails_requests_by_one_line_and_the_scheduler_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("mixture");
+    write_mixture(&path);
+    let engine = streamed(&path, weight_budgets(&path)[0]);
+    let weights = path.join("model.safetensors");
+    let mut scheduler = Scheduler::new(&engine, SchedulerOptions::for_engine(engine.options())).unwrap();
+    let request = || Request {
+        tokens: text(40),
+        generate: GenerateOptions {
+            max_tokens: 4,
+            ignores_end: true,
+            ..GenerateOptions::default()
+        },
+        ..Request::default()
+    };
+    scheduler.submit(request()).unwrap();
+    scheduler.run(&mut |_| {}).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&weights).unwrap();
+    file.set_len(file.metadata().unwrap().len() / 2).unwrap();
+    for _ in 0..2 {
+        let id = scheduler.submit(request()).unwrap();
+        let mut failed = None;
+        let mut tell = |event: Event| {
+            if let Event::Failed(_, error) = event {
+                failed = Some(error);
+            }
+        };
+        let error = match scheduler.run(&mut tell) {
+            Err(error) => error,
+            Ok(()) => failed.expect("the file is half as long"),
+        };
+        assert!(
+            matches!(&error, EngineError::Model(ModelError::ChangedWeights { .. })),
+            "{error}"
+        );
+        assert!(!error.to_string().contains('\n'), "{error}");
+        scheduler.cancel(id);
+    }
+    let mut session = Session::new(&engine).unwrap();
+    assert!(session.prefill(&text(20), &mut go_on).is_err());
+    assert!(session.sequence().tokens().is_empty());
+}
+
+/// The shape of Qwen3-30B-A3B in four bits, without its weights.
+fn large() -> ModelInfo {
+    let mut info = riffle_model::inspect(path("qwen3_moe")).unwrap();
+    let config = &mut info.config;
+    (
+        config.layers,
+        config.hidden_size,
+        config.heads,
+        config.kv_heads,
+        config.head_dim,
+    ) = (48, 2048, 32, 4, 128);
+    (config.max_position, config.vocab_size) = (40_960, 151_936);
+    config.experts = Some(riffle_model::ExpertShape {
+        experts: 128,
+        used: 8,
+        width: 768,
+        shared_width: 0,
+    });
+    config.streamable = vec![ExpertClass {
+        layers: 48,
+        experts: 128,
+        expert_bytes: 2_654_208,
+        file_bytes: 2_654_208,
+        largest_part_bytes: 884_736,
+    }];
+    config.expert_bytes = 48 * 128 * 2_654_208;
+    config.weight_bytes = config.expert_bytes + (1 << 30);
+    info
+}
+
+fn plan(options: EngineOptions, available: u64) -> MemoryPlan {
+    MemoryPlan::new(&large(), &options, available).unwrap()
+}
+
+#[test]
+fn a_plan_gives_experts_what_pages_leave_and_keeps_to_the_memory() {
+    const GIB: u64 = 1 << 30;
+    let open = EngineOptions::default();
+    let whole = plan(open.clone(), 32 * GIB);
+    assert!(whole.fits() && whole.experts.is_none());
+    for available in [6 * GIB, 8 * GIB, 12 * GIB] {
+        for options in [open.clone(), open.clone().with_context_tokens(Some(8192))] {
+            let plan = plan(options, available);
+            assert!(plan.fits() && plan.total_bytes <= available, "{plan:?}");
+            let experts = plan.experts.as_ref().expect("the weights do not fit");
+            assert_eq!(plan.weights_bytes, experts.resident_bytes + experts.cache_bytes);
+            assert!(experts.held < experts.experts && experts.held > 100, "{experts:?}");
+            // Left are less than two experts, and what resident weights may take beyond their bytes in files.
+            assert!(
+                available - plan.total_bytes < experts.resident_bytes / 64 + 2 * 2_654_208,
+                "{plan:?}"
+            );
+            let missing = 1.0 - experts.held as f64 / experts.experts as f64;
+            let read = experts.token_read_bytes as f64 / (48.0 * 8.0 * 2_654_208.0);
+            assert!((read - missing).abs() < 1e-3, "{experts:?}");
+        }
+    }
+    let given = plan(
+        open.clone()
+            .with_context_tokens(Some(8192))
+            .with_weights_budget_bytes(Some(4 * GIB)),
+        12 * GIB,
+    );
+    assert!(
+        given.fits() && given.weights_bytes <= 4 * GIB && given.weights_bytes > 4 * GIB - 3_000_000,
+        "{given:?}"
+    );
+    let few = MemoryPlan::new(&large(), &open.with_weights_budget_bytes(Some(GIB / 2)), 12 * GIB);
+    let line = few.unwrap_err().to_string();
+    assert!(
+        line.starts_with("`weights_budget_bytes` is 512M, but it must be at least"),
+        "{line}"
+    );
 }

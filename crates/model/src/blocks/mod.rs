@@ -22,10 +22,15 @@ mod short_convolution;
 pub use activation::Activation;
 pub(crate) use activation::{sigmoid_gate, sigmoid_gate_heads, softplus, softplus_gate_heads};
 pub use attention::{Attention, KeyValue};
-pub use experts::{
-    Expert, ExpertGroups, ExpertSettings, Experts, FusedLayout, Router, RouterRules, Scoring, SharedExpert, WeightSum,
+pub(crate) use experts::{
+    Behind, ExpertScratch, ExpertStreams, StreamedLayer, expert_classes, expert_forms, names_experts, read_rate,
+    scratch_bytes as expert_scratch_bytes,
 };
-pub(crate) use experts::{ExpertScratch, scratch_bytes as expert_scratch_bytes};
+pub use experts::{
+    Expert, ExpertCache, ExpertClass, ExpertGroups, ExpertSettings, ExpertStatistics, ExpertWeights, Experts,
+    FusedLayout, Router, RouterRules, Scoring, SharedExpert, StreamedExperts, WeightSum, expert_cache_bytes,
+    expert_slots, least_expert_cache_bytes,
+};
 pub use gated_delta_net::{DeltaNetStorage, GatedDeltaNet};
 pub use head_projection::HeadProjection;
 pub use latent_query::LatentQuery;

@@ -195,13 +195,9 @@ impl Projection {
     }
 
     /// Adds the bias to rows, `[rows, outputs]`.
-    pub(crate) fn add_bias(&self, output: &mut [f32]) {
+    fn add_bias(&self, output: &mut [f32]) {
         if let Some(bias) = &self.bias {
-            for_rows(output, bias.len(), |_, row| {
-                for (value, bias) in row.iter_mut().zip(bias) {
-                    *value += bias;
-                }
-            });
+            add_bias(output, bias);
         }
     }
 
@@ -210,4 +206,13 @@ impl Projection {
         let low_rank: u64 = self.low_rank.iter().map(LowRank::bytes).sum();
         self.weight.bytes() as u64 + self.bias.as_ref().map_or(0, |bias| 4 * bias.len() as u64) + low_rank
     }
+}
+
+/// Adds a bias to rows, `[rows, bias]`.
+pub(super) fn add_bias(output: &mut [f32], bias: &[f32]) {
+    for_rows(output, bias.len(), |_, row| {
+        for (value, bias) in row.iter_mut().zip(bias) {
+            *value += bias;
+        }
+    });
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use memmap2::Mmap;
+use riffle_files::{FileError, FileParts};
 use riffle_linear::{Activations, PackedMatrix, WeightFormat};
 
 use super::quantised::{Made, Part, Recipe};
@@ -18,6 +19,7 @@ use super::tensor::first_not_finite;
 use super::{StoredTensor, TensorInfo, TensorType, mapping, to_f32};
 use crate::ModelError;
 use crate::adapters::{Adapter, LowRankWeights};
+use crate::blocks::ExpertStreams;
 use crate::inputs::InputSums;
 
 /// The tensors of a model by name. Data is mapped only when a tensor is taken, and each tensor is taken once: loading refuses a model
@@ -37,6 +39,8 @@ pub struct Checkpoint {
     sums: Vec<Arc<InputSums>>,
     /// Adapters whose parts go beside the matrices.
     adapters: Vec<Adapter>,
+    /// Experts that are read while the model runs.
+    streams: Option<ExpertStreams>,
 }
 
 struct WeightFile {
@@ -53,6 +57,18 @@ struct Location {
     factor: f32,
     /// The tensor is made of others of the files.
     recipe: Option<Box<Recipe>>,
+}
+
+/// A tensor of weights that a file holds as they are computed with.
+pub(crate) struct PlainTensor<'a> {
+    pub(crate) format: WeightFormat,
+    pub(crate) shape: &'a [usize],
+    /// Number of the file.
+    pub(crate) file: usize,
+    /// The place of its bytes in the file.
+    pub(crate) offset: u64,
+    /// A scale of the whole tensor.
+    pub(crate) factor: f32,
 }
 
 /// The checked weights of a tensor.
@@ -294,6 +310,52 @@ impl Checkpoint {
     /// A tensor's line in the table of contents.
     pub fn info(&self, name: &str) -> Option<&TensorInfo> {
         Some(&self.tensors.get(name)?.stored.info)
+    }
+
+    /// A tensor that no recipe makes and whose rows stand in order; `None` for any other.
+    pub(crate) fn plain(&self, name: &str) -> Option<PlainTensor<'_>> {
+        let location = self.tensors.get(name)?;
+        let TensorType::Weights(format) = location.stored.info.element_type else {
+            return None;
+        };
+        let is_plain = location.recipe.is_none() && location.row_order == RowOrder::Plain;
+        is_plain.then_some(PlainTensor {
+            format,
+            shape: &location.stored.info.shape,
+            file: location.file,
+            offset: location.stored.range.start as u64,
+            factor: location.factor,
+        })
+    }
+
+    /// Lets the experts of layers be read from the files while the model runs.
+    pub(crate) fn set_streams(&mut self, streams: ExpertStreams) {
+        self.streams = Some(streams);
+    }
+
+    /// The experts that are read while the model runs, if there are some.
+    pub(crate) fn streams(&self) -> Option<&ExpertStreams> {
+        self.streams.as_ref()
+    }
+
+    /// Takes tensors whose data is read while the model runs.
+    pub(crate) fn take_unread(&mut self, names: impl IntoIterator<Item = String>) {
+        self.taken.extend(names);
+    }
+
+    /// How matrices that are taken multiply.
+    pub(crate) fn activations(&self) -> Activations {
+        self.activations
+    }
+
+    /// The files, opened again, with their paths.
+    pub(crate) fn reopened(&self) -> Result<Vec<(PathBuf, FileParts)>, ModelError> {
+        let reopen = |file: &WeightFile| {
+            let parts = file.file.try_clone().map_err(FileError::from).and_then(FileParts::new);
+            let parts = parts.map_err(|error| ModelError::file(&file.path, error))?;
+            Ok((file.path.clone(), parts))
+        };
+        self.files.iter().map(reopen).collect()
     }
 
     /// Every tensor of every file, by name.

@@ -18,5 +18,5 @@ pub(crate) use rows::TensorRows;
 pub(crate) use safetensors::read_header;
 pub(crate) use shards::{open_directory, text_name};
 pub(crate) use stack::{Stack, StackParts};
-pub(crate) use tensor::{NoSuchType, StoredTensor, check_name, to_f32};
+pub(crate) use tensor::{NoSuchType, StoredTensor, check_name, first_not_finite, to_f32};
 pub use tensor::{TensorInfo, TensorType};

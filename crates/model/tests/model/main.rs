@@ -3,6 +3,7 @@
 mod adapters;
 mod contents;
 mod errors;
+mod experts;
 mod export;
 mod families;
 mod fingerprint;

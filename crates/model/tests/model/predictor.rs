@@ -59,7 +59,7 @@ impl Prediction {
         let mut projected = self.forward.project(&batch, hidden).unwrap();
         self.attention.attend(0, self.position, 0..next.len(), &mut projected);
         self.position += next.len();
-        self.forward.finish();
+        self.forward.finish().unwrap();
         let mut logits = vec![0.0; next.len() * self.vocab_size];
         self.forward.logits(&mut logits).unwrap();
         logits

@@ -83,6 +83,8 @@ class EngineOptions(TypedDict, total=False):
     """Sequences that are alive at a time: answers of a batch, or forks of a session."""
     sink_tokens: int
     """First tokens that `window` keeps."""
+    weights_ram: str | int
+    """Most memory for weights; further experts of a mixture stay in the model's file and are read as they are used."""
     window: int
     """Keep only the latest tokens and the sinks: text without end in constant memory."""
 
@@ -122,7 +124,7 @@ def _written(options: Any) -> dict[str, str]:
 
 _ENGINE = _written(EngineOptions)
 _ANSWER = _written(AnswerOptions)
-_BYTES = ("kv_device", "kv_disk_bytes", "kv_ram", "memory")
+_BYTES = ("kv_device", "kv_disk_bytes", "kv_ram", "memory", "weights_ram")
 
 _LARGEST = 2**64 - 1
 """No option and no token is larger."""

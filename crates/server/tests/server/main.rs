@@ -6,6 +6,7 @@ mod answers;
 mod captured;
 mod clients;
 mod events;
+mod experts;
 mod hostile;
 mod mutants;
 mod reading;

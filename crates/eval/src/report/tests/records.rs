@@ -220,6 +220,7 @@ fn model() -> Results {
         read_gigabytes_per_s: 16.0,
         weight_read_share: 0.5,
         kv_bytes: 4096,
+        experts: None,
     };
     Results::Model(ModelRates {
         settings: settings("full"),

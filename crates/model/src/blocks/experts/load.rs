@@ -1,8 +1,11 @@
 //! Experts from the tensors of files, whichever of several forms they have.
 
+use std::sync::Arc;
+
 use riffle_linear::{PackedMatrix, WeightFormat};
 
-use super::{Expert, ExpertSettings, Experts, Router, SharedExpert};
+use super::StreamedLayer;
+use super::{Expert, ExpertSettings, ExpertWeights, Experts, Router, SharedExpert, StreamedExperts};
 use crate::ModelError;
 use crate::blocks::{Mlp, Norm, Projection};
 use crate::weights::{Checkpoint, Stack, StackParts};
@@ -29,19 +32,19 @@ const CHOICE_BIASES: &[&str] = &[
     "exp_probs_b.bias",
 ];
 const SHARED: &[&str] = &["shared_expert", "shared_experts", "shared_mlp"];
-const GATES: &[&str] = &["gate_proj", "w1"];
-const UPS: &[&str] = &["up_proj", "w3"];
-const DOWNS: &[&str] = &["down_proj", "w2"];
+pub(super) const GATES: &[&str] = &["gate_proj", "w1"];
+pub(super) const UPS: &[&str] = &["up_proj", "w3"];
+pub(super) const DOWNS: &[&str] = &["down_proj", "w2"];
 /// Such a bias below the layer itself.
 const LAYER_CHOICE_BIAS: &str = "moe.router.expert_bias";
 /// Gate and up of all experts, down of all experts.
-const FUSED_INPUTS: &[&str] = &[
+pub(super) const FUSED_INPUTS: &[&str] = &[
     "experts.gate_up_proj",
     "experts.gate_up_proj.weight",
     "input_linear.weight",
     "experts.fc1.weight",
 ];
-const FUSED_OUTPUTS: &[&str] = &[
+pub(super) const FUSED_OUTPUTS: &[&str] = &[
     "experts.down_proj",
     "experts.down_proj.weight",
     "output_linear.weight",
@@ -186,7 +189,83 @@ impl Source<'_> {
         });
     }
 
-    fn experts(&mut self) -> Result<Vec<Expert>, ModelError> {
+    fn experts(&mut self) -> Result<ExpertWeights, ModelError> {
+        match self.streamed()? {
+            Some(streamed) => Ok(ExpertWeights::Streamed(streamed)),
+            None => Ok(ExpertWeights::Resident(self.resident()?)),
+        }
+    }
+
+    /// Experts that stay in the files, where the checkpoint says so. Their biases and scales come into memory.
+    fn streamed(&mut self) -> Result<Option<StreamedExperts>, ModelError> {
+        let Some(streams) = self.weights.streams() else {
+            return Ok(None);
+        };
+        let Some(layer) = streams.layers.iter().position(|layer| layer.base == self.base) else {
+            return Ok(None);
+        };
+        let cache = Arc::clone(&streams.cache);
+        let StreamedLayer { tensors, parts, .. } = streams.layers[layer].clone();
+        let has_halves = parts.iter().flatten().any(|(_, half)| half.is_some());
+        if has_halves && self.settings.layout.alternating {
+            return Err(ModelError::NotStreamed {
+                tensor: tensors[0].clone(),
+            });
+        }
+        self.weights.take_unread(tensors);
+        let (count, width, hidden) = (self.settings.shape.experts, self.settings.shape.width, self.hidden);
+        let mut biases: Vec<[Option<Box<[f32]>>; 3]> = vec![[const { None }; 3]; count];
+        for (part, (name, half)) in parts
+            .iter()
+            .enumerate()
+            .filter_map(|(part, found)| Some((part, found.as_ref()?)))
+        {
+            let rows = if part == 2 { hidden } else { width };
+            self.streamed_biases(name, *half, rows, |expert, bias| biases[expert][part] = Some(bias))?;
+        }
+        Ok(Some(StreamedExperts {
+            cache,
+            layer,
+            count,
+            width,
+            is_gated: self.settings.gated,
+            biases,
+        }))
+    }
+
+    /// The biases of a part, `rows` for each expert.
+    fn streamed_biases(
+        &mut self,
+        name: &str,
+        half: Option<usize>,
+        rows: usize,
+        mut take: impl FnMut(usize, Box<[f32]>),
+    ) -> Result<(), ModelError> {
+        let count = self.settings.shape.experts;
+        if !self.settings.biased {
+            return Ok(());
+        }
+        if name.contains('*') {
+            for expert in 0..count {
+                let name = name.replace('*', &expert.to_string());
+                let bias = format!("{}.bias", name.trim_end_matches(".weight"));
+                take(expert, self.weights.vector(&bias, rows)?.into());
+            }
+            return Ok(());
+        }
+        let (parts, stride) = match half {
+            None => (0..rows, rows),
+            Some(half) => (half * rows..(half + 1) * rows, 2 * rows),
+        };
+        // The second half of a tensor finds its biases taken and takes them again.
+        let values = self.weights.array(&bias_name(name), &[count, stride])?;
+        for (expert, bias) in values.chunks_exact(stride).enumerate() {
+            take(expert, bias[parts.clone()].into());
+        }
+        Ok(())
+    }
+
+    fn resident(&mut self) -> Result<Vec<Expert>, ModelError> {
         let first = UPS.iter().map(|up| format!("experts.0.{up}.weight"));
         let first: Vec<String> = first.collect();
         if self
@@ -305,9 +384,9 @@ impl Source<'_> {
         if !self.settings.biased {
             return Ok(None);
         }
-        let stem = name.strip_suffix(".weight");
-        let name = stem.map_or_else(|| format!("{name}_bias"), |stem| format!("{stem}.bias"));
-        self.weights.array(&name, &[stack.count, stack.rows]).map(Some)
+        self.weights
+            .array(&bias_name(name), &[stack.count, stack.rows])
+            .map(Some)
     }
 
     fn shared(&mut self, layer: &str) -> Result<Option<SharedExpert>, ModelError> {
@@ -368,4 +447,10 @@ impl Source<'_> {
         };
         Ok(Some(SharedExpert::plain(mlp, gate)))
     }
+}
+
+/// The name of the biases of a tensor of all experts.
+fn bias_name(name: &str) -> String {
+    let stem = name.strip_suffix(".weight");
+    stem.map_or_else(|| format!("{name}_bias"), |stem| format!("{stem}.bias"))
 }

@@ -1,21 +1,30 @@
 //! Mixtures of experts: a router sends each token to a few of many feed-forward blocks.
 //!
-//! Tokens are grouped by expert, so that each expert's weights are read once for all of its tokens, and the products of several experts are
-//! handed out to threads together. A row's arithmetic does not depend on the rows beside it, and a token's experts are added in the order of
-//! their numbers: a token has the same bits alone and in any batch.
+//! Experts compute for all rows of a batch, one group of experts after the other, so that each expert's weights are read once for all of its
+//! tokens, from main memory or from the model's files. The products of several experts are handed out to threads together. A row's arithmetic
+//! does not depend on the rows beside it, and a token's experts are added in the order of their numbers: a token has the same bits alone
+//! and in any batch, wherever the experts lie.
 
+mod group;
 mod load;
 mod router;
 mod scratch;
 mod settings;
+mod stream;
 
-use std::ops::Range;
+use std::sync::Arc;
 
-use riffle_linear::{PackedMatrix, RowsProduct};
+use riffle_linear::PackedMatrix;
 
 pub use router::{ExpertGroups, Router, RouterRules, Scoring, WeightSum};
 pub(crate) use scratch::{ExpertScratch, scratch_bytes};
 pub use settings::{ExpertSettings, FusedLayout};
+use stream::Held;
+pub use stream::{
+    ExpertCache, ExpertClass, ExpertStatistics, StreamedExperts, expert_cache_bytes, expert_slots,
+    least_expert_cache_bytes,
+};
+pub(crate) use stream::{ExpertForm, expert_classes, expert_forms, names_experts, read_rate};
 
 use super::activation::sigmoid;
 use super::rows::{add, for_rows};
@@ -23,12 +32,15 @@ use super::{Activation, Mlp, Norm, Projection};
 use crate::SegmentPart;
 use crate::workspace::RowBlock;
 
+/// Rows of a batch for which the router of the layer behind is asked early: few, as an answer has.
+const EARLY_ROWS: usize = 16;
+
 /// The feed-forward part of a layer that is a mixture of experts.
 pub struct Experts {
     /// The choice of experts.
     pub router: Router,
     /// The experts by number.
-    pub experts: Vec<Expert>,
+    pub experts: ExpertWeights,
     /// The non-linearity of every expert.
     pub activation: Activation,
     /// True if weights multiply the input of experts instead of their results.
@@ -37,6 +49,14 @@ pub struct Experts {
     pub after: Option<Norm>,
     /// A block that every token passes.
     pub shared: Option<SharedExpert>,
+}
+
+/// The owner of a layer's experts.
+pub enum ExpertWeights {
+    /// All of them are in memory.
+    Resident(Vec<Expert>),
+    /// They lie in the model's files; a cache holds those that are used.
+    Streamed(StreamedExperts),
 }
 
 /// The weights of one expert.
@@ -61,81 +81,73 @@ pub struct SharedExpert {
     pub after: Option<Norm>,
 }
 
-/// Choices that are computed together: experts that follow each other, and their places in the order of experts.
-struct Group {
-    experts: Range<usize>,
-    places: Range<usize>,
+/// The experts of the layers of a model that are read while it runs.
+pub(crate) struct ExpertStreams {
+    pub(crate) cache: Arc<ExpertCache>,
+    /// By number in the cache: the beginning of the names of a layer's tensors, and all of them.
+    pub(crate) layers: Vec<StreamedLayer>,
+}
+
+#[derive(Clone)]
+pub(crate) struct StreamedLayer {
+    base: String,
+    tensors: Vec<String>,
+    /// Of gate, up and down: the tensor of all experts, and its half where it holds two matrices of each.
+    parts: [Option<(String, Option<usize>)>; 3],
+}
+
+/// Weights of an expert that are in memory now.
+#[derive(Clone, Copy)]
+enum Present<'a> {
+    Resident(&'a Expert),
+    Streamed(&'a Held, &'a [Option<Box<[f32]>>; 3]),
+}
+
+/// The layer behind, whose router may be asked early.
+#[derive(Clone, Copy)]
+pub(crate) struct Behind<'a> {
+    /// The norm of the residual stream before its experts.
+    pub(crate) norm: &'a Norm,
+    pub(crate) experts: &'a Experts,
 }
 
 impl Experts {
-    /// `Branch = experts(Normed)`; a router with a norm of its own reads `Hidden`.
-    pub(crate) fn apply(&self, rows: &mut RowBlock<'_>, parts: &[SegmentPart]) {
+    /// The first step: chooses the experts of a block of rows, the batch's rows from `first` on, and keeps `Normed` for them. A router with
+    /// a norm of its own reads `Hidden`.
+    pub(crate) fn route(&self, rows: &mut RowBlock<'_>, first: usize, parts: &[SegmentPart]) {
         let hidden = self.hidden_width();
-        let count = rows.normed.len() / hidden;
-        self.route(rows, count, parts);
-        rows.branch.fill(0.0);
-        let starts = rows.experts.starts.clone();
-        for group in self.groups(&starts, rows.experts.results.len() / hidden) {
-            self.apply_group(rows, &starts, &group, count);
-            let ExpertScratch {
-                places,
-                choices,
-                results,
-                ..
-            } = &*rows.experts;
-            let used = self.router.rules.used;
-            for_rows(rows.branch, hidden, |row, sum| {
-                let own = row * used..(row + 1) * used;
-                for (place, choice) in places[own.clone()].iter().zip(&choices[own]) {
-                    let place = *place as usize;
-                    if group.places.contains(&place) {
-                        let result = &results[(place - group.places.start) * hidden..][..hidden];
-                        let weight = if self.weighs_input { 1.0 } else { choice.weight };
-                        sum.iter_mut()
-                            .zip(result)
-                            .for_each(|(sum, value)| *sum += weight * value);
-                    }
-                }
-            });
-        }
-        if let Some(norm) = &self.after {
-            for_rows(rows.branch, hidden, |_, row| norm.apply_in_place(row));
-        }
-        if let Some(shared) = &self.shared {
-            shared.add(rows, count, parts);
-        }
-    }
-
-    fn hidden_width(&self) -> usize {
-        self.router.projection.weight().in_features()
-    }
-
-    /// Chooses experts and puts the choices in the order of experts, rows of one in their order.
-    fn route(&self, rows: &mut RowBlock<'_>, count: usize, parts: &[SegmentPart]) {
-        let (experts, used) = (self.experts.len(), self.router.rules.used);
-        let ExpertScratch {
-            logits,
-            choices,
-            places,
-            order,
-            starts,
-            gathered,
-            ..
-        } = &mut *rows.experts;
-        let logits = &mut logits[..count * experts];
-        let choices = &mut choices[..count * used];
+        let (count, experts, used) = (rows.normed.len() / hidden, self.experts.count(), self.router.rules.used);
+        let scratch = &mut *rows.experts;
+        scratch.inputs[first * hidden..][..count * hidden].copy_from_slice(rows.normed);
+        let logits = &mut scratch.logits[..count * experts];
+        let choices = &mut scratch.choices[first * used..][..count * used];
         let input = match &self.router.norm {
             None => &*rows.normed,
             Some(norm) => {
-                let normed = &mut gathered[..rows.hidden.len()];
+                let normed = &mut scratch.gathered[..rows.hidden.len()];
                 norm.apply(rows.hidden, normed);
                 &*normed
             }
         };
         self.router.projection.apply(input, logits, parts);
         self.router.choose(logits, choices);
+    }
+
+    /// The second step, when `rows` rows are routed: puts their choices in the order of experts, rows of one in their order.
+    pub(crate) fn begin(&self, scratch: &mut ExpertScratch, rows: usize) {
+        let (experts, used) = (self.experts.count(), self.router.rules.used);
+        let ExpertScratch {
+            choices,
+            places,
+            order,
+            starts,
+            sums,
+            done,
+            ..
+        } = scratch;
+        let choices = &choices[..rows * used];
         starts.fill(0);
-        for choice in &*choices {
+        for choice in choices {
             starts[choice.expert as usize + 1] += 1;
         }
         for expert in 0..experts {
@@ -148,105 +160,95 @@ impl Experts {
             order[*place as usize] = (at / used) as u32;
             *place += 1;
         }
-    }
-
-    /// Experts in groups of at most `most` choices, of one expert at least.
-    fn groups(&self, starts: &[u32], most: usize) -> Vec<Group> {
-        let mut groups: Vec<Group> = Vec::new();
-        for expert in 0..self.experts.len() {
-            let places = starts[expert] as usize..starts[expert + 1] as usize;
-            match groups.last_mut() {
-                Some(group) if places.end - group.places.start <= most => {
-                    group.experts.end = expert + 1;
-                    group.places.end = places.end;
-                }
-                _ => groups.push(Group {
-                    experts: expert..expert + 1,
-                    places,
-                }),
-            }
+        *done = 0;
+        sums[..rows * self.hidden_width()].fill(0.0);
+        if let ExpertWeights::Streamed(streamed) = &self.experts {
+            let starts = &*starts;
+            let tokens = |expert: usize| (starts[expert + 1] - starts[expert]) as usize;
+            let chosen = (0..experts).map(|expert| (expert, tokens(expert)));
+            let chosen = chosen.filter(|(_, tokens)| *tokens > 0);
+            streamed.cache.choose(streamed.layer, rows, chosen);
         }
-        groups
     }
 
-    /// Computes the results of a group.
-    fn apply_group(&self, rows: &mut RowBlock<'_>, starts: &[u32], group: &Group, count: usize) {
+    /// The last step, of a block of rows from the batch's row `first` on: `Branch` is the sum of their experts, normalised, and the shared
+    /// block. `Normed` is what it was when they were routed.
+    pub(crate) fn end(&self, rows: &mut RowBlock<'_>, first: usize, parts: &[SegmentPart]) {
         let hidden = self.hidden_width();
-        let scratch = &mut *rows.experts;
-        let chosen = group.places.len();
-        // All experts of a single token read the same row.
-        let shares_row = count == 1 && !self.weighs_input;
-        let input = if shares_row {
-            &*rows.normed
-        } else {
-            let gathered = &mut scratch.gathered[..chosen * hidden];
-            let order = &scratch.order[group.places.clone()];
-            let normed = &*rows.normed;
-            for_rows(gathered, hidden, |at, to| {
-                to.copy_from_slice(&normed[order[at] as usize * hidden..][..hidden]);
-            });
-            if self.weighs_input {
-                let places = scratch
-                    .places
-                    .iter()
-                    .zip(&scratch.choices)
-                    .take(count * self.router.rules.used);
-                for (place, choice) in places {
-                    if let Some(at) = (*place as usize)
-                        .checked_sub(group.places.start)
-                        .filter(|at| *at < chosen)
-                    {
-                        let row = &mut gathered[at * hidden..][..hidden];
-                        row.iter_mut().for_each(|value| *value *= choice.weight);
-                    }
-                }
-            }
-            &*gathered
-        };
-        let width = self.experts[0].up.weight().out_features();
-        let inner = &mut scratch.inner[..chosen * width];
-        let inner_gate = &mut scratch.inner_gate[..chosen * width];
-        let active = self.active(starts, group);
-        let rows_of = |places: &Range<usize>| if shares_row { 0..1 } else { places.clone() };
-        let mut products = Vec::with_capacity(2 * active.len());
-        products.extend(parts(&active, inner, width, rows_of, |expert| Some(&expert.up)));
-        products.extend(parts(&active, inner_gate, width, rows_of, |expert| {
-            expert.gate.as_ref()
-        }));
-        PackedMatrix::matmul_rows(products, input);
-        add_biases(&active, inner, width, |expert| Some(&expert.up));
-        add_biases(&active, inner_gate, width, |expert| expert.gate.as_ref());
-        let inner = match self.experts[0].gate {
-            Some(_) => {
-                self.activation.gate(inner_gate, inner);
-                &*inner_gate
-            }
-            None => {
-                self.activation.apply(inner);
-                &*inner
-            }
-        };
-        let results = &mut scratch.results[..chosen * hidden];
-        let products = parts(&active, results, hidden, Range::clone, |expert| Some(&expert.down));
-        PackedMatrix::matmul_rows(products, inner);
-        add_biases(&active, results, hidden, |expert| Some(&expert.down));
+        let count = rows.normed.len() / hidden;
+        let own = first * hidden..(first + count) * hidden;
+        rows.normed.copy_from_slice(&rows.experts.inputs[own.clone()]);
+        rows.branch.copy_from_slice(&rows.experts.sums[own]);
+        if let Some(norm) = &self.after {
+            for_rows(rows.branch, hidden, |_, row| norm.apply_in_place(row));
+        }
+        if let Some(shared) = &self.shared {
+            shared.add(rows, count, parts);
+        }
     }
 
-    /// The experts of a group that have tokens, with their places in it.
-    fn active(&self, starts: &[u32], group: &Group) -> Vec<(&Expert, Range<usize>)> {
-        let of = |expert: usize| {
-            let place = |at: usize| starts[at] as usize - group.places.start;
-            (&self.experts[expert], place(expert)..place(expert + 1))
+    /// Guesses the experts of the layer from the residual stream before the layer in front of it, `[rows, hidden]`, which changes little from one
+    /// layer to the next in trained models.
+    fn guess(&self, norm: &Norm, hidden: &[f32], scratch: &mut ExpertScratch) {
+        let ExpertWeights::Streamed(streamed) = &self.experts else {
+            return;
         };
-        let active = group.experts.clone().map(of);
-        active.filter(|(_, places)| !places.is_empty()).collect()
+        let rows = hidden.len() / self.hidden_width();
+        let (experts, used) = (self.experts.count(), self.router.rules.used);
+        let normed = &mut scratch.gathered[..hidden.len()];
+        self.router.norm.as_ref().unwrap_or(norm).apply(hidden, normed);
+        let logits = &mut scratch.logits[..rows * experts];
+        let mut choices = vec![router::Choice::default(); rows * used];
+        self.router.projection.apply(normed, logits, &[]);
+        self.router.choose(logits, &mut choices);
+        let mut chosen: Vec<usize> = choices.iter().map(|choice| choice.expert as usize).collect();
+        chosen.sort_unstable();
+        chosen.dedup();
+        streamed.cache.guess(streamed.layer, chosen);
     }
 
-    /// Bytes in memory.
+    fn hidden_width(&self) -> usize {
+        self.router.projection.weight().in_features()
+    }
+
+    /// Bytes in memory, those of a cache not counted.
     pub(crate) fn bytes(&self) -> u64 {
-        let experts: u64 = self.experts.iter().map(Expert::bytes).sum();
         let after = self.after.as_ref().map_or(0, Norm::bytes);
-        self.router.bytes() + experts + after + self.shared.as_ref().map_or(0, SharedExpert::bytes)
+        let shared = self.shared.as_ref().map_or(0, SharedExpert::bytes);
+        self.router.bytes() + self.experts.bytes() + after + shared
+    }
+}
+
+impl ExpertWeights {
+    /// Experts of the layer.
+    pub fn count(&self) -> usize {
+        match self {
+            ExpertWeights::Resident(experts) => experts.len(),
+            ExpertWeights::Streamed(streamed) => streamed.count,
+        }
+    }
+
+    /// Inner width of an expert.
+    pub fn width(&self) -> usize {
+        match self {
+            ExpertWeights::Resident(experts) => experts[0].up.weight().out_features(),
+            ExpertWeights::Streamed(streamed) => streamed.width,
+        }
+    }
+
+    /// True if experts have gates.
+    pub fn is_gated(&self) -> bool {
+        match self {
+            ExpertWeights::Resident(experts) => experts[0].gate.is_some(),
+            ExpertWeights::Streamed(streamed) => streamed.is_gated,
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        match self {
+            ExpertWeights::Resident(experts) => experts.iter().map(Expert::bytes).sum(),
+            ExpertWeights::Streamed(streamed) => streamed.bytes(),
+        }
     }
 }
 
@@ -257,40 +259,36 @@ impl Expert {
     }
 }
 
-/// A product of each expert, whose outputs, `[places, width]`, lie one after the other.
-fn parts<'a>(
-    active: &[(&'a Expert, Range<usize>)],
-    outputs: &'a mut [f32],
-    width: usize,
-    rows: impl Fn(&Range<usize>) -> Range<usize>,
-    projection: impl Fn(&'a Expert) -> Option<&'a Projection>,
-) -> Vec<RowsProduct<'a>> {
-    let mut left = outputs;
-    let mut products = Vec::with_capacity(active.len());
-    for &(expert, ref places) in active {
-        let (output, behind) = left.split_at_mut(places.len() * width);
-        left = behind;
-        if let Some(projection) = projection(expert) {
-            products.push(RowsProduct {
-                matrix: projection.weight(),
-                rows: rows(places),
-                output,
-            });
+impl<'a> Present<'a> {
+    /// Gate, up or down, and its bias.
+    fn part(self, part: usize) -> Option<(&'a PackedMatrix, Option<&'a [f32]>)> {
+        match self {
+            Present::Resident(Expert { gate, up, down }) => {
+                let projection = [gate.as_ref(), Some(up), Some(down)][part]?;
+                Some((projection.weight(), projection.bias()))
+            }
+            Present::Streamed(held, biases) => Some((held.matrix(part)?, biases[part].as_deref())),
         }
     }
-    products
 }
 
-/// Adds the bias of each expert to its outputs.
-fn add_biases<'a>(
-    active: &[(&'a Expert, Range<usize>)],
-    outputs: &mut [f32],
-    width: usize,
-    projection: impl Fn(&'a Expert) -> Option<&'a Projection>,
-) {
-    for &(expert, ref places) in active {
-        if let Some(projection) = projection(expert) {
-            projection.add_bias(&mut outputs[places.start * width..places.end * width]);
+impl ExpertStreams {
+    /// The layers of `forms` in a cache that was started with them.
+    pub(crate) fn new(cache: Arc<ExpertCache>, layers: Vec<StreamedLayer>) -> ExpertStreams {
+        ExpertStreams { cache, layers }
+    }
+}
+
+impl From<&ExpertForm> for StreamedLayer {
+    fn from(form: &ExpertForm) -> StreamedLayer {
+        let tensors = form.parts.iter().flatten().flat_map(|part| part.tensors());
+        StreamedLayer {
+            base: form.base.clone(),
+            tensors: tensors.collect(),
+            parts: form
+                .parts
+                .each_ref()
+                .map(|part| part.as_ref().map(|part| (part.name.clone(), part.half))),
         }
     }
 }

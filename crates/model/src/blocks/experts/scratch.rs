@@ -3,13 +3,13 @@
 use super::router::Choice;
 use crate::ExpertShape;
 
-/// Rows of tokens that experts take together, at most, unless one expert alone takes more.
+/// Choices that experts take together, at most, unless a block of rows is longer.
 const TOGETHER: usize = 512;
 
-/// Scratch for some rows.
+/// Scratch for the experts of a batch.
 #[derive(Default)]
 pub(crate) struct ExpertScratch {
-    // [rows, experts]
+    // [block rows, experts]
     pub(super) logits: Vec<f32>,
     // [rows, used]
     pub(super) choices: Vec<Choice>,
@@ -19,6 +19,10 @@ pub(crate) struct ExpertScratch {
     pub(super) order: Vec<u32>,
     // [experts + 1]: the first place of each expert
     pub(super) starts: Vec<u32>,
+    // [rows, hidden]: the input of experts
+    pub(super) inputs: Vec<f32>,
+    // [rows, hidden]: the sums of their results
+    pub(super) sums: Vec<f32>,
     // [together, hidden]
     pub(super) gathered: Vec<f32>,
     // [together, hidden]
@@ -27,29 +31,35 @@ pub(crate) struct ExpertScratch {
     pub(super) inner: Vec<f32>,
     // [together, width]
     pub(super) inner_gate: Vec<f32>,
+    /// Choices of the batch under way that are computed.
+    pub(super) done: usize,
 }
 
-/// Choices whose inputs and results are held at once for so many rows.
-pub(super) fn together(shape: &ExpertShape, rows: usize) -> usize {
-    rows.saturating_mul(shape.used).min(rows.max(TOGETHER)).max(rows)
+/// Choices whose inputs and results are held at once, for batches of so many rows, which come in blocks.
+fn together(shape: &ExpertShape, [rows, block]: [usize; 2]) -> usize {
+    rows.saturating_mul(shape.used).min(block.max(TOGETHER)).max(block)
 }
 
 impl ExpertScratch {
-    pub(crate) fn new(shape: Option<&ExpertShape>, hidden: usize, rows: usize) -> ExpertScratch {
+    /// For batches of up to `rows` rows, of which `block` are routed at a time.
+    pub(crate) fn new(shape: Option<&ExpertShape>, hidden: usize, [rows, block]: [usize; 2]) -> ExpertScratch {
         let Some(shape) = shape else {
             return ExpertScratch::default();
         };
-        let (choices, together) = (rows * shape.used, together(shape, rows));
+        let (choices, together) = (rows * shape.used, together(shape, [rows, block]));
         ExpertScratch {
-            logits: vec![0.0; rows * shape.experts],
+            logits: vec![0.0; block * shape.experts],
             choices: vec![Choice::default(); choices],
             places: vec![0; choices],
             order: vec![0; choices],
             starts: vec![0; shape.experts + 1],
+            inputs: vec![0.0; rows * hidden],
+            sums: vec![0.0; rows * hidden],
             gathered: vec![0.0; together * hidden],
             results: vec![0.0; together * hidden],
             inner: vec![0.0; together * shape.width],
             inner_gate: vec![0.0; together * shape.width],
+            done: 0,
         }
     }
 
@@ -57,6 +67,8 @@ impl ExpertScratch {
     pub(crate) fn bytes(&self) -> u64 {
         let floats = [
             &self.logits,
+            &self.inputs,
+            &self.sums,
             &self.gathered,
             &self.results,
             &self.inner,
@@ -69,13 +81,16 @@ impl ExpertScratch {
     }
 }
 
-/// Bytes of the scratch for so many rows.
-pub(crate) fn scratch_bytes(shape: Option<&ExpertShape>, hidden: usize, rows: usize) -> u64 {
+/// Bytes of the scratch for batches of so many rows, which come in blocks.
+pub(crate) fn scratch_bytes(shape: Option<&ExpertShape>, hidden: usize, [rows, block]: [usize; 2]) -> u64 {
     let Some(shape) = shape else { return 0 };
-    let (rows_wide, together) = (rows as u64, together(shape, rows) as u64);
-    let (experts, used) = (shape.experts as u64, shape.used as u64);
+    let (rows_wide, together) = (rows as u64, together(shape, [rows, block]) as u64);
+    let (experts, used, hidden) = (shape.experts as u64, shape.used as u64, hidden as u64);
     let choice = 8 + size_of::<Choice>() as u64;
-    let of_rows = rows_wide.saturating_mul(4 * experts + used.saturating_mul(choice));
-    let of_choices = together.saturating_mul(8 * (hidden as u64 + shape.width as u64));
-    of_rows.saturating_add(of_choices).saturating_add(4 * (experts + 1))
+    let of_rows = rows_wide.saturating_mul(8 * hidden + used.saturating_mul(choice));
+    let of_choices = together.saturating_mul(8 * (hidden + shape.width as u64));
+    let logits = (block as u64).saturating_mul(4 * experts);
+    of_rows
+        .saturating_add(of_choices)
+        .saturating_add(logits + 4 * (experts + 1))
 }

@@ -53,13 +53,15 @@ fn experts(format: WeightFormat, used: usize, gated: bool) -> Experts {
                 scale: 1.5,
             },
         },
-        experts: (0..EXPERTS)
-            .map(|expert| Expert {
-                gate: gated.then(|| inner(10 * expert + 100)),
-                up: inner(10 * expert + 103),
-                down: projection(10 * expert + 106, HIDDEN, WIDTH, format, true),
-            })
-            .collect(),
+        experts: ExpertWeights::Resident(
+            (0..EXPERTS)
+                .map(|expert| Expert {
+                    gate: gated.then(|| inner(10 * expert + 100)),
+                    up: inner(10 * expert + 103),
+                    down: projection(10 * expert + 106, HIDDEN, WIDTH, format, true),
+                })
+                .collect(),
+        ),
         activation: if gated {
             Activation::Silu
         } else {
@@ -78,36 +80,50 @@ fn experts(format: WeightFormat, used: usize, gated: bool) -> Experts {
     }
 }
 
-/// The results of rows that are computed together, with scratch for so many.
-fn apply(experts: &Experts, input: &[f32], scratch_rows: usize) -> Vec<f32> {
-    let rows = input.len() / HIDDEN;
+/// The results of rows that are routed in blocks and computed together, with scratch for so many.
+fn apply(experts: &Experts, input: &[f32], [scratch_rows, block]: [usize; 2]) -> Vec<f32> {
     let shape = ExpertShape {
         experts: EXPERTS,
         used: experts.router.rules.used,
         width: WIDTH,
         shared_width: WIDTH,
     };
-    let mut scratch = ExpertScratch::new(Some(&shape), HIDDEN, scratch_rows);
-    assert_eq!(scratch.bytes(), scratch_bytes(Some(&shape), HIDDEN, scratch_rows));
-    let mut normed = input.to_vec();
-    let mut hidden = values(9, input.len());
-    let mut branch = vec![f32::NAN; input.len()];
-    let (mut inner, mut inner_gate) = (vec![0.0; rows * WIDTH], vec![0.0; rows * WIDTH]);
-    experts.apply(
-        &mut RowBlock {
-            hidden: &mut hidden,
-            attended: &mut [],
-            normed: &mut normed,
-            branch: &mut branch,
-            inner: &mut inner,
-            inner_gate: &mut inner_gate,
-            mixer: &mut [],
-            experts: &mut scratch,
-            layer_inputs: &[],
-        },
-        &[],
+    let mut scratch = ExpertScratch::new(Some(&shape), HIDDEN, [scratch_rows, block]);
+    assert_eq!(
+        scratch.bytes(),
+        scratch_bytes(Some(&shape), HIDDEN, [scratch_rows, block])
     );
-    branch
+    let mut hidden = values(9, input.len());
+    let mut blocks: Vec<_> = hidden
+        .chunks_mut(block * HIDDEN)
+        .zip(input.chunks(block * HIDDEN))
+        .collect();
+    let mut in_blocks = |scratch: &mut ExpertScratch, step: &dyn Fn(&mut RowBlock<'_>, usize)| -> Vec<f32> {
+        let mut branches = Vec::new();
+        for (number, (hidden, input)) in blocks.iter_mut().enumerate() {
+            let rows = input.len() / HIDDEN;
+            let (mut normed, mut branch) = (input.to_vec(), vec![f32::NAN; input.len()]);
+            let mut rows = RowBlock {
+                hidden,
+                attended: &mut [],
+                normed: &mut normed,
+                branch: &mut branch,
+                inner: &mut vec![0.0; rows * WIDTH],
+                inner_gate: &mut vec![0.0; rows * WIDTH],
+                mixer: &mut [],
+                experts: scratch,
+                layer_inputs: &[],
+            };
+            step(&mut rows, number * block);
+            branches.extend(branch);
+        }
+        branches
+    };
+    let rows = input.len() / HIDDEN;
+    in_blocks(&mut scratch, &|rows, first| experts.route(rows, first, &[]));
+    experts.begin(&mut scratch, rows);
+    while !experts.advance(&mut scratch, (&[], rows), None).unwrap() {}
+    in_blocks(&mut scratch, &|rows, first| experts.end(rows, first, &[]))
 }
 
 #[test]
@@ -116,17 +132,18 @@ fn a_token_has_the_same_bits_alone_and_in_any_batch() {
         for (used, gated) in [(1, true), (3, true), (7, false)] {
             let experts = experts(format, used, gated);
             let input = values(77, 300 * HIDDEN);
-            let together = apply(&experts, &input, 300);
+            let together = apply(&experts, &input, [300, 300]);
             for cut in [1, 2, 9, 64] {
                 let cut: Vec<f32> = input
                     .chunks(cut * HIDDEN)
-                    .flat_map(|rows| apply(&experts, rows, cut))
+                    .flat_map(|rows| apply(&experts, rows, [cut, cut]))
                     .collect();
                 assert!(cut == together, "{format} {used}");
             }
+            assert!(apply(&experts, &input, [300, 64]) == together, "{format} {used}");
             // More scratch than rows, and another order of rows.
             let turned: Vec<f32> = input.chunks(HIDDEN).rev().flatten().copied().collect();
-            let turned = apply(&experts, &turned, 512);
+            let turned = apply(&experts, &turned, [512, 256]);
             let back: Vec<f32> = turned.chunks(HIDDEN).rev().flatten().copied().collect();
             assert!(back == together, "{format} {used}");
         }
@@ -137,7 +154,10 @@ fn a_token_has_the_same_bits_alone_and_in_any_batch() {
 fn results_are_the_weighed_sum_of_the_chosen_experts() {
     let experts = experts(WeightFormat::F32, 3, true);
     let input = values(78, 20 * HIDDEN);
-    let found = apply(&experts, &input, 20);
+    let found = apply(&experts, &input, [20, 20]);
+    let ExpertWeights::Resident(all) = &experts.experts else {
+        unreachable!()
+    };
     let product = |projection: &Projection, input: &[f64]| -> Vec<f64> {
         let weight = projection.weight();
         let mut row = vec![0.0; weight.in_features()];
@@ -163,7 +183,7 @@ fn results_are_the_weighed_sum_of_the_chosen_experts() {
         let sum: f64 = order[..3].iter().map(|expert| logits[*expert].exp()).sum();
         let mut wanted = vec![0.0; HIDDEN];
         for expert in &order[..3] {
-            let Expert { gate, up, down } = &experts.experts[*expert];
+            let Expert { gate, up, down } = &all[*expert];
             let gate = product(gate.as_ref().unwrap(), &row);
             let inner: Vec<f64> = gate
                 .iter()

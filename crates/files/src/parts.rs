@@ -1,0 +1,210 @@
+//! Parts of a large file, read at their places.
+//!
+//! On Linux they come past the system's cache of files where the file system allows that: whoever keeps parts in memory under a budget of
+//! its own would else hold them twice, and drive out what others have cached.
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
+
+use crate::FileError;
+
+/// Places and lengths of reads past the cache, and addresses of their memory, are multiples of it.
+const GRAIN_BYTES: usize = 4096;
+
+/// An open file that is not to change while parts of it are read.
+#[derive(Debug)]
+pub struct FileParts {
+    file: File,
+    bytes: u64,
+    modified: Option<SystemTime>,
+    is_direct: AtomicBool,
+}
+
+/// Memory that parts are read to, one after the other.
+#[derive(Debug, Default)]
+pub struct PartBuffer {
+    memory: Vec<u8>,
+}
+
+impl PartBuffer {
+    /// Memory for parts of up to `bytes` bytes.
+    pub fn new(bytes: usize) -> Self {
+        Self {
+            memory: vec![0; Self::memory_bytes(bytes)],
+        }
+    }
+
+    /// Bytes that memory for parts of up to `bytes` bytes takes.
+    pub fn memory_bytes(bytes: usize) -> usize {
+        // A part begins and ends within a grain, and so does the memory.
+        bytes.saturating_add(3 * GRAIN_BYTES)
+    }
+
+    /// Aligned memory for `bytes` bytes.
+    fn aligned(&mut self, bytes: usize) -> &mut [u8] {
+        if self.memory.len() < bytes + GRAIN_BYTES {
+            self.memory.resize(bytes + GRAIN_BYTES, 0);
+        }
+        let address = self.memory.as_ptr().addr();
+        let start = address.next_multiple_of(GRAIN_BYTES) - address;
+        &mut self.memory[start..start + bytes]
+    }
+}
+
+impl FileParts {
+    /// Takes note of the file as it is now.
+    ///
+    /// # Errors
+    /// [`FileError::Io`].
+    pub fn new(file: File) -> Result<Self, FileError> {
+        let metadata = file.metadata()?;
+        let is_direct = set_direct(&file, true);
+        Ok(Self {
+            bytes: metadata.len(),
+            modified: metadata.modified().ok(),
+            is_direct: AtomicBool::new(is_direct),
+            file,
+        })
+    }
+
+    /// Reads `bytes` bytes from `offset` on.
+    ///
+    /// # Errors
+    /// [`FileError::Changed`] where the file is not as it was or ends before the part does; [`FileError::Io`].
+    pub fn read<'b>(&self, offset: u64, bytes: usize, buffer: &'b mut PartBuffer) -> Result<&'b [u8], FileError> {
+        let grain = GRAIN_BYTES as u64;
+        let end = offset.saturating_add(bytes as u64);
+        if end > self.bytes {
+            return Err(FileError::Changed);
+        }
+        let first = offset / grain * grain;
+        let skipped = (offset - first) as usize;
+        let memory = buffer.aligned((skipped + bytes).next_multiple_of(GRAIN_BYTES));
+        self.fill(first, skipped + bytes, memory)?;
+        let now = self.file.metadata()?;
+        if now.len() != self.bytes || now.modified().ok() != self.modified {
+            return Err(FileError::Changed);
+        }
+        Ok(&memory[skipped..skipped + bytes])
+    }
+
+    /// Reads at least `needed` bytes from `first` on, whole grains as long as the file has some.
+    fn fill(&self, first: u64, needed: usize, memory: &mut [u8]) -> Result<(), FileError> {
+        let mut done = 0;
+        while done < needed {
+            match read_at(&self.file, &mut memory[done..], first + done as u64) {
+                // Behind a short read of an odd length no further one past the cache is allowed, and none has more.
+                Ok(0) => return Err(FileError::Changed),
+                Ok(read) => done += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // The file system takes the flag and refuses the read.
+                Err(error)
+                    if error.kind() == io::ErrorKind::InvalidInput && self.is_direct.swap(false, Ordering::Relaxed) =>
+                {
+                    set_direct(&self.file, false);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of the file.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// True if reads go past the system's cache.
+    pub fn is_direct(&self) -> bool {
+        self.is_direct.load(Ordering::Relaxed)
+    }
+}
+
+/// Makes reads of a file go past the cache, or not. False where they do not.
+#[cfg(target_os = "linux")]
+fn set_direct(file: &File, direct: bool) -> bool {
+    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+    let Ok(flags) = fcntl_getfl(file) else { return false };
+    let flags = if direct {
+        flags | OFlags::DIRECT
+    } else {
+        flags - OFlags::DIRECT
+    };
+    fcntl_setfl(file, flags).is_ok() && direct
+}
+
+#[cfg(not(target_os = "linux"))]
+fn set_direct(_: &File, _: bool) -> bool {
+    false
+}
+
+#[cfg(unix)]
+fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+    std::os::unix::fs::FileExt::read_at(file, bytes, offset)
+}
+
+#[cfg(windows)]
+fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+    std::os::windows::fs::FileExt::seek_read(file, bytes, offset)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn file(bytes: &[u8]) -> tempfile::NamedTempFile {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(bytes).unwrap();
+        file.as_file().sync_all().unwrap();
+        file
+    }
+
+    #[test]
+    fn parts_hold_what_the_file_holds_wherever_they_begin_and_end() {
+        let bytes: Vec<u8> = (0..70_001u32).map(|at| (at * 31 % 251) as u8).collect();
+        let file = file(&bytes);
+        let parts = FileParts::new(crate::open(file.path()).unwrap()).unwrap();
+        let mut buffer = PartBuffer::new(100);
+        for (offset, length) in [
+            (0, 1),
+            (1, 4096),
+            (4095, 2),
+            (4096, 4096),
+            (69_000, 1001),
+            (70_000, 1),
+            (70_001, 0),
+            (0, 70_001),
+        ] {
+            let read = parts.read(offset, length, &mut buffer).unwrap();
+            assert!(
+                read == &bytes[offset as usize..][..length],
+                "{length} bytes from {offset} on"
+            );
+        }
+        let error = parts.read(69_999, 3, &mut buffer).unwrap_err();
+        assert!(matches!(error, FileError::Changed), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_is_cut_off_or_written_to_is_an_error() {
+        for damage in [
+            |file: &File| file.set_len(3000).unwrap(),
+            |mut file: &File| file.write_all(b"more").unwrap(),
+        ] {
+            let file = file(&[7; 10_000]);
+            let parts = FileParts::new(crate::open(file.path()).unwrap()).unwrap();
+            let mut buffer = PartBuffer::default();
+            parts.read(2000, 4000, &mut buffer).unwrap();
+            damage(file.as_file());
+            let error = parts.read(2000, 4000, &mut buffer).unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                "it was changed or cut off while it was in use; load it again"
+            );
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Experts that lie in the model's files and are brought into memory as tokens choose them.
+//!
+//! ```text
+//! form      tensors of a layer's experts, as far as parts of a file can be computed with as they are
+//! budget    bytes in memory become slots of one expert each
+//! usage     which expert a slot is taken from
+//! cache     slots, and what they hold; loaders fill them from the files
+//! ```
+
+mod budget;
+mod cache;
+mod form;
+mod loader;
+mod rate;
+mod slots;
+mod usage;
+
+use std::sync::Arc;
+
+pub use budget::{ExpertClass, expert_cache_bytes, expert_slots, least_expert_cache_bytes};
+pub use cache::{ExpertCache, ExpertStatistics};
+pub(crate) use cache::{Held, Urgency};
+pub(crate) use form::{ExpertForm, expert_classes, expert_forms, names_experts};
+pub(crate) use rate::read_rate;
+
+/// The experts of a layer that lie in the model's files.
+pub struct StreamedExperts {
+    pub(super) cache: Arc<ExpertCache>,
+    /// Number of the layer among those that are streamed.
+    pub(super) layer: usize,
+    /// Experts of the layer.
+    pub(super) count: usize,
+    /// Inner width of an expert.
+    pub(super) width: usize,
+    pub(super) is_gated: bool,
+    /// `[expert][gate, up, down]`: biases stay in memory.
+    pub(super) biases: Vec<[Option<Box<[f32]>>; 3]>,
+}
+
+impl StreamedExperts {
+    /// Bytes that stay in memory.
+    pub(super) fn bytes(&self) -> u64 {
+        let biases = self.biases.iter().flatten().flatten();
+        biases.map(|bias| 4 * bias.len() as u64).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests;

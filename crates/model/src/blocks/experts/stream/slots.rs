@@ -1,0 +1,103 @@
+//! The slots of one class of experts, and which entry lies in which.
+
+use std::sync::Arc;
+
+use riffle_linear::PackedMatrix;
+
+/// The matrices of an expert: gate, up and down.
+pub(super) type Matrices = [Option<PackedMatrix>; 3];
+
+/// An expert of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Entry {
+    pub(crate) layer: u32,
+    pub(crate) expert: u32,
+}
+
+pub(super) struct Slot {
+    pub(super) entry: Option<Entry>,
+    pub(super) content: Content,
+    /// The expert has not been computed with since it came.
+    pub(super) is_fresh: bool,
+    /// When it was used last.
+    pub(super) used_at: u64,
+}
+
+pub(super) enum Content {
+    /// Memory without weights, as far as it was taken.
+    Empty(Matrices),
+    /// Parts are on their way; those that are here lie in their places.
+    Loading { left: usize, parts: Matrices },
+    /// Weights that someone may compute with.
+    Ready(Arc<Matrices>),
+}
+
+/// The slots of experts of one size.
+pub(super) struct Slots {
+    most: usize,
+    pub(super) slots: Vec<Slot>,
+}
+
+impl Slots {
+    pub(super) fn new(most: usize) -> Self {
+        Self {
+            most,
+            slots: Vec::new(),
+        }
+    }
+
+    /// Slots there may be.
+    pub(super) fn most(&self) -> usize {
+        self.most
+    }
+
+    /// An empty slot: a new one, or that of the entry of lowest rank which nobody computes with, whose entry is returned too. Experts
+    /// that came early and wait to be used keep theirs while others have one, and where `is_early` in any case.
+    pub(super) fn take(&mut self, is_early: bool, rank: impl Fn(Entry) -> f64) -> Option<(usize, Option<Entry>)> {
+        if self.slots.len() < self.most {
+            self.slots.push(Slot {
+                entry: None,
+                content: Content::Empty([None, None, None]),
+                is_fresh: false,
+                used_at: 0,
+            });
+            return Some((self.slots.len() - 1, None));
+        }
+        let free = self
+            .slots
+            .iter()
+            .position(|slot| matches!(slot.content, Content::Empty(_)));
+        if let Some(free) = free {
+            return Some((free, None));
+        }
+        let mut found: Option<(usize, (bool, f64, u64))> = None;
+        for (number, slot) in self.slots.iter().enumerate() {
+            let (Content::Ready(matrices), Some(entry)) = (&slot.content, slot.entry) else {
+                continue;
+            };
+            if Arc::strong_count(matrices) > 1 || (slot.is_fresh && is_early) {
+                continue;
+            }
+            let order = (slot.is_fresh, rank(entry), slot.used_at);
+            let is_lower = |(_, lowest): &(usize, (bool, f64, u64))| {
+                let ranks = order.1.total_cmp(&lowest.1).then(order.2.cmp(&lowest.2));
+                order.0.cmp(&lowest.0).then(ranks).is_lt()
+            };
+            if found.as_ref().is_none_or(is_lower) {
+                found = Some((number, order));
+            }
+        }
+        let (number, _) = found?;
+        let slot = &mut self.slots[number];
+        let entry = slot.entry.take();
+        let emptied = Content::Empty([None, None, None]);
+        let Content::Ready(matrices) = std::mem::replace(&mut slot.content, emptied) else {
+            return Some((number, entry));
+        };
+        // Nobody else holds it, and under the cache's lock nobody can begin to.
+        if let Ok(matrices) = Arc::try_unwrap(matrices) {
+            slot.content = Content::Empty(matrices);
+        }
+        Some((number, entry))
+    }
+}

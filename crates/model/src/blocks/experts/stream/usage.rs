@@ -1,0 +1,137 @@
+//! How much the experts of a layer have been used of late.
+//!
+//! The use of an expert is the number of tokens that chose it, where a token counts half as much when a number of others have come
+//! after it. A prompt that passes every expert once does not drive out those that most of its tokens chose.
+
+/// Tokens after which a choice counts half: long enough to tell experts apart that are chosen more often, short enough to follow a text from
+/// one subject to the next (`scripts/expert-policies`).
+const HALF_LIFE: f64 = 16.0;
+
+/// The uses of a layer's experts.
+pub(super) struct Usage {
+    /// Tokens that the layer has seen.
+    tokens: f64,
+    /// By expert: the logarithm of its use, to the base 2, less the half-lives since. The order of two does not change while neither is used.
+    ranks: Vec<f64>,
+}
+
+impl Usage {
+    pub(super) fn new(experts: usize) -> Self {
+        Self {
+            tokens: 0.0,
+            ranks: vec![f64::NEG_INFINITY; experts],
+        }
+    }
+
+    /// So many tokens have come to the layer together, and each expert of `chosen` was chosen by so many of them.
+    pub(super) fn pass(&mut self, tokens: usize, chosen: impl Iterator<Item = (usize, usize)>) {
+        self.tokens += tokens as f64;
+        let (now, tokens) = (self.tokens / HALF_LIFE, tokens as f64);
+        // Choices are taken to lie evenly among the tokens, of which the early ones count less already.
+        let each = HALF_LIFE / std::f64::consts::LN_2 * (1.0 - (-tokens / HALF_LIFE).exp2()) / tokens.max(1.0);
+        for (expert, choices) in chosen {
+            let rank = &mut self.ranks[expert];
+            *rank = ((*rank - now).exp2() + choices as f64 * each).log2() + now;
+        }
+    }
+
+    /// The rank of an expert: the one that is used least has the lowest.
+    pub(super) fn rank(&self, expert: usize) -> f64 {
+        self.ranks[expert]
+    }
+}
+
+/// The share of guesses that must have been right for the next ones to be read: a wrong one takes the disk from those that are needed.
+const TRUSTED_SHARE: f64 = 0.6;
+/// The part of that share which the latest guesses make up.
+const LATEST_PART: f64 = 0.125;
+
+/// Guesses of the experts that a layer's tokens will choose next, as far as these are not in memory, and how often such were right.
+#[derive(Default)]
+pub(super) struct Guesses {
+    made: Vec<usize>,
+    right_share: f64,
+}
+
+impl Guesses {
+    /// Takes note of guesses; true if they are to be trusted.
+    pub(super) fn make(&mut self, experts: Vec<usize>) -> bool {
+        self.made = experts;
+        self.right_share >= TRUSTED_SHARE
+    }
+
+    /// Looks at the guesses when the choices are known.
+    pub(super) fn judge(&mut self, is_chosen: &[bool]) {
+        let made = std::mem::take(&mut self.made);
+        if made.is_empty() {
+            return;
+        }
+        let right = made.iter().filter(|expert| is_chosen[**expert]).count();
+        self.right_share += LATEST_PART * (right as f64 / made.len() as f64 - self.right_share);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn late_choices_count_more_than_early_ones_and_many_more_than_one() {
+        let mut usage = Usage::new(4);
+        assert_eq!(usage.rank(3), f64::NEG_INFINITY);
+        usage.pass(1, [(0, 1)].into_iter());
+        usage.pass(1, [(1, 1)].into_iter());
+        assert!(usage.rank(1) > usage.rank(0));
+        usage.pass(1, [(0, 1)].into_iter());
+        assert!(usage.rank(0) > usage.rank(1), "used twice");
+        // Eight choices count as two after two half-lives, and as less than one after four.
+        usage.pass(8, [(2, 8)].into_iter());
+        usage.pass(2 * HALF_LIFE as usize, std::iter::empty());
+        usage.pass(1, [(3, 1)].into_iter());
+        assert!(usage.rank(2) > usage.rank(3));
+        usage.pass(2 * HALF_LIFE as usize, std::iter::empty());
+        usage.pass(1, [(3, 1)].into_iter());
+        assert!(usage.rank(2) < usage.rank(3));
+    }
+
+    #[test]
+    fn a_prompt_counts_as_its_tokens_one_after_the_other_do() {
+        let (mut together, mut single) = (Usage::new(2), Usage::new(2));
+        for _ in 0..10 {
+            together.pass(64, [(0, 64), (1, 32)].into_iter());
+            for token in 0..64 {
+                single.pass(1, [(0, 1), (1, 1)].into_iter().take(1 + token % 2));
+            }
+        }
+        for expert in 0..2 {
+            let apart = (together.rank(expert) - single.rank(expert)).abs();
+            assert!(apart < 0.1, "expert {expert}: {apart}");
+        }
+    }
+
+    #[test]
+    fn guesses_are_trusted_while_most_of_them_are_right() {
+        let mut guesses = Guesses::default();
+        let chosen = [true, true, false, false];
+        assert!(!guesses.make(vec![0, 1]), "nothing is known yet");
+        for _ in 0..20 {
+            guesses.judge(&chosen);
+            guesses.make(vec![0, 1]);
+        }
+        assert!(guesses.make(vec![0, 1]));
+        for _ in 0..20 {
+            guesses.judge(&chosen);
+            guesses.make(vec![2, 3]);
+        }
+        assert!(!guesses.make(vec![0, 1]));
+    }
+
+    #[test]
+    fn ranks_stay_finite_over_long_runs() {
+        let mut usage = Usage::new(1);
+        for _ in 0..1000 {
+            usage.pass(1 << 30, [(0, 1 << 20)].into_iter());
+            assert!(usage.rank(0).is_finite());
+        }
+    }
+}
