@@ -73,13 +73,39 @@ impl WeightTiers {
     }
 }
 
+impl WeightTiers {
+    /// Bytes of weights in memory whatever else there is.
+    pub(super) fn least_bytes(self, config: &ModelConfig) -> u64 {
+        match self {
+            WeightTiers::Resident => config.weight_bytes,
+            WeightTiers::Given(bytes) => bytes,
+            WeightTiers::Rest => resident_bytes(config),
+        }
+    }
+
+    /// Bytes for experts in memory beside `pages`, where others stay in the files; `room` is what the least bytes leave.
+    pub(super) fn expert_bytes(
+        self,
+        config: &ModelConfig,
+        options: &EngineOptions,
+        room: u64,
+        pages: u64,
+    ) -> Option<u64> {
+        match self {
+            WeightTiers::Resident => None,
+            WeightTiers::Given(bytes) => Some(given_bytes(config, bytes)),
+            WeightTiers::Rest => Some(rest_bytes(config, options, room, pages)),
+        }
+    }
+}
+
 /// Bytes that experts take when all of them lie in memory.
 fn all_experts_bytes(config: &ModelConfig) -> u64 {
     config.streamable.iter().map(ExpertClass::bytes).sum()
 }
 
 /// Bytes of the weights that lie in memory in any case.
-pub(super) fn resident_bytes(config: &ModelConfig) -> u64 {
+fn resident_bytes(config: &ModelConfig) -> u64 {
     // Both are bytes of files or both of memory, up to the padding of rows.
     let in_files: u64 = config
         .streamable
@@ -98,7 +124,7 @@ pub(super) fn pages_room(options: &EngineOptions, room: u64) -> u64 {
 }
 
 /// Bytes that the experts in memory may take: what `pages` leave of `room`, and at least what these may not take.
-pub(super) fn rest_bytes(config: &ModelConfig, options: &EngineOptions, room: u64, pages: u64) -> u64 {
+fn rest_bytes(config: &ModelConfig, options: &EngineOptions, room: u64, pages: u64) -> u64 {
     // Norms that are stored in 16 bits and rows that are padded take a little more in memory than in files.
     let padding = resident_bytes(config) / PADDING_SHARE;
     let rest = room.saturating_sub(pages.min(pages_room(options, room)) + padding);
@@ -159,7 +185,7 @@ impl ExpertPlan {
 }
 
 /// Bytes of experts in memory where `weights_bytes` of all weights are.
-pub(super) fn given_bytes(config: &ModelConfig, weights_bytes: u64) -> u64 {
+fn given_bytes(config: &ModelConfig, weights_bytes: u64) -> u64 {
     let given = weights_bytes.saturating_sub(resident_bytes(config));
     given.min(all_experts_bytes(config).saturating_add(least_expert_cache_bytes(&config.streamable)))
 }

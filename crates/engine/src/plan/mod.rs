@@ -225,11 +225,9 @@ impl Planner<'_> {
         let beside = recurrent_bytes
             .saturating_add(scratch_bytes)
             .saturating_add(process.total_bytes());
-        let in_any_case = match (options.machine.device.is_some(), weights) {
-            (true, _) => beside,
-            (false, WeightTiers::Resident) => beside.saturating_add(config.weight_bytes),
-            (false, WeightTiers::Given(bytes)) => beside.saturating_add(bytes),
-            (false, WeightTiers::Rest) => beside.saturating_add(experts::resident_bytes(config)),
+        let in_any_case = match options.machine.device {
+            None => beside.saturating_add(weights.least_bytes(config)),
+            Some(_) => beside,
         };
         let room = self.available_bytes.saturating_sub(in_any_case);
         let pages_room = match weights {
@@ -239,11 +237,7 @@ impl Planner<'_> {
         let tiers = planned_tiers(options, sliding, context, pages_room);
         let kv_tiers = TierPlan::new(&tiers, shape, tiers.outlook.context_tokens);
         let pages = kv_tiers.device_bytes.saturating_add(kv_tiers.ram_bytes);
-        let expert_bytes = match weights {
-            WeightTiers::Resident => None,
-            WeightTiers::Given(bytes) => Some(experts::given_bytes(config, bytes)),
-            WeightTiers::Rest => Some(experts::rest_bytes(config, options, room, pages)),
-        };
+        let expert_bytes = weights.expert_bytes(config, options, room, pages);
         let batch = options.machine.batch_tokens.min(context);
         let experts = expert_bytes.map(|bytes| ExpertPlan::new(config, bytes, batch));
         let weights_bytes = match &experts {
