@@ -41,9 +41,10 @@ fn one_token<Q: Quant>(weights: &[u8], row: &[ActivationBlock], sums: &mut [f32;
     for (block, activations) in blocks.zip(row.chunks_exact(Q::WEIGHTS / STRETCH)) {
         let halves = widen_halves::<Q>(block);
         for_stretches!(Q, INDEX => {
-            match is_amd {
-                true => prefetch_near(share::<Q>(block, INDEX), AMD_AHEAD_BYTES),
-                false => prefetch_far(share::<Q>(block, INDEX), AHEAD_BYTES),
+            if is_amd {
+                prefetch_near(share::<Q>(block, INDEX), AMD_AHEAD_BYTES);
+            } else {
+                prefetch_far(share::<Q>(block, INDEX), AHEAD_BYTES);
             }
             let mut expanded = Expanded::default();
             Q::scales(block, INDEX, &halves, &mut expanded);
