@@ -55,76 +55,79 @@ fn wrap(case: &Path, class: &str, text_type: &str, beginning: &str) -> tempfile:
     directory
 }
 
+/// Vector, class around its model, type of the text model, and the beginning of its tensors' names there.
+const WRAPPED: &[(&str, &str, &str, &str)] = &[
+    (
+        "qwen3_5-0",
+        "Qwen3_5ForConditionalGeneration",
+        "qwen3_5_text",
+        "model.language_model.",
+    ),
+    (
+        "gemma3-0",
+        "Gemma3ForConditionalGeneration",
+        "gemma3_text",
+        "language_model.model.",
+    ),
+    (
+        "llama-0",
+        "LlavaForConditionalGeneration",
+        "llama",
+        "language_model.model.",
+    ),
+    (
+        "llama-0",
+        "Idefics3ForConditionalGeneration",
+        "llama",
+        "model.text_model.",
+    ),
+    (
+        "mistral-1",
+        "Mistral3ForConditionalGeneration",
+        "mistral",
+        "model.language_model.",
+    ),
+    (
+        "qwen2-1",
+        "InternVLForConditionalGeneration",
+        "qwen2",
+        "language_model.model.",
+    ),
+    (
+        "qwen2-1",
+        "Qwen2_5_VLForConditionalGeneration",
+        "qwen2_5_vl_text",
+        "model.",
+    ),
+    (
+        "qwen3-1",
+        "Qwen3VLForConditionalGeneration",
+        "qwen3_vl_text",
+        "model.language_model.",
+    ),
+    (
+        "experts/llama4_text",
+        "Llama4ForConditionalGeneration",
+        "llama4_text",
+        "language_model.model.",
+    ),
+    (
+        "experts/deepseek_v3",
+        "KimiK25ForConditionalGeneration",
+        "deepseek_v3",
+        "language_model.model.",
+    ),
+    (
+        "dense/gemma4_text",
+        "Gemma4ForConditionalGeneration",
+        "gemma4_text",
+        "model.language_model.",
+    ),
+];
+
 #[test]
 fn a_class_around_a_text_model_gives_the_logits_of_the_text_model() {
-    for (case, class, text_type, beginning) in [
-        (
-            "qwen3_5-0",
-            "Qwen3_5ForConditionalGeneration",
-            "qwen3_5_text",
-            "model.language_model.",
-        ),
-        (
-            "gemma3-0",
-            "Gemma3ForConditionalGeneration",
-            "gemma3_text",
-            "language_model.model.",
-        ),
-        (
-            "llama-0",
-            "LlavaForConditionalGeneration",
-            "llama",
-            "language_model.model.",
-        ),
-        (
-            "llama-0",
-            "Idefics3ForConditionalGeneration",
-            "llama",
-            "model.text_model.",
-        ),
-        (
-            "mistral-1",
-            "Mistral3ForConditionalGeneration",
-            "mistral",
-            "model.language_model.",
-        ),
-        (
-            "qwen2-1",
-            "InternVLForConditionalGeneration",
-            "qwen2",
-            "language_model.model.",
-        ),
-        (
-            "qwen2-1",
-            "Qwen2_5_VLForConditionalGeneration",
-            "qwen2_5_vl_text",
-            "model.",
-        ),
-        (
-            "qwen3-1",
-            "Qwen3VLForConditionalGeneration",
-            "qwen3_vl_text",
-            "model.language_model.",
-        ),
-        (
-            "experts/llama4_text",
-            "Llama4ForConditionalGeneration",
-            "llama4_text",
-            "language_model.model.",
-        ),
-        (
-            "experts/deepseek_v3",
-            "KimiK25ForConditionalGeneration",
-            "deepseek_v3",
-            "language_model.model.",
-        ),
-        (
-            "dense/gemma4_text",
-            "Gemma4ForConditionalGeneration",
-            "gemma4_text",
-            "model.language_model.",
-        ),
-    ] {
+    for &(case, class, text_type, beginning) in WRAPPED {
         let case = vectors().join(case);
         let directory = wrap(&case, class, text_type, beginning);
         check_against(directory.path(), &case);
