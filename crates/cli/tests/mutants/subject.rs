@@ -105,6 +105,36 @@ impl Subject {
             subjects.push(Subject::gguf(root, name, &seeds.join(file)));
         }
         let vectors = seeds.join("crates/model/tests/vectors");
+        subjects.extend(Subject::quantised(root, &vectors));
+        subjects.extend(Subject::adapters(root, &vectors));
+        subjects.push(Subject::importance(root));
+        for (target, format) in [
+            ("model/config.json", Format::Json),
+            ("model/generation_config.json", Format::Json),
+            ("model/tokenizer.json", Format::Json),
+            ("model/tokenizer_config.json", Format::Json),
+            ("model/model.safetensors", Format::Safetensors),
+            ("model/chat_template.jinja", Format::Template),
+            ("profile.toml", Format::Text),
+        ] {
+            subjects.push(Subject::of_run(root, target, format, &[]));
+        }
+        subjects.push(Subject::of_run(root, "session", Format::Own, &["--session", "session"]));
+        subjects.push(Subject::of_run(
+            root,
+            "prefixes",
+            Format::Own,
+            &["--prefix-cache", "prefixes"],
+        ));
+        subjects.push(Subject::journal(root));
+        subjects.push(Subject::record(root));
+        subjects.iter_mut().for_each(Subject::learn_answer);
+        subjects
+    }
+
+    /// Folders of the quantisations that others make, of which the weights or the settings are damaged.
+    fn quantised(root: &Path, vectors: &Path) -> Vec<Subject> {
+        let mut subjects = Vec::new();
         for layout in [
             "awq",
             "fp8-tensor",
@@ -144,6 +174,12 @@ impl Subject {
                 &[],
             ));
         }
+        subjects
+    }
+
+    /// A model with an adapter, which is damaged.
+    fn adapters(root: &Path, vectors: &Path) -> Vec<Subject> {
+        let mut subjects = Vec::new();
         for (file, format) in [
             ("adapter/adapter_model.safetensors", Format::Safetensors),
             ("adapter/adapter_config.json", Format::Json),
@@ -154,28 +190,6 @@ impl Subject {
             let subject = Subject::of_logits(root, file, &vectors.join("llama-0"), (file, format), &more);
             subjects.push(subject);
         }
-        subjects.push(Subject::importance(root));
-        for (target, format) in [
-            ("model/config.json", Format::Json),
-            ("model/generation_config.json", Format::Json),
-            ("model/tokenizer.json", Format::Json),
-            ("model/tokenizer_config.json", Format::Json),
-            ("model/model.safetensors", Format::Safetensors),
-            ("model/chat_template.jinja", Format::Template),
-            ("profile.toml", Format::Text),
-        ] {
-            subjects.push(Subject::of_run(root, target, format, &[]));
-        }
-        subjects.push(Subject::of_run(root, "session", Format::Own, &["--session", "session"]));
-        subjects.push(Subject::of_run(
-            root,
-            "prefixes",
-            Format::Own,
-            &["--prefix-cache", "prefixes"],
-        ));
-        subjects.push(Subject::journal(root));
-        subjects.push(Subject::record(root));
-        subjects.iter_mut().for_each(Subject::learn_answer);
         subjects
     }
 

@@ -109,6 +109,7 @@ impl DeviceModel {
             // Engines refuse a device for models that have one.
             embedding_norm: _,
             layer_inputs: _,
+            positions: _,
             expert_cache: _,
         } = decoder;
         let head = head.map(|head| upload.matrix(&head)).transpose()?;

@@ -13,7 +13,7 @@ use crate::attention::{Auto, AutoState, Evicted, HeadSums, RollingWindow};
 use crate::origin::Origin;
 use crate::sampler::SamplerState;
 use crate::sequence::LatestDraw;
-use crate::{Engine, EngineError, PairCount, Sequence, SequenceOptions};
+use crate::{Engine, EngineError, PairCount, Sequence};
 
 /// Changes with the record below.
 const VERSION: &str = "7";
