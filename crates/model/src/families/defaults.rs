@@ -53,9 +53,10 @@ fn with_defaults(mut fields: Fields, model_type: &str, but_for: &[&str]) -> Resu
         has_base |= rotation.is_some_and(|rotation| rotation.get("rope_theta").is_some());
     }
     for (name, value) in defaults {
-        if !(but_for.contains(&name.as_str()) || name == "rope_theta" && has_base) {
-            fields = fields.with_default(name, value.clone());
+        if but_for.contains(&name.as_str()) || (name == "rope_theta" && has_base) {
+            continue;
         }
+        fields = fields.with_default(name, value.clone());
     }
     Ok(fields)
 }

@@ -54,10 +54,25 @@ fn dsml(block: &str) -> String {
     )
 }
 
+const WEATHER: &str = r#"{"name": "weather", "arguments": {"city": "Bern", "days": 2}}"#;
+
+/// Checks that a text in the marks of a style is the call of [`WEATHER`] and nothing else, however it is cut.
+fn finds_the_call(style: CallStyle, text: &str) {
+    let call = ("weather".to_owned(), r#"{"city":"Bern","days":2}"#.to_owned());
+    for size in [1, 2, 3, 7, 1000] {
+        let (said, thought, calls) = told(speech(style, true), text, size);
+        assert_eq!((said.trim(), thought.as_str()), ("", ""), "{style:?} {text}");
+        assert_eq!(
+            calls,
+            std::slice::from_ref(&call),
+            "{style:?} in pieces of {size}: {text}"
+        );
+    }
+}
+
 #[test]
 fn calls_of_every_family_are_found_however_the_text_is_cut() {
-    let call = ("weather".to_owned(), r#"{"city":"Bern","days":2}"#.to_owned());
-    let json = r#"{"name": "weather", "arguments": {"city": "Bern", "days": 2}}"#;
+    let json = WEATHER;
     let cases = [
         (CallStyle::TAGGED, format!("<tool_call>\n{json}\n</tool_call>")),
         (
@@ -82,6 +97,19 @@ fn calls_of_every_family_are_found_however_the_text_is_cut() {
             CallStyle::GEMMA_4,
             r#"<|tool_call>call:weather{city:<|"|>Bern<|"|>,days:2}<tool_call|>"#.to_owned(),
         ),
+        (CallStyle::BARE, json.replace("arguments", "parameters")),
+        (CallStyle::BARE, format!("<|python_tag|>{json}")),
+        (CallStyle::BARE, format!("```json\n{json}\n```")),
+        (CallStyle::TAGGED, json.to_owned()),
+        (CallStyle::MISTRAL, format!("```json\n{json}\n```")),
+    ];
+    cases.iter().for_each(|(style, text)| finds_the_call(*style, text));
+}
+
+#[test]
+fn calls_in_elements_and_sections_are_found_however_the_text_is_cut() {
+    let json = WEATHER;
+    let cases = [
         (CallStyle::NEMOTRON, format!("<TOOLCALL>[{json}]</TOOLCALL>")),
         (
             CallStyle::TAGGED,
@@ -109,23 +137,8 @@ fn calls_of_every_family_are_found_however_the_text_is_cut() {
             CallStyle::KIMI,
             "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{\"city\": \"Bern\", \"days\": 2}<|tool_call_end|><|tool_calls_section_end|>".to_owned(),
         ),
-        (CallStyle::BARE, json.replace("arguments", "parameters")),
-        (CallStyle::BARE, format!("<|python_tag|>{json}")),
-        (CallStyle::BARE, format!("```json\n{json}\n```")),
-        (CallStyle::TAGGED, json.to_owned()),
-        (CallStyle::MISTRAL, format!("```json\n{json}\n```")),
     ];
-    for (style, text) in cases {
-        for size in [1, 2, 3, 7, 1000] {
-            let (said, thought, calls) = told(speech(style, true), &text, size);
-            assert_eq!((said.trim(), thought.as_str()), ("", ""), "{style:?} {text}");
-            assert_eq!(
-                calls,
-                std::slice::from_ref(&call),
-                "{style:?} in pieces of {size}: {text}"
-            );
-        }
-    }
+    cases.iter().for_each(|(style, text)| finds_the_call(*style, text));
 }
 
 #[test]
