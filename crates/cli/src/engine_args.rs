@@ -32,7 +32,7 @@ pub(crate) struct EngineArguments {
     /// Threads that compute [default: every core]
     #[arg(short = 't', long, value_name = "N", value_parser = numbers::threads, help_heading = "Machine and memory")]
     pub(crate) threads: Option<usize>,
-    /// Tokens that pass one layer before the next (logical batch) [default: 4096, or more where experts stay in the file]
+    /// Tokens that pass one layer before the next (logical batch) [default: 4096; with experts in files more]
     #[arg(short = 'b', long = "batch", alias = "batch-size", value_name = "N", value_parser = numbers::tokens, help_heading = "Machine and memory", hide_short_help = true)]
     pub(crate) batch: Option<usize>,
     /// Tokens of a logical batch whose attention is computed together, also spelled -ub [default: 512, at most -b]

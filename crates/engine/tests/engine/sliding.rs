@@ -21,8 +21,8 @@ pub(crate) fn sliding_model() -> TempDir {
     }
     let path = folder.path().join("config.json");
     let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    config["architectures"] = serde_json::json!(["MistralForCausalLM"]);
-    config["model_type"] = "mistral".into();
+    config["architectures"] = serde_json::json!(["MinistralForCausalLM"]);
+    config["model_type"] = "ministral".into();
     config["sliding_window"] = WINDOW.into();
     config["layer_types"] = serde_json::json!(["sliding_attention", "full_attention"]);
     config["max_position_embeddings"] = 4096.into();
