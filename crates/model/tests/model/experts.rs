@@ -128,15 +128,14 @@ fn all_logits(model: &Arc<Decoder>, tokens: &[u32]) -> Vec<Vec<u32>> {
 
 #[test]
 fn every_family_has_the_same_bits_wherever_its_experts_lie() {
-    // Tensors of these hold inputs before outputs: they are packed anew and stay in memory.
-    let resident = ["gpt_oss"];
+    let mut resident = Vec::new();
     let cases = cases(&vectors().join("experts"), "");
     assert!(cases.len() >= 8, "only {} families were compared", cases.len());
     for case in cases {
         let name = case.file_name().unwrap().to_string_lossy().into_owned();
         let classes = classes(&case);
-        assert_eq!(classes.is_empty(), resident.contains(&&*name), "{name}");
         if classes.is_empty() {
+            resident.push(name);
             let error = load(&case, Some(1 << 30)).err().unwrap().to_string();
             assert!(error.contains("experts") && !error.contains('\n'), "{error}");
             continue;
@@ -151,6 +150,8 @@ fn every_family_has_the_same_bits_wherever_its_experts_lie() {
             assert!(cache.statistics().misses > 0, "{name}");
         }
     }
+    // Tensors of these hold inputs before outputs: they are packed anew and stay in memory.
+    assert_eq!(resident, ["gpt_oss", "llama4_text"]);
 }
 
 #[test]
