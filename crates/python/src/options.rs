@@ -235,7 +235,9 @@ pub(crate) fn model_path(path: &Path) -> Result<PathBuf, Failure> {
     if path.symlink_metadata().is_ok() {
         return Ok(path.to_owned());
     }
-    let Some(text) = path.to_str() else { return Ok(path.to_owned()) };
+    let Some(text) = path.to_str() else {
+        return Ok(path.to_owned());
+    };
     let found = Settings::from_environment()
         .and_then(|settings| riffle_hub::locate(&settings, &OtherPrograms::from_environment(), text));
     match found {
@@ -244,7 +246,9 @@ pub(crate) fn model_path(path: &Path) -> Result<PathBuf, Failure> {
         Ok(None) => Ok(path.to_owned()),
         Err(HubError::NotStored { name }) => Err(Failure::new(
             crate::failure::Class::Model,
-            format!("{name}: there is no such file or folder, nor a model of that name here; get it: riffle pull {name}"),
+            format!(
+                "{name}: there is no such file or folder, nor a model of that name here; get it: riffle pull {name}"
+            ),
         )),
         Err(error) => Err(error.into()),
     }
