@@ -106,7 +106,7 @@ impl PackedMatrix {
     pub fn repack(&mut self, row_major_bytes: &[u8], factor: f32) -> Result<(), LinearError> {
         let (outputs, inputs) = (self.out_features, self.in_features);
         check_bytes(self.format, outputs, inputs, row_major_bytes.len())?;
-        // What pads rows and columns stays zero.
+        // Padding of rows and columns stays zero.
         (self.format.row().pack)(row_major_bytes, outputs, inputs, self.buffer.bytes_mut());
         self.factor = factor;
         Ok(())

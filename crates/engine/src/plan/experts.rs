@@ -42,7 +42,7 @@ pub struct ExpertPlan {
     pub batch_tokens: usize,
 }
 
-/// Where weights are to lie.
+/// The places of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WeightTiers {
     /// All in memory.

@@ -9,14 +9,13 @@ use std::sync::Arc;
 
 use memmap2::Mmap;
 use riffle_files::{FileError, FileParts};
-use riffle_linear::{Activations, PackedMatrix, WeightFormat};
+use riffle_linear::{Activations, WeightFormat};
 
 use super::quantised::{Made, Part, Recipe};
 use super::row_order::RowOrder;
 use super::rows::{RowSource, TensorRows};
-use super::stack::all;
 use super::tensor::first_not_finite;
-use super::{StoredTensor, TensorInfo, TensorType, mapping, to_f32};
+use super::{StoredTensor, TensorInfo, TensorType, mapping};
 use crate::ModelError;
 use crate::adapters::{Adapter, LowRankWeights};
 use crate::blocks::ExpertStreams;
@@ -32,7 +31,7 @@ pub struct Checkpoint {
     /// Tensors of zeros that a family need not take.
     zeros: BTreeSet<String>,
     /// Matrices that are stored as `[columns, rows]`.
-    turned: BTreeSet<String>,
+    pub(super) turned: BTreeSet<String>,
     pub(super) activations: Activations,
     /// Names in GGUF of the weights whose inputs are summed, by their names here; `None` where no inputs are.
     observed: Option<BTreeMap<String, String>>,
@@ -467,142 +466,6 @@ impl Checkpoint {
         self.files.iter().map(|file| file.path.as_path())
     }
 
-    /// A vector as f32.
-    pub fn vector(&mut self, name: &str, length: usize) -> Result<Vec<f32>, ModelError> {
-        self.array(name, &[length])
-    }
-
-    /// The values of a tensor of any shape as f32.
-    pub fn array(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
-        let Taken { format, bytes, .. } = self.take(name, shape)?;
-        let values = to_f32(format, &bytes);
-        self.unmap(name);
-        values.ok_or_else(|| ModelError::WrongType {
-            tensor: name.to_owned(),
-            expected: "f32, f16 or bf16",
-            found: TensorType::Weights(format),
-        })
-    }
-
-    /// The values of a tensor of `count` elements, whatever its shape, as f32.
-    pub(crate) fn values(&mut self, name: &str, count: usize) -> Result<Vec<f32>, ModelError> {
-        let shape = self.info(name).map(|info| info.shape.clone());
-        match shape.filter(|shape| shape.iter().product::<usize>() == count) {
-            Some(shape) => self.array(name, &shape),
-            None => self.array(name, &[count]),
-        }
-    }
-
-    /// A matrix `[rows, columns]`, packed in its own format.
-    pub fn matrix(&mut self, name: &str, rows: usize, columns: usize) -> Result<PackedMatrix, ModelError> {
-        let [matrix] = self.matrices(name, 1, [rows], columns)?;
-        Ok(matrix)
-    }
-
-    /// A matrix stored as several on top of each other, so many rows of each for each of `heads` heads; each is packed
-    /// by itself.
-    pub fn matrices<const PARTS: usize>(
-        &mut self,
-        name: &str,
-        heads: usize,
-        rows: [usize; PARTS],
-        columns: usize,
-    ) -> Result<[PackedMatrix; PARTS], ModelError> {
-        let stride: usize = rows.iter().sum();
-        let activations = self.activations;
-        let is_turned = self.turned.contains(name);
-        let shape = if is_turned {
-            [columns, heads * stride]
-        } else {
-            [heads * stride, columns]
-        };
-        let Taken {
-            format,
-            mut bytes,
-            factor,
-            order,
-        } = self.take(name, &shape)?;
-        if is_turned {
-            if format.block_weights() > 1 {
-                return Err(ModelError::WrongType {
-                    tensor: name.to_owned(),
-                    expected: "f32, f16 or bf16",
-                    found: TensorType::Weights(format),
-                });
-            }
-            bytes = Cow::Owned(turned(&bytes, shape));
-        }
-        let row_bytes = format.row_bytes(columns).unwrap_or_default();
-        let mut first = 0;
-        let parts = rows.map(|rows| {
-            let own = first * row_bytes..(first + rows) * row_bytes;
-            first += rows;
-            let part = match heads {
-                1 => Cow::Borrowed(&bytes[own]),
-                _ => Cow::Owned(
-                    bytes
-                        .chunks_exact((stride * row_bytes).max(1))
-                        .flat_map(|head| &head[own.clone()])
-                        .copied()
-                        .collect(),
-                ),
-            };
-            let matrix = PackedMatrix::pack(format, heads * rows, columns, &part)?;
-            let matrix = matrix.with_activations(activations).with_factor(factor);
-            Ok(match &order {
-                Some(order) => matrix.with_input_order(Arc::clone(order)),
-                None => matrix,
-            })
-        });
-        self.unmap(name);
-        all(name, parts)
-    }
-
-    /// A matrix of each of `heads` heads, stored as `[heads, rows, columns]` or with heads on top of each other; where there are several
-    /// `rows`, so many matrices of each head stand on top of each other. Each is packed by itself.
-    pub fn head_matrices<const PARTS: usize>(
-        &mut self,
-        name: &str,
-        heads: usize,
-        rows: [usize; PARTS],
-        columns: usize,
-    ) -> Result<[Vec<PackedMatrix>; PARTS], ModelError> {
-        let stride: usize = rows.iter().sum();
-        let activations = self.activations;
-        let has_heads = self.info(name).is_some_and(|info| info.shape.len() == 3);
-        let shape = if has_heads {
-            vec![heads, stride, columns]
-        } else {
-            vec![heads * stride, columns]
-        };
-        let Taken {
-            format,
-            bytes,
-            factor,
-            order,
-        } = self.take(name, &shape)?;
-        let row_bytes = format.row_bytes(columns).unwrap_or_default();
-        let pack = |rows: usize, first: usize| {
-            let bytes = &bytes[first * row_bytes..(first + rows) * row_bytes];
-            let matrix = PackedMatrix::pack(format, rows, columns, bytes)?;
-            let matrix = matrix.with_activations(activations).with_factor(factor);
-            Ok(match &order {
-                Some(order) => matrix.with_input_order(Arc::clone(order)),
-                None => matrix,
-            })
-        };
-        let mut first = 0;
-        let parts = rows.map(|rows| {
-            let own = first;
-            first += rows;
-            (0..heads)
-                .map(|head| pack(rows, head * stride + own))
-                .collect::<Result<Vec<_>, _>>()
-        });
-        self.unmap(name);
-        all(name, parts)
-    }
-
     /// Lets go of the pages read for a tensor; else the whole file would stand in memory beside the packed weights.
     pub(super) fn unmap(&mut self, name: &str) {
         if let Some(location) = self.tensors.get(name) {
@@ -686,16 +549,4 @@ impl WeightFile {
             source,
         }
     }
-}
-
-/// A matrix of this shape with rows and columns exchanged.
-fn turned(bytes: &[u8], [rows, columns]: [usize; 2]) -> Vec<u8> {
-    let width = bytes.len() / (rows * columns).max(1);
-    let mut output = Vec::with_capacity(bytes.len());
-    for column in 0..columns {
-        for row in 0..rows {
-            output.extend_from_slice(&bytes[(row * columns + column) * width..][..width]);
-        }
-    }
-    output
 }

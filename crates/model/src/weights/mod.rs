@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod mapping;
+mod matrices;
 pub(crate) mod quantised;
 mod row_order;
 mod rows;

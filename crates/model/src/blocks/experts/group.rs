@@ -199,7 +199,7 @@ fn read_ahead(streamed: &StreamedExperts, starts: &[u32], end: usize, behind: Op
     let left = most - next.len();
     streamed.cache.ask(streamed.layer, next.into_iter(), Urgency::Early);
     let choices = starts.last().map_or(0, |all| *all as usize);
-    // Where there are more choices than experts, nearly every expert has a token in the next layer too.
+    // With more choices than experts, nearly every expert has a token in the next layer too.
     if let Some(Behind { experts, .. }) = behind
         && let ExpertWeights::Streamed(behind) = &experts.experts
         && choices > 2 * behind.count

@@ -37,7 +37,7 @@ pub(super) fn rotate_by_kind(plan: &mut Plan, defaults: Value) -> Result<(), Mod
     let parameters = plan.fields.get("rope_parameters").cloned().unwrap_or(defaults);
     let of_kind = |kind: &str| parameters.get(kind).cloned();
     let global = of_kind("full_attention").unwrap_or_else(|| json!({}));
-    // Where no layer is of a kind, settings may leave it out.
+    // Settings may leave out a kind that no layer is of.
     let local = of_kind("sliding_attention").unwrap_or_else(|| global.clone());
     plan.local_rotation = Some(Fields::new(plan.fields.path(), json!({"rope_parameters": local}))?);
     plan.fields = plan.fields.clone().with("rope_parameters", global);

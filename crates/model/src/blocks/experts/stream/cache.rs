@@ -43,7 +43,7 @@ pub struct ExpertStatistics {
 }
 
 impl ExpertStatistics {
-    /// What came after `before`.
+    /// The counts since `before`.
     pub fn since(&self, before: &ExpertStatistics) -> ExpertStatistics {
         ExpertStatistics {
             hits: self.hits - before.hits,

@@ -201,7 +201,7 @@ impl Reader<'_> {
     fn stacked(&self, name: String, [rows, columns]: [usize; 2], parts: StackParts, part: usize) -> Option<PartForm> {
         let stored = self.weights.plain(&name)?;
         let experts = self.shape.experts;
-        // Where both orders have one shape, the names of GGUF files alone tell which it is.
+        // Both orders may have one shape: the names of GGUF files alone tell which it is.
         let is_straight = stored.shape == [experts, rows, columns] && (rows != columns || name.ends_with(".weight"));
         if !is_straight {
             return None;
