@@ -19,6 +19,10 @@ pub(crate) struct BlockFormat {
     pub(crate) fields: &'static [Field],
     pub(crate) shape: Shape,
     /// True if unpacked weights are shared by many tokens: see [`Codes::is_costly`](super::Codes::is_costly).
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        allow(dead_code, reason = "tiles differ on x86-64 alone")
+    )]
     pub(crate) is_costly: bool,
     /// The scale and the minimum of an arranged block, where these may be other than finite.
     pub(crate) numbers: Option<Numbers>,

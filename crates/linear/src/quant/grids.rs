@@ -4,6 +4,10 @@ use super::grid_codes;
 
 /// The entries of a grid, in two forms.
 #[derive(Debug)]
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(dead_code, reason = "entries are permuted on x86-64 alone")
+)]
 pub(crate) struct Grid<Entry: 'static, Places> {
     /// The bytes of an entry are its quants, the first in the low bits. The length is a power of two.
     pub(crate) entries: &'static [Entry],
