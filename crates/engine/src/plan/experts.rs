@@ -1,4 +1,4 @@
-//! Weights in two tiers: what of a mixture of experts lies in memory, and what its files are read for.
+//! Weights in two tiers: some experts of a mixture lie in memory, the others in the model's files.
 
 use riffle_model::{ExpertClass, ModelConfig, expert_cache_bytes, expert_slots, least_expert_cache_bytes};
 use serde::Serialize;
@@ -20,7 +20,7 @@ const PADDING_SHARE: u64 = 64;
 const BATCH_SHARE: u64 = 8;
 pub(super) const LONG_BATCHES: [usize; 3] = [32_768, 16_384, 8192];
 
-/// Experts that stay in the model's files, and what a run reads of them.
+/// The memory that a mixture of experts takes when its experts stay in the model's files, and the bytes that a run reads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ExpertPlan {
@@ -49,7 +49,7 @@ pub(super) enum WeightTiers {
     Resident,
     /// Experts stay in the files, and so many bytes of weights lie in memory.
     Given(u64),
-    /// Experts stay in the files; those that pages leave room for lie in memory.
+    /// Experts stay in the files. The memory that pages leave free holds the experts in use.
     Rest,
 }
 
@@ -71,9 +71,7 @@ impl WeightTiers {
             WeightTiers::Rest
         }
     }
-}
 
-impl WeightTiers {
     /// Bytes of weights in memory whatever else there is.
     pub(super) fn least_bytes(self, config: &ModelConfig) -> u64 {
         match self {

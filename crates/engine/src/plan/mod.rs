@@ -39,7 +39,7 @@ const RECURRENT_STATES: u64 = 4;
 pub struct MemoryPlan {
     /// Tokens the context holds.
     pub context_tokens: usize,
-    /// Bytes of packed weights in memory: one copy. Where experts stay in the files, those that are held at a time are counted.
+    /// Bytes of packed weights in memory: one copy. If experts stay in the files, the bytes of the experts that memory holds at a time count.
     pub weights_bytes: u64,
     /// Experts that stay in the model's files; `None` where all weights lie in memory.
     pub experts: Option<ExpertPlan>,

@@ -89,34 +89,6 @@ const EXPERTS: &[Architecture] = &[
     HyV3,
 ];
 
-/// Architectures whose files have keys of experts also where they have none.
-const EXPERT_KEYS: &[Architecture] = &[
-    Llama,
-    Qwen2Moe,
-    Qwen3Moe,
-    Qwen3VlMoe,
-    Qwen35Moe,
-    Qwen3Next,
-    GptOss,
-    Olmoe,
-    GraniteMoe,
-    Ernie45Moe,
-    HunyuanMoe,
-    Dots1,
-    Glm4Moe,
-    MiniMaxM2,
-    Deepseek2,
-    GraniteHybrid,
-    Lfm2Moe,
-    NemotronHMoe,
-    Gemma4,
-    Llama4,
-    Afmoe,
-    Cohere2Moe,
-    ExaoneMoe,
-    HyV3,
-];
-
 /// Architectures with recurrent layers.
 const HYBRID: &[Architecture] = &[Qwen35, Qwen35Moe, Qwen3Next];
 
@@ -238,10 +210,10 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     ),
     // Experts: `mixed` refuses layers that have some where a family computes none. `experts` takes widths, and the layers that have experts, from tensors.
     ("expert_count", Count, Only(EXPERTS), &[0.0]),
-    ("expert_used_count", Count, Only(EXPERT_KEYS), &[0.0]),
+    ("expert_used_count", Count, Only(EXPERTS), &[0.0]),
     ("expert_shared_count", Count, Only(EXPERTS), &[0.0]),
     ("expert_feed_forward_length", Count, Only(EXPERTS), &[0.0]),
-    ("expert_shared_feed_forward_length", Count, Only(EXPERT_KEYS), &[0.0]),
+    ("expert_shared_feed_forward_length", Count, Only(EXPERTS), &[0.0]),
     ("expert_weights_scale", NotNegative, Only(EXPERTS), &[0.0]),
     ("expert_weights_norm", Flag, Only(EXPERTS), &[0.0]),
     ("expert_gating_func", Count, Only(EXPERTS), &[0.0]),

@@ -190,7 +190,7 @@ fn active(starts: &[u32], group: &Range<usize>) -> Vec<Active> {
     active
 }
 
-/// Lets the experts of the groups behind be read, and behind the last group of a long batch those that the next layer begins with.
+/// Asks for the experts of the groups to come. After the last group of a long batch, it asks for the first experts of the next layer.
 fn read_ahead(streamed: &StreamedExperts, starts: &[u32], end: usize, behind: Option<Behind<'_>>) {
     let most = streamed.cache.most_ahead(streamed.layer);
     let next = starts.windows(2).enumerate();

@@ -55,7 +55,7 @@ pub struct Experts {
 pub enum ExpertWeights {
     /// All of them are in memory.
     Resident(Vec<Expert>),
-    /// They lie in the model's files; a cache holds those that are used.
+    /// The experts lie in the model's files. A cache holds the experts in use.
     Streamed(StreamedExperts),
 }
 

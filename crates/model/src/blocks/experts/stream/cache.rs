@@ -19,7 +19,7 @@ use crate::ModelError;
 const MOST_AHEAD: usize = 32;
 const AHEAD_SHARE: usize = 4;
 
-/// Experts of a model that lie in its files, and those of them that are in memory, within a budget. Threads of its own read them.
+/// The experts of a model that lie in its files. A budget limits how many are in memory. Threads of the cache read them.
 pub struct ExpertCache {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -218,8 +218,7 @@ impl ExpertCache {
         }
     }
 
-    /// Takes note that tokens may choose these experts of a layer next, and begins to load those that are not in memory, where such guesses
-    /// have been right of late.
+    /// Notes a guess: the experts of a layer that tokens may choose next. Begins to load the missing ones if the latest guesses were right.
     pub(crate) fn guess(&self, layer: usize, experts: Vec<usize>) {
         let mut state = self.shared.lock();
         let own = &mut state.layers[layer];
@@ -250,7 +249,7 @@ impl ExpertCache {
     /// # Errors
     /// Why one of them could not be read; another call reads it anew.
     pub(crate) fn wait(&self, layer: usize, wanted: &mut Vec<usize>) -> Result<Vec<(usize, Held)>, ModelError> {
-        let mut began = None;
+        let mut began: Option<Instant> = None;
         let mut state = self.shared.lock();
         for expert in wanted.iter() {
             // Of a reading that nobody waited for.
@@ -267,7 +266,7 @@ impl ExpertCache {
                 !is_here
             });
             if let Some(error) = failure {
-                // The lock is taken again by those that are let go.
+                // Dropping `held` takes the lock again.
                 drop(state);
                 return Err(error);
             }
@@ -277,8 +276,7 @@ impl ExpertCache {
             self.shared.asked.notify_all();
             if !held.is_empty() || wanted.is_empty() {
                 if let Some(began) = began {
-                    let waited: std::time::Duration = Instant::now().duration_since(began);
-                    state.statistics.waited_ns += waited.as_nanos() as u64;
+                    state.statistics.waited_ns += began.elapsed().as_nanos() as u64;
                 }
                 return Ok(held);
             }
@@ -333,11 +331,8 @@ impl Shared {
             if state.is_closed {
                 return None;
             }
-            let load = match state.needed.pop_front() {
-                Some(load) => Some(load),
-                None => state.early.pop_front(),
-            };
-            if let Some(load) = load {
+            let load = state.needed.pop_front();
+            if let Some(load) = load.or_else(|| state.early.pop_front()) {
                 let memory = match &mut state.classes[load.class].slots[load.slot].content {
                     Content::Loading { parts, .. } => parts[load.part].take(),
                     _ => None,

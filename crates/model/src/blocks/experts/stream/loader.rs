@@ -59,7 +59,7 @@ pub(super) fn start(shared: &Arc<Shared>) -> Result<Vec<JoinHandle<()>>, ModelEr
 }
 
 fn work(shared: &Shared) {
-    // Packing hands its work out to the pool of its thread. The one of this thread is itself: it takes nothing from those that compute.
+    // Packing gives its work to the thread pool of the calling thread. A pool of this thread alone keeps the computing threads free.
     let own = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread();
     let _own = own.build();
     let mut buffer = PartBuffer::default();
