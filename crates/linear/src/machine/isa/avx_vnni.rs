@@ -4,15 +4,15 @@
 
 use core::arch::x86_64::*;
 
-use super::SHARED_STRETCHES;
 use super::avx2::few_tokens::{FEW, few_token_kernels};
-use super::avx2::lookup::{eights, fours, marked, unpack_kernel, values};
+use super::avx2::lookup::{eights, fours, marked, values};
 use super::avx2::pairs::{add_minimums, add_scaled, bias, groups, parts, word};
 use super::avx2::tiles::{tile_kernels, tile_tokens};
 use super::avx2::{AHEAD_BYTES, Block, load, prefetch, prefetch_far, store};
 pub(super) use super::avx2::{float_tile, round, widen};
-use super::quant::{for_stretches, quant_kernels, share};
+use super::quant::{expand_kernel, for_stretches, quant_kernels, share, unpack_kernel};
 use super::vendor::is_amd;
+use super::{SHARED, SHARED_STRETCHES};
 use crate::LANES;
 use crate::float::{F16, F32};
 use crate::quant::{
@@ -23,6 +23,7 @@ quant_kernels!("avx2,fma,f16c,avxvnni", BiasForm::Whole);
 few_token_kernels!("avx2,fma,f16c,avxvnni");
 tile_kernels!("avx2,fma,f16c,avxvnni");
 unpack_kernel!("avx2,fma,f16c,avxvnni", false);
+expand_kernel!("avx2,fma,f16c,avxvnni");
 
 /// Groups whose products are added up before they are widened: all, since they have 32 bits.
 const fn chain<Q: Quant>() -> usize {

@@ -27,6 +27,9 @@ use crate::quant::{ActivationBlock, BlockFormat, Quant, Shape, TILE_TOKENS};
 /// Stretches that are unpacked together where tokens share them.
 #[cfg(target_arch = "x86_64")]
 const SHARED_STRETCHES: usize = 8;
+/// The caller of `unpack` whose tokens share what is unpacked; others are named by the tokens of a tile.
+#[cfg(target_arch = "x86_64")]
+const SHARED: usize = TILE_TOKENS + 1;
 
 /// An instruction set this machine has: a value exists only for one that was detected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -60,6 +60,73 @@ macro_rules! at_stretch {
 #[cfg(target_arch = "x86_64")]
 pub(super) use at_stretch;
 
+/// Expands to `unpack` for an instruction set with `values`, `fours`, `eights` and `marked` in scope. Its products take values of eight bits
+/// as signed bytes where `$signed` says so.
+#[cfg(target_arch = "x86_64")]
+macro_rules! unpack_kernel {
+    ($features:literal, $signed:expr) => {
+        /// The quants of stretch `INDEX`. The compiler inlines a function that has one caller: `CALLER`, the tokens of a tile or
+        /// [`SHARED`](crate::machine::isa::SHARED), makes one for each.
+        #[inline]
+        #[target_feature(enable = $features)]
+        pub(super) fn unpack<Q: Quant, const INDEX: usize, const CALLER: usize>(block: &[u8], expanded: &mut Expanded) {
+            match const { Q::CODES } {
+                Codes::Quants => Q::quants(block, INDEX, expanded),
+                Codes::Values(table) => {
+                    Q::quants(block, INDEX, expanded);
+                    let table = if const { $signed && Q::SHAPE.bits == 8 } {
+                        table.map(|quant| quant ^ 0x80)
+                    } else {
+                        *table
+                    };
+                    for codes in &mut expanded.quants {
+                        *codes = values(&table, codes);
+                    }
+                }
+                Codes::Fours(grid, mark) => {
+                    let marks = Q::marks(block, INDEX);
+                    for group in 0..STRETCH / 4 {
+                        let quants = fours(grid.entries, &Q::entries(block, INDEX, group));
+                        expanded.quants[group] = marked(quants, mark, &marks, group);
+                    }
+                }
+                Codes::Eights(grid, mark) => {
+                    let marks = Q::marks(block, INDEX);
+                    for pair in 0..STRETCH / 8 {
+                        let [low, high] = eights(grid.entries, &Q::entries(block, INDEX, pair));
+                        expanded.quants[2 * pair] = marked(low, mark, &marks, 2 * pair);
+                        expanded.quants[2 * pair + 1] = marked(high, mark, &marks, 2 * pair + 1);
+                    }
+                }
+            }
+        }
+    };
+}
+
+/// Expands to `expand` for an instruction set with `unpack`, `widen_halves` and `prefetch_far` in scope.
+#[cfg(target_arch = "x86_64")]
+macro_rules! expand_kernel {
+    ($features:literal) => {
+        /// Unpacks stretches that several tokens share.
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn expand<Q: Quant>(weights: &[u8], expanded: &mut [Expanded]) {
+            let blocks = weights.chunks_exact(LANES * Q::BYTES);
+            for (block, expanded) in blocks.zip(expanded.chunks_exact_mut(Q::WEIGHTS / STRETCH)) {
+                let halves = widen_halves::<Q>(block);
+                for_stretches!(Q, INDEX => {
+                    prefetch_far(share::<Q>(block, INDEX), AHEAD_BYTES);
+                    Q::scales(block, INDEX, &halves, &mut expanded[INDEX]);
+                    unpack::<Q, INDEX, SHARED>(block, &mut expanded[INDEX]);
+                });
+            }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use {expand_kernel, unpack_kernel};
+
 /// Expands to `quantise`, which writes biases in the form `$bias`, and `widen_halves` for an instruction set that has `load`
 /// and `store` in scope.
 macro_rules! quant_kernels {

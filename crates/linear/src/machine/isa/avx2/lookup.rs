@@ -8,49 +8,6 @@ use crate::quant::Mark;
 /// 64 bytes: four quants of 16 rows.
 type Group = [__m256i; 2];
 
-/// Expands to `unpack` for an instruction set, whose `add_products` takes values of eight bits as signed bytes where `$signed` says so. The
-/// compiler inlines a function that has one caller: `CALLER` makes one for each.
-macro_rules! unpack_kernel {
-    ($features:literal, $signed:expr) => {
-        /// The quants of stretch `INDEX`.
-        #[inline]
-        #[target_feature(enable = $features)]
-        fn unpack<Q: Quant, const INDEX: usize, const CALLER: usize>(block: &[u8], expanded: &mut Expanded) {
-            match const { Q::CODES } {
-                Codes::Quants => Q::quants(block, INDEX, expanded),
-                Codes::Values(table) => {
-                    Q::quants(block, INDEX, expanded);
-                    let table = if const { $signed && Q::SHAPE.bits == 8 } {
-                        table.map(|quant| quant ^ 0x80)
-                    } else {
-                        *table
-                    };
-                    for codes in &mut expanded.quants {
-                        *codes = values(&table, codes);
-                    }
-                }
-                Codes::Fours(grid, mark) => {
-                    let marks = Q::marks(block, INDEX);
-                    for group in 0..STRETCH / 4 {
-                        let quants = fours(grid.entries, &Q::entries(block, INDEX, group));
-                        expanded.quants[group] = marked(quants, mark, &marks, group);
-                    }
-                }
-                Codes::Eights(grid, mark) => {
-                    let marks = Q::marks(block, INDEX);
-                    for pair in 0..STRETCH / 8 {
-                        let [low, high] = eights(grid.entries, &Q::entries(block, INDEX, pair));
-                        expanded.quants[2 * pair] = marked(low, mark, &marks, 2 * pair);
-                        expanded.quants[2 * pair + 1] = marked(high, mark, &marks, 2 * pair + 1);
-                    }
-                }
-            }
-        }
-    };
-}
-
-pub(in crate::machine::isa) use unpack_kernel;
-
 /// The values of four-bit codes.
 #[inline]
 #[target_feature(enable = "avx2")]

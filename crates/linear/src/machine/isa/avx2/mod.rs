@@ -8,14 +8,14 @@ pub(super) mod tiles;
 use core::arch::x86_64::*;
 
 use few_tokens::{FEW, few_token_kernels};
-use lookup::{eights, fours, marked, unpack_kernel, values};
+use lookup::{eights, fours, marked, values};
 use pairs::{add_minimums, add_products, add_scaled, bias, chain, groups, parts, whole, word};
 use tiles::{tile_kernels, tile_tokens};
 
-use super::SHARED_STRETCHES;
 use super::float::{float_kernels, half_kernels};
-use super::quant::{for_stretches, quant_kernels, share};
+use super::quant::{expand_kernel, for_stretches, quant_kernels, share, unpack_kernel};
 use super::vendor::is_amd;
+use super::{SHARED, SHARED_STRETCHES};
 use crate::LANES;
 use crate::float::{Element, F16, F32, FloatKind, GROUP_BLOCKS, GroupSums, PANEL};
 use crate::quant::{
@@ -33,6 +33,7 @@ quant_kernels!("avx2,fma,f16c", BiasForm::Pairs);
 few_token_kernels!("avx2,fma,f16c");
 tile_kernels!("avx2,fma,f16c");
 unpack_kernel!("avx2,fma,f16c", true);
+expand_kernel!("avx2,fma,f16c");
 
 #[inline]
 #[target_feature(enable = "avx2")]

@@ -39,7 +39,11 @@ macro_rules! tile_kernels {
                 expand::<Q>(weights, expanded);
                 let tiles = activations.chunks(tile_tokens * stretches);
                 for (sums, activations) in sums.chunks_mut(tile_tokens).zip(tiles) {
-                    let rows = tile_rows(activations, stretches, index * SHARED_STRETCHES..index * SHARED_STRETCHES + count);
+                    let rows = tile_rows(
+                        activations,
+                        stretches,
+                        index * SHARED_STRETCHES..index * SHARED_STRETCHES + count,
+                    );
                     match sums.len() {
                         1 | 2 => quant_tile::<Q, 2>(expanded, &rows, sums),
                         3 => quant_tile::<Q, 3>(expanded, &rows, sums),
@@ -49,23 +53,13 @@ macro_rules! tile_kernels {
             }
         }
 
-        #[inline]
-        #[target_feature(enable = $features)]
-        fn expand<Q: Quant>(weights: &[u8], expanded: &mut [Expanded]) {
-            let blocks = weights.chunks_exact(LANES * Q::BYTES);
-            for (block, expanded) in blocks.zip(expanded.chunks_exact_mut(Q::WEIGHTS / STRETCH)) {
-                let halves = widen_halves::<Q>(block);
-                for_stretches!(Q, INDEX => {
-                    prefetch_far(share::<Q>(block, INDEX), AHEAD_BYTES);
-                    Q::scales(block, INDEX, &halves, &mut expanded[INDEX]);
-                    unpack::<Q, INDEX, 0>(block, &mut expanded[INDEX]);
-                });
-            }
-        }
-
         /// `ROWS` tokens or one less: the last then counts twice, which takes less time than it takes code not to.
         #[target_feature(enable = $features)]
-        fn quant_tile<Q: Quant, const ROWS: usize>(expanded: &[Expanded], rows: &[&[ActivationBlock]], sums: &mut [[f32; LANES]]) {
+        fn quant_tile<Q: Quant, const ROWS: usize>(
+            expanded: &[Expanded],
+            rows: &[&[ActivationBlock]],
+            sums: &mut [[f32; LANES]],
+        ) {
             let last = sums.len() - 1;
             let mut tokens = [&rows[0][..expanded.len()]; ROWS];
             let mut totals = [[_mm256_setzero_ps(); 2]; ROWS];

@@ -2,38 +2,18 @@
 
 use core::arch::x86_64::*;
 
+use super::super::quant::unpack_kernel;
 use crate::LANES;
 use crate::quant::{Codes, Expanded, Mark, Quant, STRETCH};
 
-/// The quants of stretch `INDEX`. The compiler inlines a function that has one caller: `CALLER` makes one for each.
+unpack_kernel!("avx512f,avx512bw,avx512vl", false);
+
+/// The values of four-bit codes.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) fn unpack<Q: Quant, const INDEX: usize, const CALLER: usize>(block: &[u8], expanded: &mut Expanded) {
-    match const { Q::CODES } {
-        Codes::Quants => Q::quants(block, INDEX, expanded),
-        Codes::Values(table) => {
-            Q::quants(block, INDEX, expanded);
-            let table = _mm512_broadcast_i32x4(bytemuck::must_cast(*table));
-            for codes in &mut expanded.quants {
-                *codes = bytemuck::must_cast(_mm512_shuffle_epi8(table, bytemuck::must_cast(*codes)));
-            }
-        }
-        Codes::Fours(grid, mark) => {
-            let marks = Q::marks(block, INDEX);
-            for group in 0..STRETCH / 4 {
-                let quants = fours(grid.entries, &Q::entries(block, INDEX, group));
-                expanded.quants[group] = marked(quants, mark, &marks, group);
-            }
-        }
-        Codes::Eights(grid, mark) => {
-            let marks = Q::marks(block, INDEX);
-            for pair in 0..STRETCH / 8 {
-                let [low, high] = eights(grid.entries, &Q::entries(block, INDEX, pair));
-                expanded.quants[2 * pair] = marked(low, mark, &marks, 2 * pair);
-                expanded.quants[2 * pair + 1] = marked(high, mark, &marks, 2 * pair + 1);
-            }
-        }
-    }
+#[target_feature(enable = "avx512f,avx512bw")]
+fn values(table: &[u8; 16], codes: &[u8; 4 * LANES]) -> [u8; 4 * LANES] {
+    let table = _mm512_broadcast_i32x4(bytemuck::must_cast(*table));
+    bytemuck::must_cast(_mm512_shuffle_epi8(table, bytemuck::must_cast(*codes)))
 }
 
 /// An entry of four quants for each row.

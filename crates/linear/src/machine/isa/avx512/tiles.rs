@@ -3,16 +3,40 @@
 
 use core::arch::x86_64::*;
 
-use super::super::SHARED_STRETCHES;
-use super::super::quant::{at_stretch, for_stretches, share};
+use super::super::quant::{at_stretch, expand_kernel, for_stretches, share};
+use super::super::{SHARED, SHARED_STRETCHES};
 use super::lookup::unpack;
 use super::one_token::look_up_scales;
 use super::{AHEAD_BYTES, Block, prefetch_far, widen_halves};
 use crate::LANES;
 use crate::quant::{ActivationBlock, Expanded, Quant, STRETCH, TILE_TOKENS, tile_rows};
 
-/// The caller of `unpack` whose tokens share what is unpacked, beside those of a tile's rows.
-const SHARED: usize = TILE_TOKENS + 1;
+/// Expands to `many_tokens` for an instruction set with an `unpack` in scope.
+macro_rules! shared_kernels {
+    ($features:literal) => {
+        expand_kernel!($features);
+
+        /// Tokens that share what is unpacked: a few stretches at a time are unpacked to the first cache, where all tokens use them.
+        #[inline]
+        #[target_feature(enable = $features)]
+        pub(super) fn many_tokens<Q: Quant>(
+            weights: &[u8],
+            activations: &[ActivationBlock],
+            sums: &mut [[f32; LANES]],
+        ) {
+            let mut expanded = [Expanded::default(); SHARED_STRETCHES];
+            let bytes = SHARED_STRETCHES * STRETCH / Q::WEIGHTS * LANES * Q::BYTES;
+            for (index, weights) in weights.chunks(bytes).enumerate() {
+                let count = weights.len() / (LANES * Q::BYTES) * (Q::WEIGHTS / STRETCH);
+                let expanded = &mut expanded[..count];
+                expand::<Q>(weights, expanded);
+                multiply_shared::<Q>(expanded, index * SHARED_STRETCHES, activations, sums);
+            }
+        }
+    };
+}
+
+pub(super) use shared_kernels;
 
 /// Adds the products of one stretch with `ROWS` tokens to `$totals`; as many chains of sums run side by side as there are
 /// rows.
@@ -88,18 +112,7 @@ pub(super) fn few_tokens<Q: Quant>(weights: &[u8], rows: &[&[ActivationBlock]], 
     }
 }
 
-/// Tokens that share what is unpacked: a few stretches at a time are unpacked to the first cache, where all tokens use them.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-pub(super) fn many_tokens<Q: Quant>(weights: &[u8], activations: &[ActivationBlock], sums: &mut [[f32; LANES]]) {
-    let mut expanded = [Expanded::default(); SHARED_STRETCHES];
-    let bytes = SHARED_STRETCHES * STRETCH / Q::WEIGHTS * LANES * Q::BYTES;
-    for (index, weights) in weights.chunks(bytes).enumerate() {
-        let count = weights.len() / (LANES * Q::BYTES) * (Q::WEIGHTS / STRETCH);
-        let expanded = &mut expanded[..count];
-        expand::<Q>(weights, expanded);
-        multiply_shared::<Q>(expanded, index * SHARED_STRETCHES, activations, sums);
-    }
-}
+shared_kernels!("avx512f,avx512bw,avx512vl,avx512vnni");
 
 /// Adds the products of unpacked stretches, the first of which is `first`, with all tokens.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
@@ -120,20 +133,6 @@ pub(super) fn multiply_shared<Q: Quant>(
             (true, false) => any_rows::<true, false>(expanded, rows, sums),
             (true, true) => any_rows::<true, true>(expanded, rows, sums),
         }
-    }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn expand<Q: Quant>(weights: &[u8], expanded: &mut [Expanded]) {
-    let blocks = weights.chunks_exact(LANES * Q::BYTES);
-    for (block, expanded) in blocks.zip(expanded.chunks_exact_mut(Q::WEIGHTS / STRETCH)) {
-        let halves = widen_halves::<Q>(block);
-        for_stretches!(Q, INDEX => {
-            prefetch_far(share::<Q>(block, INDEX), AHEAD_BYTES);
-            Q::scales(block, INDEX, &halves, &mut expanded[INDEX]);
-            unpack::<Q, INDEX, SHARED>(block, &mut expanded[INDEX]);
-        });
     }
 }
 

@@ -3,12 +3,12 @@
 use core::arch::x86_64::*;
 use core::sync::atomic::{Ordering, compiler_fence};
 
-use super::super::SHARED_STRETCHES;
-use super::super::quant::{for_stretches, share};
+use super::super::quant::{expand_kernel, for_stretches, share};
 use super::super::vendor::is_amd;
+use super::super::{SHARED, SHARED_STRETCHES};
 use super::lookup::marked;
 use super::one_token::{AMD_AHEAD_BYTES, add_products, products};
-use super::tiles::multiply_shared;
+use super::tiles::{multiply_shared, shared_kernels};
 use super::{AHEAD_BYTES, load, prefetch_far, prefetch_near, store, widen_halves};
 use crate::LANES;
 use crate::float::F32;
@@ -24,15 +24,10 @@ pub(in crate::machine::isa) fn quant_band<Q: Quant>(
     if let [sums] = sums {
         return one_token::<Q>(weights, activations, sums);
     }
-    let mut expanded = [Expanded::default(); SHARED_STRETCHES];
-    let bytes = SHARED_STRETCHES * STRETCH / Q::WEIGHTS * LANES * Q::BYTES;
-    for (index, weights) in weights.chunks(bytes).enumerate() {
-        let count = weights.len() / (LANES * Q::BYTES) * (Q::WEIGHTS / STRETCH);
-        let expanded = &mut expanded[..count];
-        expand::<Q>(weights, expanded);
-        multiply_shared::<Q>(expanded, index * SHARED_STRETCHES, activations, sums);
-    }
+    many_tokens::<Q>(weights, activations, sums);
 }
+
+shared_kernels!("avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi");
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi")]
 fn one_token<Q: Quant>(weights: &[u8], row: &[ActivationBlock], sums: &mut [f32; LANES]) {
@@ -48,7 +43,7 @@ fn one_token<Q: Quant>(weights: &[u8], row: &[ActivationBlock], sums: &mut [f32;
             }
             let mut expanded = Expanded::default();
             Q::scales(block, INDEX, &halves, &mut expanded);
-            unpack::<Q, INDEX, true>(block, &mut expanded);
+            unpack::<Q, INDEX, 1>(block, &mut expanded);
             total = add_products::<Q>(products(&expanded, &activations[INDEX]), &expanded, &activations[INDEX], total);
             compiler_fence(Ordering::SeqCst);
         });
@@ -56,24 +51,10 @@ fn one_token<Q: Quant>(weights: &[u8], row: &[ActivationBlock], sums: &mut [f32;
     *sums = store(total);
 }
 
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi")]
-fn expand<Q: Quant>(weights: &[u8], expanded: &mut [Expanded]) {
-    let blocks = weights.chunks_exact(LANES * Q::BYTES);
-    for (block, expanded) in blocks.zip(expanded.chunks_exact_mut(Q::WEIGHTS / STRETCH)) {
-        let halves = widen_halves::<Q>(block);
-        for_stretches!(Q, INDEX => {
-            prefetch_far(share::<Q>(block, INDEX), AHEAD_BYTES);
-            Q::scales(block, INDEX, &halves, &mut expanded[INDEX]);
-            unpack::<Q, INDEX, false>(block, &mut expanded[INDEX]);
-        });
-    }
-}
-
-/// The quants of stretch `INDEX`. The compiler inlines a function that has one caller: `ONE_TOKEN` makes one for each.
+/// The quants of stretch `INDEX`, for one `CALLER` as in [`unpack_kernel`](super::super::quant::unpack_kernel).
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
-fn unpack<Q: Quant, const INDEX: usize, const ONE_TOKEN: bool>(block: &[u8], expanded: &mut Expanded) {
+fn unpack<Q: Quant, const INDEX: usize, const CALLER: usize>(block: &[u8], expanded: &mut Expanded) {
     match const { Q::CODES } {
         Codes::Fours(grid, mark) => {
             let marks = Q::marks(block, INDEX);
@@ -91,7 +72,7 @@ fn unpack<Q: Quant, const INDEX: usize, const ONE_TOKEN: bool>(block: &[u8], exp
         }
         Codes::Eights(grid, mark) => {
             let marks = Q::marks(block, INDEX);
-            let (low, high) = bytes_of_numbers::<Q, INDEX, ONE_TOKEN>(block);
+            let (low, high) = bytes_of_numbers::<Q, INDEX, CALLER>(block);
             for half in 0..2 {
                 // [row, code]
                 let places = places_of_eight::<Q>(low, high, half);
@@ -109,7 +90,7 @@ fn unpack<Q: Quant, const INDEX: usize, const ONE_TOKEN: bool>(block: &[u8], exp
 /// The low eight bits of the numbers of four codes of a row in its 32 bits, and the bits above.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn bytes_of_numbers<Q: Quant, const INDEX: usize, const ONE_TOKEN: bool>(block: &[u8]) -> (__m512i, __m512i) {
+fn bytes_of_numbers<Q: Quant, const INDEX: usize, const CALLER: usize>(block: &[u8]) -> (__m512i, __m512i) {
     let a = bytemuck::must_cast(Q::entries(block, INDEX, 0));
     let b = bytemuck::must_cast(Q::entries(block, INDEX, 1));
     let c = bytemuck::must_cast(Q::entries(block, INDEX, 2));
