@@ -1,7 +1,7 @@
 //! Parts of a large file, read at their places.
 //!
-//! On Linux they come past the system's cache of files where the file system allows that: whoever keeps parts in memory under a budget of
-//! its own would else hold them twice, and drive out what others have cached.
+//! On Linux reads go past the system's file cache, if the file system allows that. A program that keeps parts in memory under its own
+//! budget would hold them twice otherwise.
 
 use std::fs::File;
 use std::io;
@@ -10,10 +10,10 @@ use std::time::SystemTime;
 
 use crate::FileError;
 
-/// Places and lengths of reads past the cache, and addresses of their memory, are multiples of it.
+/// The unit of reads past the cache: offsets, lengths and memory addresses are multiples of it.
 const GRAIN_BYTES: usize = 4096;
 
-/// An open file that is not to change while parts of it are read.
+/// An open file. It must not change while its parts are read.
 #[derive(Debug)]
 pub struct FileParts {
     file: File,
@@ -54,7 +54,7 @@ impl PartBuffer {
 }
 
 impl FileParts {
-    /// Takes note of the file as it is now.
+    /// Notes the size and the time of change of the file.
     ///
     /// # Errors
     /// [`FileError::Io`].
@@ -72,7 +72,7 @@ impl FileParts {
     /// Reads `bytes` bytes from `offset` on.
     ///
     /// # Errors
-    /// [`FileError::Changed`] where the file is not as it was or ends before the part does; [`FileError::Io`].
+    /// [`FileError::Changed`] if the file changed or ends before the part; [`FileError::Io`].
     pub fn read<'b>(&self, offset: u64, bytes: usize, buffer: &'b mut PartBuffer) -> Result<&'b [u8], FileError> {
         let grain = GRAIN_BYTES as u64;
         let end = offset.saturating_add(bytes as u64);
@@ -95,7 +95,7 @@ impl FileParts {
         let mut done = 0;
         while done < needed {
             match read_at(&self.file, &mut memory[done..], first + done as u64) {
-                // Behind a short read of an odd length no further one past the cache is allowed, and none has more.
+                // The file ends before the part does.
                 Ok(0) => return Err(FileError::Changed),
                 Ok(read) => done += read,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -122,7 +122,7 @@ impl FileParts {
     }
 }
 
-/// Makes reads of a file go past the cache, or not. False where they do not.
+/// Switches reads past the cache on or off. True if reads go past the cache now.
 #[cfg(target_os = "linux")]
 fn set_direct(file: &File, direct: bool) -> bool {
     use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};

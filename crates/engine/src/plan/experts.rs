@@ -121,7 +121,7 @@ pub(super) fn pages_room(options: &EngineOptions, room: u64) -> u64 {
     }
 }
 
-/// Bytes that the experts in memory may take: what `pages` leave of `room`, and at least what these may not take.
+/// Bytes that the experts in memory may take: `room` without `pages`, of which a share counts at most, and without padding.
 fn rest_bytes(config: &ModelConfig, options: &EngineOptions, room: u64, pages: u64) -> u64 {
     // Norms that are stored in 16 bits and rows that are padded take a little more in memory than in files.
     let padding = resident_bytes(config) / PADDING_SHARE;

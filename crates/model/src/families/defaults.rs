@@ -13,7 +13,7 @@ static DEFAULTS: LazyLock<Map<String, Value>> = LazyLock::new(|| {
     defaults.as_object().cloned().unwrap_or_default()
 });
 
-/// Sizes that every file of a model by itself has: one that lacks them is damaged.
+/// Sizes that config.json of a plain text model always has. A file without them is damaged.
 const SIZES: [&str; 5] = [
     "vocab_size",
     "hidden_size",
@@ -22,7 +22,7 @@ const SIZES: [&str; 5] = [
     "num_attention_heads",
 ];
 
-/// The settings with those that the class of their `model_type` has by default, but for sizes.
+/// Adds the defaults of the class of `model_type`, except sizes.
 pub(super) fn with_class_defaults(fields: Fields) -> Result<Fields, ModelError> {
     let Some(model_type) = fields.text("model_type")?.map(str::to_owned) else {
         return Ok(fields);
@@ -30,7 +30,7 @@ pub(super) fn with_class_defaults(fields: Fields) -> Result<Fields, ModelError> 
     with_defaults(fields, &model_type, &SIZES)
 }
 
-/// True if a class around a text model ties embeddings where its settings do not say.
+/// True if a class around a text model ties embeddings by default.
 pub(super) fn is_tied_by_default(class: &str) -> bool {
     let tied = DEFAULTS
         .get(class)

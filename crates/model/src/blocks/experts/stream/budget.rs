@@ -25,13 +25,13 @@ impl ExpertClass {
         self.layers * self.experts
     }
 
-    /// Bytes that all of them take in memory.
+    /// Bytes of all these experts in memory.
     pub fn bytes(&self) -> u64 {
         self.count() as u64 * self.expert_bytes
     }
 }
 
-/// The least budget with which a model's experts can be read while it runs: one of each size, and what is on its way.
+/// The least budget of a cache: one expert of each size, and the buffers of the loaders.
 pub fn least_expert_cache_bytes(classes: &[ExpertClass]) -> u64 {
     on_their_way_bytes(classes) + classes.iter().map(|class| class.expert_bytes).sum::<u64>()
 }
@@ -43,7 +43,7 @@ pub fn expert_cache_bytes(classes: &[ExpertClass], budget_bytes: u64) -> u64 {
     held + on_their_way_bytes(classes)
 }
 
-/// Bytes of what loaders have read and not packed yet.
+/// Bytes of the loaders' buffers, which hold parts that are read and not packed.
 fn on_their_way_bytes(classes: &[ExpertClass]) -> u64 {
     let parts = classes.iter().map(|class| class.largest_part_bytes);
     let largest = parts.max().unwrap_or(0);

@@ -1,10 +1,10 @@
 //! Experts that lie in the model's files and are brought into memory as tokens choose them.
 //!
 //! ```text
-//! form      tensors of a layer's experts, as far as parts of a file can be computed with as they are
+//! form      the tensors of a layer's experts whose bytes the kernels take as the file holds them
 //! budget    bytes in memory become slots of one expert each
-//! usage     which expert a slot is taken from
-//! cache     slots, and what they hold; loaders fill them from the files
+//! usage     the order in which experts leave their slots
+//! cache     the slots and their experts; loaders fill them from the files
 //! ```
 
 mod budget;
@@ -26,7 +26,7 @@ pub(crate) use rate::read_rate;
 /// The experts of a layer that lie in the model's files.
 pub struct StreamedExperts {
     pub(super) cache: Arc<ExpertCache>,
-    /// Number of the layer among those that are streamed.
+    /// Number of the layer among the streamed layers.
     pub(super) layer: usize,
     /// Experts of the layer.
     pub(super) count: usize,

@@ -13,10 +13,10 @@ use crate::ModelError;
 
 /// Time that a measurement takes, about.
 const MEASURED: Duration = Duration::from_millis(400);
-/// Distance of the experts that are read, so that no two lie beside each other: a prime number.
+/// Distance between the experts that a measurement reads, a prime number: no two of them are neighbours in the file.
 const STRIDE: usize = 7919;
 
-/// Bytes a second that as many threads read as load experts later.
+/// Bytes a second, read by as many threads as the cache has loaders.
 pub(crate) fn read_rate(forms: &[ExpertForm], files: &[(PathBuf, FileParts)]) -> Result<f64, ModelError> {
     let parts: Vec<_> = forms.iter().flat_map(|form| form.parts.iter().flatten()).collect();
     let (next, read, began) = (AtomicUsize::new(0), AtomicU64::new(0), Instant::now());

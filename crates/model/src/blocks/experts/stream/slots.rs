@@ -1,4 +1,4 @@
-//! The slots of one class of experts, and which entry lies in which.
+//! The slots of one class of experts, and their entries.
 
 use std::sync::Arc;
 
@@ -19,16 +19,16 @@ pub(super) struct Slot {
     pub(super) content: Content,
     /// The expert has not been computed with since it came.
     pub(super) is_fresh: bool,
-    /// When it was used last.
+    /// The time of its latest use.
     pub(super) used_at: u64,
 }
 
 pub(super) enum Content {
-    /// Memory without weights, as far as it was taken.
+    /// Memory without weights, of an earlier entry if there was one.
     Empty(Matrices),
-    /// Parts are on their way; those that are here lie in their places.
+    /// Loaders read the parts. A part that has come lies in its place.
     Loading { left: usize, parts: Matrices },
-    /// Weights that someone may compute with.
+    /// Weights, ready for products.
     Ready(Arc<Matrices>),
 }
 
@@ -46,13 +46,13 @@ impl Slots {
         }
     }
 
-    /// Slots there may be.
+    /// The number of slots that the budget allows.
     pub(super) fn most(&self) -> usize {
         self.most
     }
 
-    /// An empty slot: a new one, or that of the entry of lowest rank which nobody computes with, whose entry is returned too. Experts
-    /// that came early and wait to be used keep theirs while others have one, and where `is_early` in any case.
+    /// A slot to load into: a new one, or the slot of the entry of lowest rank that nobody computes with, together with that entry. Experts
+    /// that came early and are not used yet lose their slots last. A load that is early itself (`is_early`) never takes such a slot.
     pub(super) fn take(&mut self, is_early: bool, rank: impl Fn(Entry) -> f64) -> Option<(usize, Option<Entry>)> {
         if self.slots.len() < self.most {
             self.slots.push(Slot {

@@ -1,17 +1,17 @@
-//! How much the experts of a layer have been used of late.
+//! The recent use of a layer's experts.
 //!
-//! The use of an expert is the number of tokens that chose it, where a token counts half as much when a number of others have come
-//! after it. A prompt that passes every expert once does not drive out those that most of its tokens chose.
+//! The use of an expert is the number of tokens that chose it. A token counts half as much after each [`HALF_LIFE`] later tokens. A
+//! prompt passes every expert once; the experts that most of its tokens chose stay in memory.
 
-/// Tokens after which a choice counts half: long enough to tell experts apart that are chosen more often, short enough to follow a text from
-/// one subject to the next (`scripts/expert-policies`).
+/// Tokens after which a choice counts half. A longer time tells popular experts apart better; a shorter one follows a change of subject
+/// sooner (`scripts/expert-policies`).
 const HALF_LIFE: f64 = 16.0;
 
 /// The uses of a layer's experts.
 pub(super) struct Usage {
     /// Tokens that the layer has seen.
     tokens: f64,
-    /// By expert: the logarithm of its use, to the base 2, less the half-lives since. The order of two does not change while neither is used.
+    /// By expert: the base-2 logarithm of its use, plus the half-lives that the layer had seen then. Two experts keep their order while neither is used.
     ranks: Vec<f64>,
 }
 
@@ -27,7 +27,7 @@ impl Usage {
     pub(super) fn pass(&mut self, tokens: usize, chosen: impl Iterator<Item = (usize, usize)>) {
         self.tokens += tokens as f64;
         let (now, tokens) = (self.tokens / HALF_LIFE, tokens as f64);
-        // Choices are taken to lie evenly among the tokens, of which the early ones count less already.
+        // Choices count as spread evenly over the tokens. The early tokens count less already.
         let each = HALF_LIFE / std::f64::consts::LN_2 * (1.0 - (-tokens / HALF_LIFE).exp2()) / tokens.max(1.0);
         for (expert, choices) in chosen {
             let rank = &mut self.ranks[expert];
@@ -35,18 +35,18 @@ impl Usage {
         }
     }
 
-    /// The rank of an expert: the one that is used least has the lowest.
+    /// The rank of an expert. The least used expert has the lowest.
     pub(super) fn rank(&self, expert: usize) -> f64 {
         self.ranks[expert]
     }
 }
 
-/// The share of guesses that must have been right for the next ones to be read: a wrong one takes the disk from those that are needed.
+/// The share of right guesses from which on guesses are read ahead. A wrong guess keeps the disk from experts that are needed.
 const TRUSTED_SHARE: f64 = 0.6;
-/// The part of that share which the latest guesses make up.
+/// The weight of the latest guesses in that share.
 const LATEST_PART: f64 = 0.125;
 
-/// Guesses of the experts that a layer's tokens will choose next, as far as these are not in memory, and how often such were right.
+/// Guesses of the missing experts that a layer's tokens will choose next, and the share of them that was right.
 #[derive(Default)]
 pub(super) struct Guesses {
     made: Vec<usize>,
@@ -54,13 +54,13 @@ pub(super) struct Guesses {
 }
 
 impl Guesses {
-    /// Takes note of guesses; true if they are to be trusted.
+    /// Notes guesses. True if they are read ahead.
     pub(super) fn make(&mut self, experts: Vec<usize>) -> bool {
         self.made = experts;
         self.right_share >= TRUSTED_SHARE
     }
 
-    /// Looks at the guesses when the choices are known.
+    /// Compares the guesses with the choices.
     pub(super) fn judge(&mut self, is_chosen: &[bool]) {
         let made = std::mem::take(&mut self.made);
         if made.is_empty() {
