@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use memmap2::Mmap;
 use riffle_files::{FileError, FileParts};
-use riffle_linear::{Activations, WeightFormat};
+use riffle_linear::{Activations, LinearError, PackedMatrix, WeightFormat};
 
 use super::quantised::{Made, Part, Recipe};
 use super::row_order::RowOrder;
@@ -76,6 +76,23 @@ pub(super) struct Taken<'a> {
     pub(super) bytes: Cow<'a, [u8]>,
     pub(super) factor: f32,
     pub(super) order: Option<Arc<[u32]>>,
+}
+
+impl Taken<'_> {
+    /// A matrix `[rows, columns]` of some of its rows, with the tensor's factor and its order of inputs.
+    pub(super) fn pack(
+        &self,
+        activations: Activations,
+        [rows, columns]: [usize; 2],
+        bytes: &[u8],
+    ) -> Result<PackedMatrix, LinearError> {
+        let matrix = PackedMatrix::pack(self.format, rows, columns, bytes)?;
+        let matrix = matrix.with_activations(activations).with_factor(self.factor);
+        Ok(match &self.order {
+            Some(order) => matrix.with_input_order(Arc::clone(order)),
+            None => matrix,
+        })
+    }
 }
 
 impl Checkpoint {

@@ -1,7 +1,6 @@
 //! Tensors taken as values in f32 or as packed matrices.
 
 use std::borrow::Cow;
-use std::sync::Arc;
 
 use riffle_linear::PackedMatrix;
 
@@ -60,22 +59,19 @@ impl Checkpoint {
         } else {
             [heads * stride, columns]
         };
-        let Taken {
-            format,
-            mut bytes,
-            factor,
-            order,
-        } = self.take(name, &shape)?;
-        if is_turned {
-            if format.block_weights() > 1 {
-                return Err(ModelError::WrongType {
-                    tensor: name.to_owned(),
-                    expected: "f32, f16 or bf16",
-                    found: TensorType::Weights(format),
-                });
-            }
-            bytes = Cow::Owned(turned(&bytes, shape));
+        let taken = self.take(name, &shape)?;
+        let format = taken.format;
+        if is_turned && format.block_weights() > 1 {
+            return Err(ModelError::WrongType {
+                tensor: name.to_owned(),
+                expected: "f32, f16 or bf16",
+                found: TensorType::Weights(format),
+            });
         }
+        let bytes = match is_turned.then(|| turned(&taken.bytes, shape)) {
+            Some(turned) => Cow::Owned(turned),
+            None => Cow::Borrowed(&*taken.bytes),
+        };
         let row_bytes = format.row_bytes(columns).unwrap_or_default();
         let mut first = 0;
         let parts = rows.map(|rows| {
@@ -91,12 +87,7 @@ impl Checkpoint {
                         .collect(),
                 ),
             };
-            let matrix = PackedMatrix::pack(format, heads * rows, columns, &part)?;
-            let matrix = matrix.with_activations(activations).with_factor(factor);
-            Ok(match &order {
-                Some(order) => matrix.with_input_order(Arc::clone(order)),
-                None => matrix,
-            })
+            taken.pack(activations, [heads * rows, columns], &part)
         });
         self.unmap(name);
         all(name, parts)
@@ -119,21 +110,11 @@ impl Checkpoint {
         } else {
             vec![heads * stride, columns]
         };
-        let Taken {
-            format,
-            bytes,
-            factor,
-            order,
-        } = self.take(name, &shape)?;
-        let row_bytes = format.row_bytes(columns).unwrap_or_default();
+        let taken = self.take(name, &shape)?;
+        let row_bytes = taken.format.row_bytes(columns).unwrap_or_default();
         let pack = |rows: usize, first: usize| {
-            let bytes = &bytes[first * row_bytes..(first + rows) * row_bytes];
-            let matrix = PackedMatrix::pack(format, rows, columns, bytes)?;
-            let matrix = matrix.with_activations(activations).with_factor(factor);
-            Ok(match &order {
-                Some(order) => matrix.with_input_order(Arc::clone(order)),
-                None => matrix,
-            })
+            let bytes = &taken.bytes[first * row_bytes..(first + rows) * row_bytes];
+            taken.pack(activations, [rows, columns], bytes)
         };
         let mut first = 0;
         let parts = rows.map(|rows| {

@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
-use std::sync::Arc;
 
 use rayon::prelude::*;
 use riffle_linear::{LinearError, PackedMatrix, WeightFormat};
@@ -95,22 +94,12 @@ impl Checkpoint {
         parts: [Vec<usize>; PARTS],
     ) -> Result<[PackedMatrix; PARTS], ModelError> {
         let activations = self.activations;
-        let Taken {
-            format,
-            bytes,
-            factor,
-            order,
-        } = self.take(name, &[rows, columns])?;
-        let row_bytes = format.row_bytes(columns).unwrap_or_default();
+        let taken = self.take(name, &[rows, columns])?;
+        let row_bytes = taken.format.row_bytes(columns).unwrap_or_default();
         let packed = parts.map(|rows| {
-            let own = rows.iter().flat_map(|row| &bytes[row * row_bytes..][..row_bytes]);
+            let own = rows.iter().flat_map(|row| &taken.bytes[row * row_bytes..][..row_bytes]);
             let own: Vec<u8> = own.copied().collect();
-            let matrix = PackedMatrix::pack(format, rows.len(), columns, &own)?;
-            let matrix = matrix.with_activations(activations).with_factor(factor);
-            Ok(match &order {
-                Some(order) => matrix.with_input_order(Arc::clone(order)),
-                None => matrix,
-            })
+            taken.pack(activations, [rows.len(), columns], &own)
         });
         self.unmap(name);
         all(name, packed)
