@@ -134,8 +134,7 @@ impl Subject {
 
     /// Folders of the quantisations that others make, of which the weights or the settings are damaged.
     fn quantised(root: &Path, vectors: &Path) -> Vec<Subject> {
-        let mut subjects = Vec::new();
-        for layout in [
+        let whole = [
             "awq",
             "fp8-tensor",
             "gptq",
@@ -146,35 +145,22 @@ impl Subject {
             "nvfp4-modelopt",
             "packed",
             "packed-order",
-        ] {
-            for (file, format) in [
-                ("model/model.safetensors", Format::Safetensors),
-                ("model/config.json", Format::Json),
-            ] {
-                let name = format!("{layout}, {}", &file[6..]);
-                subjects.push(Subject::of_logits(
-                    root,
-                    &name,
-                    &vectors.join("folders").join(layout),
-                    (file, format),
-                    &[],
-                ));
-            }
-        }
-        for (file, format) in [
+        ];
+        let files = [
+            ("model/model.safetensors", Format::Safetensors),
+            ("model/config.json", Format::Json),
+        ];
+        let in_parts = [
             ("model/model-00001-of-00002.safetensors", Format::Safetensors),
             ("model/model.safetensors.index.json", Format::Json),
-        ] {
-            let name = format!("fp8-block, {}", &file[6..]);
-            subjects.push(Subject::of_logits(
-                root,
-                &name,
-                &vectors.join("folders/fp8-block"),
-                (file, format),
-                &[],
-            ));
-        }
-        subjects
+        ];
+        let damaged = whole.iter().flat_map(|layout| files.map(|file| (*layout, file)));
+        let damaged = damaged.chain(in_parts.map(|file| ("fp8-block", file)));
+        let subjects = damaged.map(|(layout, file)| {
+            let name = format!("{layout}, {}", &file.0["model/".len()..]);
+            Subject::of_logits(root, &name, &vectors.join("folders").join(layout), file, &[])
+        });
+        subjects.collect()
     }
 
     /// A model with an adapter, which is damaged.
