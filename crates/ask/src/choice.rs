@@ -41,8 +41,10 @@ pub struct Given {
 pub struct Choice {
     /// Documents.
     pub documents: usize,
-    /// Their tokens.
+    /// Tokens of all the text that may be read.
     pub document_tokens: usize,
+    /// Tokens of the parts that a question is answered from at most; `None` where all of the text is read.
+    pub parts_tokens: Option<usize>,
     /// Tokens that documents, questions and answers may take together.
     pub context_tokens: usize,
     /// The format of keys and values.
@@ -70,8 +72,12 @@ impl fmt::Display for Choice {
         };
         write!(
             f,
-            "{count}, {} tokens: context {}, keys and values in {} ({}), documents read by {} ({}), answers by {} ({})",
+            "{count}, {} tokens{}: context {}, keys and values in {} ({}), documents read by {} ({}), answers by {} ({})",
             self.document_tokens,
+            match self.parts_tokens {
+                Some(tokens) => format!(", {tokens} at a time"),
+                None => String::new(),
+            },
             self.context_tokens,
             self.kv_format,
             self.format_reason,
@@ -93,6 +99,8 @@ fn policy_name(policy: &str) -> &str {
 pub(crate) struct Need {
     pub(crate) documents: usize,
     pub(crate) document_tokens: usize,
+    /// Tokens of the parts that are read for a question, where not all of the text is.
+    pub(crate) parts_tokens: Option<usize>,
     pub(crate) prompt_tokens: usize,
     /// Tokens that an answer may take.
     pub(crate) answer_tokens: usize,
@@ -100,7 +108,7 @@ pub(crate) struct Need {
 
 impl Need {
     /// Tokens that the documents, the first question and a short answer take.
-    fn least(&self) -> usize {
+    pub(crate) fn least(&self) -> usize {
         self.prompt_tokens + self.answer_tokens.min(SHORT_ANSWER_TOKENS)
     }
 
@@ -119,9 +127,18 @@ pub(crate) fn choose(
     given: Given,
     need: Need,
 ) -> Result<(Arc<Engine>, Choice), AskError> {
-    let limit = context_limit(engine, wanted, given, need)?;
+    let limit = context_limit(engine, wanted, given);
+    if need.least() > limit {
+        return Err(AskError::TooLong {
+            documents: need.document_tokens,
+            rest: need.least() - need.document_tokens.min(need.least()),
+            limit,
+            is_given: wanted.model.context_tokens.is_some() && given.context,
+            maximum: engine.model().config().max_position,
+        });
+    }
     let mut options = wanted.clone();
-    let prefill = prefill_policy(engine, wanted, given.prefill, need.document_tokens)?;
+    let prefill = prefill_policy(engine, wanted, given.prefill, need.parts_tokens.unwrap_or(need.document_tokens))?;
     let decode = decode_policy(wanted, given.decode);
     if let Some(chunk) = prefill.rules.preferred_chunk_tokens().filter(|_| !given.prefill) {
         options.machine.chunk_tokens = chunk.min(options.machine.batch_tokens);
@@ -172,6 +189,7 @@ fn described(engine: &Engine, need: Need, format_reason: String, policies: [Chos
     Choice {
         documents: need.documents,
         document_tokens: need.document_tokens,
+        parts_tokens: need.parts_tokens,
         context_tokens: engine.plan().context_tokens,
         kv_format: if formats[0] == formats[1] {
             formats[0].to_owned()
@@ -197,21 +215,9 @@ fn format_reason(engine: &Engine, is_given: bool, format: Option<Format>) -> Str
 }
 
 /// Tokens that the context may have.
-fn context_limit(engine: &Engine, wanted: &EngineOptions, given: Given, need: Need) -> Result<usize, AskError> {
-    let maximum = engine.model().config().max_position;
+pub(crate) fn context_limit(engine: &Engine, wanted: &EngineOptions, given: Given) -> usize {
     let asked = wanted.model.context_tokens.filter(|_| given.context);
-    let limit = asked.unwrap_or(maximum);
-    if need.least() > limit {
-        Err(AskError::TooLong {
-            documents: need.document_tokens,
-            rest: need.least() - need.document_tokens,
-            limit,
-            is_given: asked.is_some(),
-            maximum,
-        })
-    } else {
-        Ok(limit)
-    }
+    asked.unwrap_or(engine.model().config().max_position)
 }
 
 struct ChosenPolicy {

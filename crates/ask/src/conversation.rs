@@ -8,16 +8,17 @@ use std::time::Instant;
 use riffle_documents::Document;
 use riffle_engine::{
     AttentionWatch, Engine, EngineError, EngineOptions, GenerateOptions, PrefillProgress, PromptText, Session,
-    StopReason, fill_prefix, largest_text_bytes, prefix_cuts, store_prefix,
+    StopReason, fill_prefix, prefix_cuts, store_prefix,
 };
 use riffle_kv::PrefixCache;
 use riffle_policy::PolicyRules;
 use serde::Serialize;
 
-use crate::choice::{Need, choose};
+use crate::opening::{Opened, first_options, text_bytes};
+use crate::parts::{PartChooser, named};
 use crate::passages::passages;
 use crate::prompt::{Prompt, PromptMaker, Turn};
-use crate::{AskError, Choice, Given, KeepOptions, Passage};
+use crate::{Amount, AskError, Choice, Given, KeepOptions, Part, Passage, Scope};
 
 /// Layers whose attention is watched, as shares of the model's depth: the middle layers. The first layers look at near
 /// tokens, and the last ones make words of the facts found.
@@ -36,6 +37,10 @@ pub struct AskOptions {
     pub given: Given,
     /// Instructions for the model in place of the usual ones, where its chat template takes them.
     pub system: Option<String>,
+    /// How much of the documents is read.
+    pub amount: Amount,
+    /// Pages and chapters that are read alone; empty for all of the text.
+    pub scopes: Vec<Scope>,
     /// Folder for the pages of documents; `None` keeps nothing.
     pub keep: Option<KeepOptions>,
     /// Tokens that an answer may take.
@@ -50,6 +55,8 @@ impl Default for AskOptions {
             engine: EngineOptions::default(),
             given: Given::default(),
             system: None,
+            amount: Amount::default(),
+            scopes: Vec::new(),
             keep: None,
             answer_tokens: 256,
             first_question: String::new(),
@@ -62,10 +69,29 @@ impl Default for AskOptions {
 pub enum AskEvent<'a> {
     /// The chat template is rendered.
     Waiting,
+    /// What is read for the question is known.
+    Begins(Beginning<'a>),
     /// Documents or a question are read.
     Reading(PrefillProgress),
     /// The answer's next piece of text.
     Text(&'a str),
+}
+
+/// What a question reads before it is answered.
+#[derive(Debug, Clone, Copy)]
+pub struct Beginning<'a> {
+    /// The documents.
+    pub documents: &'a [Document],
+    /// Parts of them that stand before the question, in reading order: all of the text, or what the question needs.
+    pub parts: &'a [Part],
+    /// True if the parts were chosen because they share words with the question.
+    pub is_chosen: bool,
+    /// Tokens that are read now.
+    pub tokens: usize,
+    /// Tokens of the prompt that were read before.
+    pub known_tokens: usize,
+    /// Tokens of all the text that may be read.
+    pub text_tokens: usize,
 }
 
 /// An answer, and the passages that it rests on.
@@ -80,6 +106,9 @@ pub struct Answer {
     /// The parts of documents to which attention went most, the best first. Attention is a hint to the source, no
     /// proof.
     pub passages: Vec<Passage>,
+    /// Parts of the documents that the question added to the conversation, in reading order; all of the text for the first question where
+    /// nothing is left out.
+    pub parts: Vec<Part>,
     /// Tokens of the prompt: documents, earlier turns, the question.
     pub prompt_tokens: usize,
     /// How many of them were read before, in this process or another.
@@ -99,10 +128,16 @@ pub struct Conversation {
     engine: Arc<Engine>,
     session: Session,
     documents: Vec<Document>,
+    /// The text that may be read.
+    named: Vec<Part>,
+    /// Where only parts of it are read.
+    chooser: Option<PartChooser>,
     maker: PromptMaker,
     choice: Choice,
     turns: Vec<Turn>,
-    /// The prompt of the first question, which the choice was made with.
+    /// Attention of the words between the documents and a question: each question draws as much of it.
+    usual: AttentionWatch,
+    /// The prompt of the first question, where all of the text is read.
     first: Option<(String, Prompt)>,
     keep: Option<PrefixCache>,
     not_kept: Option<String>,
@@ -112,40 +147,43 @@ pub struct Conversation {
     watched: Range<usize>,
 }
 
+/// Asked, while a template is rendered, whether to go on.
+type Poll<'a> = dyn FnMut() -> ControlFlow<()> + 'a;
+
 type Observe<'a> = dyn FnMut(AskEvent<'_>) -> ControlFlow<()> + 'a;
 
 impl Conversation {
     /// Loads a model and chooses how to run it for these documents. Nothing is read yet.
     ///
     /// # Errors
-    /// [`AskError::TooLong`] where the documents do not fit; [`AskError::Engine`] for a model that cannot be loaded, and for what no choice
+    /// [`AskError::TooLong`] where all of the documents was asked for and does not fit; [`AskError::Place`] for pages and chapters that they
+    /// do not have; [`AskError::Engine`] for a model that cannot be loaded, and for what no choice
     /// makes fit in memory; [`AskError::Option`] for options that forget documents.
     pub fn open(model: impl AsRef<Path>, documents: Vec<Document>, options: AskOptions) -> Result<Self, AskError> {
         let wanted = &options.engine;
         refuse(wanted)?;
-        let text_bytes = text_bytes(&documents, wanted)?;
+        let named = named(&documents, &options.scopes)?;
         let loading = wanted
             .clone()
             // Weights and text have to fit in any case. The cache is planned when the tokens are known.
             .with_prompt(Some(PromptText {
-                bytes: text_bytes,
+                bytes: text_bytes(&documents, wanted)?,
                 prompts: 1,
             }))
             .with_keeps_beginnings(options.keep.is_some());
-        let engine = Engine::load(model, first_options(&loading))?;
-        let maker = PromptMaker::new(&engine, &documents, options.system.clone())?;
+        let engine = Engine::load(&model, first_options(&loading))?;
+        let maker = PromptMaker::new(&engine, options.system.clone())?;
         let question = match options.first_question.trim() {
             "" => "?".to_owned(),
             question => question.to_owned(),
         };
-        let prompt = maker.prompt(&engine, &[], &question, &mut || ControlFlow::Continue(()))?;
-        let need = Need {
-            documents: documents.len(),
-            document_tokens: prompt.document_tokens,
-            prompt_tokens: prompt.tokens.len(),
-            answer_tokens: options.answer_tokens,
-        };
-        let (engine, choice) = choose(&engine, &loading, options.given, need)?;
+        let asked = (&named[..], &*question);
+        let prompt = maker.prompt(&engine, &documents, &[], asked, &mut || ControlFlow::Continue(()))?;
+        let Opened {
+            engine,
+            choice,
+            chooser,
+        } = Opened::new((model.as_ref(), &engine), &loading, &options, &documents, &prompt)?;
         let (keep, not_kept) = match &options.keep {
             Some(_) if !follows_from_keys(&engine) => (
                 None,
@@ -162,10 +200,13 @@ impl Conversation {
             watched: watched(&engine),
             engine,
             documents,
+            named,
+            first: chooser.is_none().then_some((question, prompt)),
+            chooser,
             maker,
             choice,
             turns: Vec::new(),
-            first: Some((question, prompt)),
+            usual: AttentionWatch::default(),
             keep,
             not_kept,
             notices: Vec::new(),
@@ -214,16 +255,24 @@ impl Conversation {
         }
         generate.sampling.validate()?;
         let start = Instant::now();
-        let prompt = match self.first.take() {
-            Some((first, prompt)) if first == question => prompt,
-            _ => {
-                let poll = &mut || observe(AskEvent::Waiting);
-                self.maker.prompt(&self.engine, &self.turns, question, poll)?
-            }
-        };
+        let (parts, prompt) = self.prompt(question, &mut || observe(AskEvent::Waiting))?;
         self.check_room(&prompt)?;
         let found_tokens = self.find(&prompt)?;
         let reused_tokens = self.session.keep_shared(&prompt.tokens)?;
+        let beginning = AskEvent::Begins(Beginning {
+            documents: &self.documents,
+            parts: &parts,
+            is_chosen: self.chooser.is_some(),
+            tokens: prompt.tokens.len() - reused_tokens,
+            known_tokens: reused_tokens,
+            text_tokens: self.choice.document_tokens,
+        });
+        if observe(beginning).is_break() {
+            return Err(AskError::Engine(EngineError::Interrupted {
+                tokens: 0,
+                total: prompt.tokens.len(),
+            }));
+        }
         self.read_documents(&prompt, observe)?;
         let asked = self.read_question(&prompt, observe)?;
         let first_s = start.elapsed().as_secs_f64();
@@ -236,12 +285,14 @@ impl Conversation {
         let decode_s = start.elapsed().as_secs_f64() - first_s;
         let decoded = self.session.tokens().len() - prompt.tokens.len();
         self.turns.push(Turn {
+            parts: parts.clone(),
             question: question.to_owned(),
             answer: generation.text.clone(),
         });
         Ok(Answer {
             question: question.to_owned(),
-            passages: passages(&self.documents, &prompt, &[&asked, &answered]),
+            passages: passages(&self.documents, &prompt, &self.usual, &[&asked, &answered]),
+            parts,
             text: generation.text,
             stop: generation.stop,
             prompt_tokens: prompt.tokens.len(),
@@ -256,11 +307,58 @@ impl Conversation {
         })
     }
 
-    fn check_room(&self, prompt: &Prompt) -> Result<(), AskError> {
+    /// The prompt of a question, and the parts of documents that the question adds to the conversation.
+    fn prompt(&mut self, question: &str, poll: &mut Poll<'_>) -> Result<(Vec<Part>, Prompt), AskError> {
+        if let Some((first, prompt)) = self.first.take()
+            && first == question
+        {
+            return Ok((self.named.clone(), prompt));
+        }
+        let Some(chooser) = &self.chooser else {
+            let parts = if self.turns.is_empty() { self.named.clone() } else { Vec::new() };
+            let prompt = self.make_prompt(&parts, question, poll)?;
+            return Ok((parts, prompt));
+        };
+        let earlier = self.turns.last().map(|turn| turn.question.clone());
+        let held: Vec<&Part> = self.turns.iter().flat_map(|turn| &turn.parts).collect();
+        if !held.is_empty() {
+            let parts = chooser.further(question, earlier.as_deref(), &held);
+            let prompt = self.make_prompt(&parts, question, poll)?;
+            if self.has_room(&prompt) {
+                return Ok((parts, prompt));
+            }
+        }
+        // The parts of earlier questions leave, the turns themselves only where there is no room for them.
+        self.turns.iter_mut().for_each(|turn| turn.parts.clear());
+        for share in [1.0, 0.8, 0.6, 0.4, 0.2] {
+            let Some(chooser) = &self.chooser else { break };
+            let parts = chooser.first(question, earlier.as_deref(), share);
+            let prompt = self.make_prompt(&parts, question, poll)?;
+            if self.has_room(&prompt) {
+                return Ok((parts, prompt));
+            }
+            let half = self.turns.len().div_ceil(2);
+            self.turns.drain(..half);
+        }
+        let prompt = self.make_prompt(&[], question, poll)?;
+        Ok((Vec::new(), prompt))
+    }
+
+    fn make_prompt(&self, parts: &[Part], question: &str, poll: &mut Poll<'_>) -> Result<Prompt, AskError> {
+        let asked = (parts, question);
+        self.maker.prompt(&self.engine, &self.documents, &self.turns, asked, poll)
+    }
+
+    fn has_room(&self, prompt: &Prompt) -> bool {
         let context = self.engine.plan().context_tokens;
-        if prompt.tokens.len() + LEAST_ANSWER_TOKENS.min(context / 4) <= context {
+        prompt.tokens.len() + LEAST_ANSWER_TOKENS.min(context / 4) <= context
+    }
+
+    fn check_room(&self, prompt: &Prompt) -> Result<(), AskError> {
+        if self.has_room(prompt) {
             return Ok(());
         }
+        let context = self.engine.plan().context_tokens;
         let held = self.session.tokens().len();
         Err(if self.turns.is_empty() {
             self.engine
@@ -316,6 +414,7 @@ impl Conversation {
                 observe(AskEvent::Reading(PrefillProgress {
                     tokens_done: (start - first) as f64 + progress.tokens_done,
                     tokens: end - first,
+                    ..progress
                 }))
             });
             self.store();
@@ -324,7 +423,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// Reads the rest of the prompt; what stands before the question is not watched.
+    /// Reads the rest of the prompt, and returns the attention of the question. The words before it show what every question looks at.
     fn read_question(&mut self, prompt: &Prompt, observe: &mut Observe<'_>) -> Result<AttentionWatch, AskError> {
         let held = self.session.tokens().len();
         let total = prompt.tokens.len() - held;
@@ -335,11 +434,20 @@ impl Conversation {
                 observe(AskEvent::Reading(PrefillProgress {
                     tokens_done: before as f64 + progress.tokens_done,
                     tokens: total,
+                    ..progress
                 }))
             })
         };
         if question > held {
-            read(&mut self.session, held..question)?;
+            let behind_documents = held == prompt.document_tokens;
+            if behind_documents {
+                self.session.sequence_mut().observers().watch(self.watched.clone());
+            }
+            let outcome = read(&mut self.session, held..question);
+            if behind_documents {
+                self.usual = self.session.sequence_mut().observers().take_watch().unwrap_or_default();
+            }
+            outcome?;
         }
         if question == prompt.tokens.len() {
             return Ok(AttentionWatch::default());
@@ -381,29 +489,6 @@ fn refuse(options: &EngineOptions) -> Result<(), AskError> {
         Some((_, option, why)) => Err(AskError::Option { option, why }),
         None => Ok(()),
     }
-}
-
-/// Bytes of the text of documents, which has to fit in memory while it becomes tokens.
-fn text_bytes(documents: &[Document], options: &EngineOptions) -> Result<u64, AskError> {
-    // Names and the words around them take a little.
-    let bytes = documents
-        .iter()
-        .map(|document| document.text.len() + document.name.len() + 16);
-    let (bytes, limit_bytes) = (bytes.sum::<usize>() as u64, largest_text_bytes(options));
-    if bytes > limit_bytes {
-        Err(AskError::TooMuchText { bytes, limit_bytes })
-    } else {
-        Ok(bytes)
-    }
-}
-
-/// Options for loading the model: with the least context, since the tokenizer must be loaded before the need is known.
-fn first_options(options: &EngineOptions) -> EngineOptions {
-    const LEAST_CONTEXT_TOKENS: usize = 64;
-    options
-        .clone()
-        .with_context_tokens(Some(LEAST_CONTEXT_TOKENS))
-        .with_prompt(None)
 }
 
 /// True if the policies can use pages that another process computed.

@@ -1,5 +1,6 @@
 //! Why a question was not answered.
 
+use riffle_documents::PlaceError;
 use riffle_engine::{EngineError, human_bytes};
 use riffle_kv::KvError;
 use riffle_model::ModelError;
@@ -13,7 +14,7 @@ pub enum AskError {
     Engine(#[from] EngineError),
     /// The documents are longer than the model's context.
     #[error(
-        "the documents take {documents} tokens, the question and its answer {rest}, but {}: give fewer or shorter documents, {}or a model with a longer context", holds(*limit, *is_given), stretch(*documents + *rest, *maximum)
+        "all of the documents takes {documents} tokens, the question and its answer {rest}, but {}: read the parts that the question needs, choose pages or a chapter, {}or take a model with a longer context", holds(*limit, *is_given), stretch(*documents + *rest, *maximum)
     )]
     TooLong {
         /// Tokens of the documents.
@@ -58,6 +59,9 @@ pub enum AskError {
         /// Why not.
         why: &'static str,
     },
+    /// Pages or a chapter that the documents do not have.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
     /// The folder of kept pages cannot be used.
     #[error("{0}; choose another folder with `keep`, or leave it out")]
     Keep(KvError),

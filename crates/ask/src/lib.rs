@@ -4,6 +4,9 @@
 //! attention went to. The documents stand first in the prompt, so that a second question, in this process or a later one, finds them
 //! read: their pages are kept on disk and found by content ([`KeepOptions`]).
 //!
+//! Documents that are longer than the context are read in parts: those that share words with each question ([`Amount`]). Pages and chapters
+//! can be chosen instead ([`Scope`]).
+//!
 //! Options that the caller left open follow from the free memory and from the lengths at which policies pay
 //! ([`Choice`]). One line names them.
 //!
@@ -35,11 +38,14 @@ mod conversation;
 mod error;
 mod keep;
 mod offsets;
+mod opening;
+mod parts;
 mod passages;
 mod prompt;
 
 pub use choice::{Choice, Given};
-pub use conversation::{Answer, AskEvent, AskOptions, Conversation};
+pub use conversation::{Answer, AskEvent, AskOptions, Beginning, Conversation};
 pub use error::AskError;
 pub use keep::{KeepOptions, default_cache_folder};
+pub use parts::{Amount, Part, Scope};
 pub use passages::Passage;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use riffle_documents::Document;
-use riffle_engine::AttentionWatch;
+use riffle_engine::{AttentionWatch, WatchedHead};
 use serde::Serialize;
 
 use crate::prompt::Prompt;
@@ -16,6 +16,8 @@ const QUOTATION_BYTES: usize = 200;
 const MOST_PASSAGES: usize = 3;
 /// A passage is shown if it has this share of the best one's score.
 const LEAST_SHARE: f64 = 0.25;
+/// Share of all scores from which on the best passage stands out.
+const STANDS_OUT: f64 = 0.1;
 /// First tokens of a prompt, which receive attention whatever is asked: sinks.
 const SINK_TOKENS: usize = 16;
 
@@ -45,17 +47,29 @@ struct Candidate {
     score: f64,
 }
 
-/// The passages to which most attention went, the best first. `watches` are those of the question and of the answer.
-pub(crate) fn passages(documents: &[Document], prompt: &Prompt, watches: &[&AttentionWatch]) -> Vec<Passage> {
-    let scores = token_scores(prompt, watches);
+/// The passages to which most attention went, the best first; none where no passage stands out. `watches` are those of the question and
+/// of the answer, `usual` is that of words that every question has before it.
+pub(crate) fn passages(
+    documents: &[Document],
+    prompt: &Prompt,
+    usual: &AttentionWatch,
+    watches: &[&AttentionWatch],
+) -> Vec<Passage> {
+    let scores = token_scores(prompt, usual, watches);
     let mut found: Vec<Candidate> = Vec::new();
     for (number, document) in documents.iter().enumerate() {
-        let bytes = byte_scores(document, &prompt.documents[number], prompt, &scores);
+        let mut bytes = vec![0.0; document.text.len()];
+        for (part, place) in prompt.parts.iter().filter(|(part, _)| part.document == number) {
+            add_byte_scores(&mut bytes[part.range()], place, prompt, &scores);
+        }
         found.extend(candidates(document, number, &bytes));
     }
     let total: f64 = found.iter().map(|candidate| candidate.score).sum();
     found.sort_by(|a, b| b.score.total_cmp(&a.score));
     let best = found.first().map_or(0.0, |candidate| candidate.score);
+    if best < STANDS_OUT * total {
+        return Vec::new();
+    }
     found.truncate(MOST_PASSAGES);
     found.retain(|candidate| candidate.score >= LEAST_SHARE * best);
     let shown = found.into_iter().map(|candidate| {
@@ -77,7 +91,7 @@ pub(crate) fn passages(documents: &[Document], prompt: &Prompt, watches: &[&Atte
 /// Every head counts by its special mass. From each head's mean mass of a token, several times the head's mean over all
 /// tokens of documents is taken. Mass that is spread evenly, near the end, or over separators of lines then counts
 /// nothing. Mass that one head gives a few tokens counts in full.
-fn token_scores(prompt: &Prompt, watches: &[&AttentionWatch]) -> Vec<f64> {
+fn token_scores(prompt: &Prompt, usual: &AttentionWatch, watches: &[&AttentionWatch]) -> Vec<f64> {
     let end = prompt.document_tokens;
     let mut scores = vec![0.0; end];
     for watch in watches {
@@ -89,24 +103,33 @@ fn token_scores(prompt: &Prompt, watches: &[&AttentionWatch]) -> Vec<f64> {
             if total <= 0.0 {
                 continue;
             }
-            let floor = EVEN_SHARES * total / inside.len() as f64;
-            for (score, mass) in scores[SINK_TOKENS.min(end)..].iter_mut().zip(inside) {
-                let beyond = f64::from(*mass) - floor;
-                if beyond > 0.0 {
-                    *score += beyond / queries;
-                }
+            let floor = EVEN_SHARES * total / inside.len() as f64 / queries;
+            let usual_of = usual_mass(usual, head);
+            for (token, mass) in (SINK_TOKENS.min(end)..).zip(inside) {
+                let beyond = f64::from(*mass) / queries - floor.max(usual_of(token));
+                scores[token] += beyond.max(0.0);
             }
         }
     }
     scores
 }
 
+/// The mass of a token that a head gives it in any case, for each query.
+fn usual_mass<'a>(usual: &'a AttentionWatch, head: &WatchedHead) -> impl Fn(usize) -> f64 + 'a {
+    let (layer, kv_head) = (head.layer, head.kv_head);
+    let same = usual.heads().iter().find(|other| (other.layer, other.kv_head) == (layer, kv_head));
+    let queries = usual.queries().max(1) as f64;
+    move |token| {
+        let mass = same.and_then(|head| head.mass.get(token));
+        mass.map_or(0.0, |mass| f64::from(*mass) / queries)
+    }
+}
+
 /// Threshold of special mass, in multiples of the mass that each token would have if all had the same.
 const EVEN_SHARES: f64 = 8.0;
 
-/// The scores of tokens, spread over the bytes of a document's text.
-fn byte_scores(document: &Document, place: &Range<usize>, prompt: &Prompt, scores: &[f64]) -> Vec<f64> {
-    let mut bytes = vec![0.0; document.text.len()];
+/// Spreads the scores of tokens over the bytes of a part, whose text stands at `place` in the prompt.
+fn add_byte_scores(bytes: &mut [f64], place: &Range<usize>, prompt: &Prompt, scores: &[f64]) {
     let first = prompt.offsets.partition_point(|range| range.end <= place.start);
     let tokens = prompt.offsets[first..].iter().zip(scores.iter().skip(first));
     for (range, score) in tokens.take_while(|(range, _)| range.start < place.end) {
@@ -120,7 +143,6 @@ fn byte_scores(document: &Document, place: &Range<usize>, prompt: &Prompt, score
             *byte += each;
         }
     }
-    bytes
 }
 
 /// Passages of one document that have a score.

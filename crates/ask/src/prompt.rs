@@ -5,18 +5,22 @@ use std::ops::{ControlFlow, Range};
 
 use riffle_documents::Document;
 use riffle_engine::{Engine, EngineError};
-use riffle_model::ConversationText;
 
-use crate::AskError;
 use crate::offsets::offsets;
+use crate::{AskError, Part};
 
 /// Instruction before the question under a chat template, unless the caller has other instructions.
 const INSTRUCTION: &str =
     "Answer the question from the documents above. If they do not hold the answer, say so.\n\nQuestion: ";
 
-/// Questions and answers so far.
+/// Stands before parts that a later question needs.
+const FURTHER_PARTS: &str = "Further parts of the documents:\n\n";
+
+/// A question, with the parts that were read for it and its answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Turn {
+    /// Parts that stand before the question, in reading order.
+    pub(crate) parts: Vec<Part>,
     pub(crate) question: String,
     pub(crate) answer: String,
 }
@@ -26,67 +30,59 @@ pub(crate) struct Prompt {
     pub(crate) tokens: Vec<u32>,
     /// Bytes of the prompt's text that each token stands for.
     pub(crate) offsets: Vec<Range<usize>>,
-    /// Bytes of each document's text in the prompt's text.
-    pub(crate) documents: Vec<Range<usize>>,
-    /// Tokens up to the end of the last document.
+    /// The parts of documents in it, with their bytes in the prompt's text.
+    pub(crate) parts: Vec<(Part, Range<usize>)>,
+    /// Tokens up to the end of the last part.
     pub(crate) document_tokens: usize,
     /// Tokens before the latest question.
     pub(crate) tokens_before_question: usize,
 }
 
-/// Documents as they stand in prompts, with what does not change from question to question.
+/// Texts as they stand in prompts.
 pub(crate) struct PromptMaker {
-    /// Texts of the documents.
-    texts: Vec<String>,
-    /// The documents, each under its name.
-    body: String,
     system: Option<String>,
+    has_template: bool,
 }
 
 impl PromptMaker {
-    pub(crate) fn new(engine: &Engine, documents: &[Document], system: Option<String>) -> Result<Self, AskError> {
+    pub(crate) fn new(engine: &Engine, system: Option<String>) -> Result<Self, AskError> {
         let has_template = engine.chat_template().is_some();
-        let texts: Vec<String> = documents
-            .iter()
-            .map(|document| document.text.trim_end().to_owned())
-            .collect();
-        let mut body = String::new();
-        for (document, text) in documents.iter().zip(&texts) {
-            let name = document.name.replace(|c: char| c.is_control(), " ");
-            let _ = if has_template {
-                write!(body, "Document: {name}\n\n{text}\n\n")
-            } else {
-                write!(body, "{name}\n\n{text}\n\n")
-            };
-        }
         if system.is_some() && !has_template {
             return Err(EngineError::NoChatTemplate(engine.path().display().to_string()).into());
         }
-        Ok(Self { texts, body, system })
+        Ok(Self { system, has_template })
     }
 
-    /// The prompt of a question behind the turns before it. `poll` is asked whether to go on rendering a template.
+    /// The prompt of a question that stands behind `turns` and its own `parts`. `poll` is asked whether to go on rendering a template.
     pub(crate) fn prompt(
         &self,
         engine: &Engine,
+        documents: &[Document],
         turns: &[Turn],
-        question: &str,
+        (parts, question): (&[Part], &str),
         poll: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<Prompt, AskError> {
-        let (text, is_chat) = self.text(engine, turns, question, poll)?;
+        let mut before = Vec::with_capacity(turns.len());
+        for (number, turn) in turns.iter().enumerate() {
+            let message = self.message(documents, number == 0, &turn.parts, &turn.question);
+            before.push((message, turn.answer.as_str()));
+        }
+        let message = self.message(documents, turns.is_empty(), parts, question);
+        let text = engine.conversation_text(self.system.as_deref(), before, &message, poll)?;
         let tokenizer = engine.tokenizer()?;
         // A template writes the special tokens itself.
-        let tokens = tokenizer.encode_conversation(&text, !is_chat)?;
+        let tokens = tokenizer.encode_conversation(&text, !self.has_template)?;
         let text = text.into_text();
         let offsets = offsets(tokenizer, &text, &tokens)?;
-        let mut documents = Vec::with_capacity(self.texts.len());
+        let mut placed = Vec::new();
         let mut from = 0;
-        for document in &self.texts {
+        for part in turns.iter().flat_map(|turn| &turn.parts).chain(parts) {
             // A template that changes the user's text hides documents, and hidden documents get no passages.
-            let found = text[from..].find(document.as_str()).map(|at| from + at);
-            let range = found.map_or(from..from, |at| at..at + document.len());
+            let part_text = part.text(documents);
+            let found = text[from..].find(part_text).map(|at| from + at);
+            let range = found.map_or(from..from, |at| at..at + part_text.len());
             from = range.end;
-            documents.push(range);
+            placed.push((part.clone(), range));
         }
         let question_at = text.rfind(question).filter(|at| *at >= from).unwrap_or(from);
         Ok(Prompt {
@@ -94,32 +90,43 @@ impl PromptMaker {
             tokens_before_question: offsets.partition_point(|range| range.start < question_at),
             tokens,
             offsets,
-            documents,
+            parts: placed,
         })
     }
 
-    /// The text, and whether the model's template made it.
-    fn text(
-        &self,
-        engine: &Engine,
-        turns: &[Turn],
-        question: &str,
-        poll: &mut dyn FnMut() -> ControlFlow<()>,
-    ) -> Result<(ConversationText, bool), AskError> {
-        let is_chat = engine.chat_template().is_some();
-        let instruction = match (is_chat, &self.system) {
-            (false, _) => "",
-            (true, Some(_)) => "Question: ",
-            (true, None) => INSTRUCTION,
+    /// A user's message: parts of documents under the names of these, then the question.
+    fn message(&self, documents: &[Document], is_first: bool, parts: &[Part], question: &str) -> String {
+        let mut text = String::new();
+        if !is_first && !parts.is_empty() {
+            text += FURTHER_PARTS;
+        }
+        for (number, part) in parts.iter().enumerate() {
+            let document = &documents[part.document];
+            let goes_on = number > 0 && parts[number - 1].document == part.document;
+            if !goes_on {
+                let name = document.name.replace(|c: char| c.is_control(), " ");
+                let _ = if self.has_template {
+                    write!(text, "Document: {name}\n\n")
+                } else {
+                    write!(text, "{name}\n\n")
+                };
+            }
+            if !part.is_whole(documents) {
+                let place = document.describe(&part.range());
+                let _ = match place.as_str() {
+                    "" => write!(text, "[…]\n"),
+                    place => write!(text, "[{place}]\n"),
+                };
+            }
+            let _ = write!(text, "{}\n\n", part.text(documents).trim_end());
+        }
+        let instruction = match (&self.system, self.has_template) {
+            (_, false) => "",
+            (_, true) if parts.is_empty() => "",
+            (Some(_), true) => "Question: ",
+            (None, true) => INSTRUCTION,
         };
-        // The documents stand before the first question.
-        let mut lead = format!("{}{instruction}", self.body);
-        let before: Vec<_> = turns
-            .iter()
-            .map(|turn| (std::mem::take(&mut lead) + &turn.question, turn.answer.as_str()))
-            .collect();
-        let text = engine.conversation_text(self.system.as_deref(), before, &(lead + question), poll)?;
-        Ok((text, is_chat))
+        text + instruction + question
     }
 }
 
@@ -144,9 +151,16 @@ mod tests {
             places: Vec::new(),
             warnings: Vec::new(),
         };
-        let maker = PromptMaker::new(&engine, std::slice::from_ref(&document), None).unwrap();
+        let maker = PromptMaker::new(&engine, None).unwrap();
+        let part = Part {
+            document: 0,
+            start: 0,
+            end: document.text.len(),
+        };
+        let asked = (std::slice::from_ref(&part), "Who<|eos|>?");
+        let documents = std::slice::from_ref(&document);
         let prompt = maker
-            .prompt(&engine, &[], "Who<|eos|>?", &mut || ControlFlow::Continue(()))
+            .prompt(&engine, documents, &[], asked, &mut || ControlFlow::Continue(()))
             .unwrap();
         let special = |id: &&u32| engine.tokenizer().unwrap().is_special(**id);
         assert_eq!(
@@ -155,7 +169,7 @@ mod tests {
             "the token that begins a text"
         );
         assert!(special(&&prompt.tokens[0]));
-        assert_eq!(prompt.documents[0].len(), document.text.len());
+        assert_eq!(prompt.parts[0].1.len(), document.text.len());
         assert_eq!(
             prompt.offsets.last().map(|range| range.end),
             Some("a<|bos|>.txt\n\n\n\nWho<|eos|>?".len() + document.text.len())

@@ -27,6 +27,7 @@ mod llama_cpp;
 mod numbers;
 mod prefix_cache;
 mod progress;
+mod reading_line;
 mod quantize_args;
 mod serve_args;
 mod serving_args;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 #[cfg(feature = "pull")]
 use riffle_engine::human_bytes;
-use riffle_engine::{PrefillProgress, TimeLeft};
+use riffle_engine::{Engine, PrefillProgress, TimeLeft};
 use riffle_eval::CellStep;
 
 use crate::console;
@@ -22,9 +22,9 @@ pub(crate) struct PrefillDisplay {
 }
 
 impl PrefillDisplay {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(engine: &Engine) -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(8));
-        let style = ProgressStyle::with_template("reading {bar:30} {pos}/{len} tokens  {msg}")
+        let style = ProgressStyle::with_template("reading {bar:20} {pos}/{len} tokens  {msg}")
             .unwrap_or_else(|_| ProgressStyle::default_bar());
         bar.set_style(style);
         let now = Instant::now();
@@ -32,31 +32,46 @@ impl PrefillDisplay {
             bar,
             start: now,
             last_line: now,
-            time_left: TimeLeft::default(),
+            time_left: TimeLeft::new(engine),
         }
     }
 
     pub(crate) fn update(&mut self, progress: PrefillProgress) {
         let elapsed_s = self.start.elapsed().as_secs_f64();
-        let total = progress.tokens as f64;
-        self.time_left.record(progress.tokens_done, elapsed_s);
-        let left = self.time_left.seconds(progress.tokens_done, total).unwrap_or(0.0);
-        let rate = progress.tokens_done / elapsed_s.max(1e-9);
-        let message = format!("{rate:.0} tokens/s, {left:.0} s left");
+        self.time_left.record(progress, elapsed_s);
+        let left = self.time_left.seconds();
+        let message = left.map_or_else(String::new, |left_s| format!("{} left", duration(left_s)));
         self.bar.set_length(progress.tokens as u64);
         self.bar.set_position(progress.tokens_done as u64);
         self.bar.set_message(message.clone());
         if self.bar.is_hidden() && self.last_line.elapsed() >= LINE_EVERY {
             self.last_line = Instant::now();
-            console::note(format!(
-                "reading {:.0}/{} tokens, {message}",
-                progress.tokens_done, progress.tokens
-            ));
+            let rate = progress.tokens_done / elapsed_s.max(1e-9);
+            let (done, tokens) = (progress.tokens_done, progress.tokens);
+            let behind = if message.is_empty() { "" } else { ", " };
+            console::note(format!("reading {done:.0}/{tokens} tokens, {rate:.0} tokens/s{behind}{message}"));
         }
+    }
+
+    /// The forecast, with the seconds since the reading began.
+    pub(crate) fn forecast(&self) -> (&TimeLeft, f64) {
+        (&self.time_left, self.start.elapsed().as_secs_f64())
     }
 
     pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();
+    }
+}
+
+/// A time as people say it: `40 s`, `3 min 20 s`, `12 min`, `3 h 05 min`.
+pub(crate) fn duration(seconds: f64) -> String {
+    let tens = (seconds / 10.0).round() as u64;
+    let minutes = (seconds / 60.0).round() as u64;
+    match seconds {
+        ..=120.0 => format!("{seconds:.0} s"),
+        ..=595.0 => format!("{} min {:02} s", tens / 6, tens % 6 * 10),
+        ..=5970.0 => format!("{minutes} min"),
+        _ => format!("{} h {:02} min", minutes / 60, minutes % 60),
     }
 }
 
@@ -80,7 +95,7 @@ impl Gauge {
     /// The time left after `measured` of the work, with `left` still to do; empty before anything was measured.
     fn time_left(&self, measured: f64, left: f64) -> String {
         if measured > 0.0 {
-            format!(", {:.0} s left", self.start.elapsed().as_secs_f64() * left / measured)
+            format!(", {} left", duration(self.start.elapsed().as_secs_f64() * left / measured))
         } else {
             String::new()
         }
@@ -190,7 +205,7 @@ impl PullDisplay {
             format!("{of}, {file}")
         } else {
             let left = (progress.bytes.saturating_sub(progress.bytes_done)) as f64 / rate;
-            format!("{of}, {}/s, {left:.0} s left, {file}", human_bytes(rate as u64))
+            format!("{of}, {}/s, {} left, {file}", human_bytes(rate as u64), duration(left))
         }
     }
 

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use riffle_ask::{
-    Answer, AskError, AskEvent, AskOptions, Choice, Conversation, KeepOptions, Passage, default_cache_folder,
+    Amount, Answer, AskError, AskEvent, AskOptions, Choice, Conversation, KeepOptions, Passage, Scope, default_cache_folder,
 };
 use riffle_documents::{Collection, Document, LeftOut};
 use riffle_engine::{DEFAULT_PREFIX_CACHE_BYTES, GenerateOptions, StopReason, with_threads};
@@ -19,6 +19,7 @@ use crate::ask_args::AskArguments;
 use crate::failure::Failure;
 use crate::interrupt::StopAnswer;
 use crate::progress::PrefillDisplay;
+use crate::reading_line::ReadingLine;
 use crate::{console, flags, shown, unused};
 
 pub(crate) fn ask(arguments: &AskArguments) -> Result<(), Failure> {
@@ -35,6 +36,12 @@ pub(crate) fn ask(arguments: &AskArguments) -> Result<(), Failure> {
             .with_draft_predictor(arguments.generate.draft.uses_predictor()),
         given: arguments.given,
         system: arguments.system.clone(),
+        amount: match (arguments.whole, arguments.parts) {
+            (true, _) => Amount::Whole,
+            (_, true) => Amount::Parts,
+            _ => Amount::Fitting,
+        },
+        scopes: scopes(arguments)?,
         keep: keep(arguments)?,
         answer_tokens: arguments.generate.tokens,
         first_question: questions.first().cloned().unwrap_or_default(),
@@ -45,7 +52,7 @@ pub(crate) fn ask(arguments: &AskArguments) -> Result<(), Failure> {
         let engine = conversation.engine();
         let on_device = engine.options().machine.device.is_some();
         note_activations(&arguments.engine, engine.model().config(), on_device);
-        introduce(&conversation, &left_out);
+        introduce(&conversation, &left_out, arguments.verbose);
         let mut asker = Asker {
             generate: generate_options(engine, &arguments.generate),
             conversation: &mut conversation,
@@ -117,10 +124,29 @@ fn keep(arguments: &AskArguments) -> Result<Option<KeepOptions>, Failure> {
     }))
 }
 
-/// Says what was chosen, and what of the documents is not read.
-fn introduce(conversation: &Conversation, left_out: &LeftOut) {
+/// Pages and chapters on the command line.
+fn scopes(arguments: &AskArguments) -> Result<Vec<Scope>, Failure> {
+    let pages = arguments.pages.iter().map(|pages| {
+        let pages = pages.trim();
+        let (first, last) = pages.split_once(['-', '–']).unwrap_or((pages, pages));
+        let (first, last) = (first.trim(), last.trim());
+        if first.is_empty() || last.is_empty() {
+            return Err(Failure::new(format!(
+                "--pages {pages}: give the first and the last page, such as 10-60, or one page"
+            )));
+        }
+        Ok(Scope::Pages(first.to_owned(), last.to_owned()))
+    });
+    let chapters = arguments.chapter.iter().map(|title| Ok(Scope::Chapter(title.clone())));
+    pages.chain(chapters).collect()
+}
+
+/// Says what of the documents is not read and, if somebody wants to know, what was chosen.
+fn introduce(conversation: &Conversation, left_out: &LeftOut, is_verbose: bool) {
     note_documents(conversation.documents(), left_out);
-    console::note(conversation.choice());
+    if is_verbose {
+        console::note(conversation.choice());
+    }
     if let Some(why) = conversation.not_kept() {
         console::note(flags::typed(&format!("nothing is kept for later: {why}")));
     }
@@ -181,15 +207,21 @@ impl Asker<'_> {
     }
 
     fn ask(&mut self, question: &str) -> Result<(), Failure> {
-        let mut display = PrefillDisplay::new();
+        let mut display = PrefillDisplay::new(self.conversation.engine());
+        let mut reading = ReadingLine::default();
         let mut output = Ok(());
         let (json, stop) = (self.arguments.json, &self.stop);
         let mut observe = |event: AskEvent<'_>| {
             match event {
                 AskEvent::Waiting => {}
-                AskEvent::Reading(progress) => display.update(progress),
+                AskEvent::Begins(beginning) => reading.begin(&beginning),
+                AskEvent::Reading(progress) => {
+                    display.update(progress);
+                    reading.say_when_known(&display);
+                }
                 AskEvent::Text(text) => {
                     display.finish();
+                    reading.say(None);
                     if !json {
                         output = console::print_answer(text);
                     }
@@ -212,7 +244,9 @@ impl Asker<'_> {
         if !json {
             print("\n")?;
             print(&passages_text(&answer.passages))?;
-            console::note(summary(&answer));
+            if self.arguments.verbose {
+                console::note(summary(&answer));
+            }
         }
         notices.iter().for_each(|notice| console::note(flags::typed(notice)));
         let (is_interrupted, tokens) = (answer.stop == StopReason::Interrupted, answer.generated_tokens);

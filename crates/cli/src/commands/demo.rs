@@ -145,7 +145,7 @@ impl Subject {
 
 /// Runs a request with nothing on the screen but its progress.
 fn run_quietly(engine: &Arc<Engine>, request: &RunRequest, interrupt: &Interrupt) -> Result<RunReport, Failure> {
-    let mut display = PrefillDisplay::new();
+    let mut display = PrefillDisplay::new(engine);
     let report = riffle_engine::run(engine, request, &mut |event| {
         if let RunEvent::Prefill(progress) = event {
             display.update(progress);

@@ -62,7 +62,7 @@ fn answer_all(
     json: bool,
 ) -> Result<(), Failure> {
     let interrupt = Interrupt::install()?;
-    let mut display = PrefillDisplay::new();
+    let mut display = PrefillDisplay::new(engine);
     let mut output = Ok(());
     let mut reports = Vec::new();
     riffle_engine::run_questions(
@@ -117,7 +117,7 @@ fn answer_all(
 /// Runs a request with everything a person wants to see on the way.
 fn answer(engine: &std::sync::Arc<Engine>, request: &RunRequest, json: bool) -> Result<(), Failure> {
     let interrupt = Interrupt::install()?;
-    let mut display = PrefillDisplay::new();
+    let mut display = PrefillDisplay::new(engine);
     let mut output_failure = None;
     let report = riffle_engine::run(engine, request, &mut |event| {
         match event {

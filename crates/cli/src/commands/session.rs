@@ -36,7 +36,7 @@ fn compress(arguments: &CompressArguments) -> Result<(), Failure> {
             engine.options().machine.device.is_some(),
         );
         let interrupt = Interrupt::install()?;
-        let mut display = PrefillDisplay::new();
+        let mut display = PrefillDisplay::new(&engine);
         let report = compress_session(&engine, &arguments.session, &compress, &mut |progress| {
             display.update(progress);
             interrupt.flow()

@@ -86,6 +86,7 @@ impl Compression {
         PrefillProgress {
             tokens_done: self.read_tokens as f64 + read,
             tokens: self.tokens,
+            batch: None,
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
+use std::time::Instant;
 
 use riffle_attention::Partial;
 use riffle_model::{Batch, Forward, RecurrentState, SegmentTokens};
@@ -13,7 +14,7 @@ use crate::compute::{ModelForward, ProjectedLayer};
 use crate::pass::awake::keep_threads_awake;
 use crate::pass::layer::{layer_step, layer_traits};
 use crate::pass::selected::SelectedRows;
-use crate::pass::{Runner, Work};
+use crate::pass::{BatchProgress, PassProgress, Runner, Work};
 use crate::{EngineError, Sequence};
 
 /// Tokens of several sequences on their way through the layers.
@@ -29,6 +30,8 @@ pub(crate) struct Pass {
     stage: Stage,
     /// Of the layer under way.
     rounds: Vec<Round>,
+    /// Seconds that attention has taken.
+    attention_s: f64,
 }
 
 /// The rows of one sequence.
@@ -77,6 +80,15 @@ impl Pass {
             empty_states: Vec::new(),
             stage: Stage::Project(0),
             rounds: Vec::new(),
+            attention_s: 0.0,
+        }
+    }
+
+    /// How far it is.
+    pub(crate) fn progress(&self) -> PassProgress {
+        PassProgress {
+            share: self.share_done(),
+            attention_s: self.attention_s,
         }
     }
 
@@ -103,6 +115,18 @@ impl Pass {
     /// Gives up the work of one sequence; that of the others goes on.
     pub(crate) fn give_up(&mut self, work: usize, error: EngineError) {
         self.segments[work].failure.get_or_insert(error);
+    }
+}
+
+impl PassProgress {
+    /// The same of the only batch of the pass: `tokens` tokens behind the first `first` of their sequence.
+    pub(crate) fn of_batch(self, first: usize, tokens: usize) -> BatchProgress {
+        BatchProgress {
+            first,
+            tokens,
+            share: self.share,
+            attention_s: self.attention_s,
+        }
     }
 }
 
@@ -199,7 +223,9 @@ impl Runner {
         match pass.stage {
             Stage::Project(block) => self.project(pass, work, block)?,
             Stage::Attend(round) => {
+                let began = Instant::now();
                 self.attend(pass, work, round)?;
+                pass.attention_s += began.elapsed().as_secs_f64();
                 pass.stage = if round + 1 < pass.rounds.len() {
                     Stage::Attend(round + 1)
                 } else {

@@ -31,6 +31,30 @@ pub struct PrefillProgress {
     pub tokens_done: f64,
     /// Tokens to read.
     pub tokens: usize,
+    /// The logical batch under way; `None` where tokens are read in another way.
+    pub batch: Option<BatchProgress>,
+}
+
+/// How far a logical batch of a prompt has come.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BatchProgress {
+    /// Tokens of the sequence before it.
+    pub first: usize,
+    /// Tokens of the batch.
+    pub tokens: usize,
+    /// Share of its work that is done, counted in layers.
+    pub share: f64,
+    /// Seconds that its attention has taken so far.
+    pub attention_s: f64,
+}
+
+/// How far a pass through the layers has come.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PassProgress {
+    /// Share of the pass that is done, counted in layers.
+    pub share: f64,
+    /// Seconds that attention has taken so far.
+    pub attention_s: f64,
 }
 
 /// Tokens that one sequence reads in a pass.
@@ -73,7 +97,7 @@ impl Runner {
         }
     }
 
-    /// Takes work of several sequences through all layers. `after_piece` is told the share of the pass that is done, and may
+    /// Takes work of several sequences through all layers. `after_piece` is told how far the pass is, and may
     /// stop it: then every sequence holds what it held before. Returns for each sequence why it did not get through, if it did not.
     ///
     /// # Errors
@@ -82,14 +106,14 @@ impl Runner {
     pub fn pass(
         &mut self,
         work: &mut [Work<'_>],
-        after_piece: &mut dyn FnMut(f64) -> ControlFlow<()>,
+        after_piece: &mut dyn FnMut(PassProgress) -> ControlFlow<()>,
     ) -> Result<Vec<Option<Failure>>, EngineError> {
         let mut pass = self.begin(work)?;
         let tokens = work.first().map_or(0, |work| work.sequence.tokens().len());
         loop {
             let error = match self.advance(&mut pass, work) {
                 Ok(ControlFlow::Break(())) => return Ok(self.complete(pass, work)),
-                Ok(ControlFlow::Continue(())) if after_piece(pass.share_done()).is_continue() => continue,
+                Ok(ControlFlow::Continue(())) if after_piece(pass.progress()).is_continue() => continue,
                 Ok(ControlFlow::Continue(())) => {
                     let total = work.iter().map(|work| work.goal).max().unwrap_or(0);
                     EngineError::Interrupted { tokens, total }
@@ -117,7 +141,7 @@ impl Runner {
                 phase: Phase::Prefill,
                 goal,
             };
-            let mut after_piece = |share: f64| observe(done as f64 + share * batch.len() as f64);
+            let mut after_piece = |at: PassProgress| observe(done as f64 + at.share * batch.len() as f64);
             let failure = self.pass(&mut [work], &mut after_piece)?.pop().flatten();
             failure.map_or(Ok(()), |failure| Err(failure.error))?;
             done += batch.len();

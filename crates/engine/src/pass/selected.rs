@@ -218,6 +218,7 @@ impl Progress<'_, '_> {
         let progress = PrefillProgress {
             tokens_done: share.min(1.0) * self.tokens as f64,
             tokens: self.tokens,
+            batch: None,
         };
         match (self.observe)(progress) {
             ControlFlow::Continue(()) => Ok(()),

@@ -303,6 +303,7 @@ fn read(
             observe(RunEvent::Prefill(PrefillProgress {
                 tokens_done: (start - first) as f64 + progress.tokens_done,
                 tokens: tokens.len() - first,
+                ..progress
             }))
         })?;
         if let Some(prefix) = prefix.as_mut().filter(|_| end < tokens.len()) {

@@ -1,50 +1,268 @@
-//! How long a prefill will still take.
+//! Forecasts how long a prefill will still take.
 
-/// Estimates the rest of a prefill from the work done so far: t = a·n + b·n² with a, b ≥ 0, because linear layers
-/// cost the same for every token while dense attention costs more the deeper it is.
-#[derive(Debug, Clone, Default)]
+use riffle_policy::{CostModel, Phase, PolicyShape, PolicySpec};
+
+use crate::attention::Heads;
+use crate::{Engine, PrefillProgress};
+
+/// Lengths at which the cost of a range of tokens is looked at.
+const STEPS: usize = 48;
+
+/// Weight of earlier logical batches in the rates, for each batch behind them: a machine that slows down is believed soon.
+const MEMORY: f64 = 0.8;
+
+/// Seconds of work before which a rate is believed too little for a forecast.
+const LEAST_SECONDS: f64 = 2.0;
+
+/// Forecasts the time that a prompt takes, from the layers of the model, the prefill policy and two measured rates.
+///
+/// Linear work costs the same for every token. Attention costs what [`CostModel`] expects of each layer's pairs under its policy, times
+/// a factor. Both rates are measured apart from each other, so that the first batch of a long prompt, which has few pairs, does not have to
+/// tell how the cost grows.
+#[derive(Debug, Clone)]
 pub struct TimeLeft {
-    // Sums over observations (n, t): n², n³, n⁴, t·n, t·n².
-    n2: f64,
-    n3: f64,
-    n4: f64,
-    tn: f64,
-    tn2: f64,
+    layers: Vec<LayerCost>,
+    cost: CostModel,
+    /// Totals of the batches that are done, the earlier ones weighing less.
+    before: Totals,
+    /// The same with the batch under way.
+    now: Totals,
+    /// The logical batch under way: its first token, and the seconds before it.
+    batch: Option<(usize, f64)>,
+    /// Seconds until the latest record.
+    elapsed_s: f64,
+    progress: Option<PrefillProgress>,
+}
+
+/// Layers that attend alike.
+#[derive(Debug, Clone, PartialEq)]
+struct LayerCost {
+    count: f64,
+    shape: PolicyShape,
+    window: Option<usize>,
+    policy: PolicySpec,
+}
+
+/// Work that was done, and its seconds.
+#[derive(Debug, Clone, Copy, Default)]
+struct Totals {
+    tokens: f64,
+    linear_s: f64,
+    /// Nanoseconds that the cost model expects of the attention on one thread.
+    attention_ns: f64,
+    attention_s: f64,
 }
 
 impl TimeLeft {
-    /// Records that `tokens` were done after `elapsed_s` seconds.
-    pub fn record(&mut self, tokens: f64, elapsed_s: f64) {
-        let n2 = tokens * tokens;
-        self.n2 += n2;
-        self.n3 += n2 * tokens;
-        self.n4 += n2 * n2;
-        self.tn += elapsed_s * tokens;
-        self.tn2 += elapsed_s * n2;
+    /// A forecast for prompts that sequences of this engine read under its options.
+    pub fn new(engine: &Engine) -> Self {
+        let (config, options) = (engine.model().config(), engine.options());
+        let mut layers: Vec<LayerCost> = Vec::new();
+        for layer in (0..config.layers).filter(|layer| config.cache_layer(*layer).is_some()) {
+            let own = LayerCost {
+                count: 1.0,
+                shape: Heads::of_layer(config, layer).for_policies(options.machine.chunk_tokens),
+                window: config.windows.get(layer).copied().flatten(),
+                policy: options.sequence.prefill.policy(layer, 0).clone(),
+            };
+            let alike = layers.iter_mut().find(|other| {
+                (other.shape, other.window, &other.policy) == (own.shape, own.window, &own.policy)
+            });
+            match alike {
+                Some(other) => other.count += 1.0,
+                None => layers.push(own),
+            }
+        }
+        Self::over(layers, options.machine.cost)
     }
 
-    /// Seconds from `done` to `total` tokens by the fitted curve; `None` before the first observation.
-    pub fn seconds(&self, done: f64, total: f64) -> Option<f64> {
-        if self.n2 == 0.0 {
+    fn over(layers: Vec<LayerCost>, cost: CostModel) -> Self {
+        Self {
+            layers,
+            cost,
+            before: Totals::default(),
+            now: Totals::default(),
+            batch: None,
+            elapsed_s: 0.0,
+            progress: None,
+        }
+    }
+
+    /// Records how far a reading has come `elapsed_s` seconds after it began.
+    pub fn record(&mut self, progress: PrefillProgress, elapsed_s: f64) {
+        self.progress = Some(progress);
+        if let Some(batch) = progress.batch {
+            let began = match self.batch {
+                Some((first, began)) if first == batch.first => began,
+                _ => {
+                    self.before = self.now.aged();
+                    self.batch = Some((batch.first, self.elapsed_s));
+                    self.elapsed_s
+                }
+            };
+            let attention_ns = batch.share * self.attention_ns(batch.first, batch.first + batch.tokens);
+            self.now = Totals {
+                tokens: self.before.tokens + batch.share * batch.tokens as f64,
+                linear_s: self.before.linear_s + (elapsed_s - began - batch.attention_s).max(0.0),
+                attention_ns: self.before.attention_ns + attention_ns,
+                attention_s: self.before.attention_s + batch.attention_s,
+            };
+        }
+        self.elapsed_s = elapsed_s;
+    }
+
+    /// Seconds until the reading that was recorded ends; `None` while too little is known.
+    pub fn seconds(&self) -> Option<f64> {
+        let progress = self.progress?;
+        let left = progress.tokens as f64 - progress.tokens_done;
+        let Some(batch) = progress.batch else {
+            // Work of another kind: it goes on as it went.
+            let is_known = self.elapsed_s >= LEAST_SECONDS && progress.tokens_done > 0.0;
+            return is_known.then(|| self.elapsed_s * left / progress.tokens_done);
+        };
+        // The batch under way counts as the share that is left of it, and all behind it in full.
+        let end = batch.first + batch.tokens;
+        let behind = (left - (1.0 - batch.share) * batch.tokens as f64).max(0.0).round() as usize;
+        let rest = self.seconds_for(batch.first, end)? * (1.0 - batch.share);
+        Some(rest + self.seconds_for(end, end + behind)?)
+    }
+
+    /// Seconds that tokens `first..end` of a sequence take; `None` while too little is known.
+    pub fn seconds_for(&self, first: usize, end: usize) -> Option<f64> {
+        let Totals {
+            tokens,
+            linear_s,
+            attention_ns,
+            attention_s,
+        } = self.now;
+        if linear_s + attention_s < LEAST_SECONDS || tokens <= 0.0 {
             return None;
         }
-        let (linear, square) = self.fit();
-        Some((linear * (total - done) + square * (total * total - done * done)).max(0.0))
+        let attention = match attention_ns {
+            0.0 => 0.0,
+            known_ns => attention_s / known_ns * self.attention_ns(first, end),
+        };
+        Some(linear_s / tokens * (end - first) as f64 + attention)
     }
 
-    /// Least squares for t = a·n + b·n², each coefficient at least 0.
-    fn fit(&self) -> (f64, f64) {
-        let determinant = self.n2 * self.n4 - self.n3 * self.n3;
-        if determinant > 1e-9 * self.n2 * self.n4 {
-            let linear = (self.tn * self.n4 - self.tn2 * self.n3) / determinant;
-            let square = (self.tn2 * self.n2 - self.tn * self.n3) / determinant;
-            if linear < 0.0 {
-                return (0.0, self.tn2 / self.n4);
-            }
-            if square >= 0.0 {
-                return (linear, square);
-            }
+    /// Nanoseconds that the cost model expects of the attention of tokens `first..end`, on one thread.
+    fn attention_ns(&self, first: usize, end: usize) -> f64 {
+        let step = (end - first).div_ceil(STEPS).max(1);
+        let parts = (first..end).step_by(step).map(|start| (start, (start + step).min(end)));
+        let of_part = |(start, end): (usize, usize)| {
+            let middle = (start + end).div_ceil(2);
+            let of_layer = |layer: &LayerCost| layer.count * layer.token_ns(&self.cost, middle);
+            (end - start) as f64 * self.layers.iter().map(of_layer).sum::<f64>()
+        };
+        parts.map(of_part).sum()
+    }
+}
+
+impl LayerCost {
+    /// Nanoseconds of one query position behind `keys` others.
+    fn token_ns(&self, cost: &CostModel, keys: usize) -> f64 {
+        let seen = self.window.map_or(keys, |window| window.min(keys));
+        let shape = &self.shape;
+        let dense = (seen * shape.kv_heads * shape.group * shape.head_dim) as f64 * cost.attend_ns;
+        dense * cost.relative_cost(&self.policy, Phase::Prefill, shape, seen.max(1), None)
+    }
+}
+
+impl Totals {
+    fn aged(self) -> Self {
+        Self {
+            tokens: MEMORY * self.tokens,
+            linear_s: MEMORY * self.linear_s,
+            attention_ns: MEMORY * self.attention_ns,
+            attention_s: MEMORY * self.attention_s,
         }
-        (self.tn / self.n2, 0.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::BatchProgress;
+
+    const TOKEN_S: f64 = 0.01;
+
+    /// A machine whose attention takes three times what the cost model expects.
+    const FACTOR: f64 = 3e-9;
+
+    fn forecast(windows: &[Option<usize>]) -> TimeLeft {
+        let layer = |window: &Option<usize>| LayerCost {
+            count: 1.0,
+            shape: PolicyShape {
+                kv_heads: 8,
+                group: 4,
+                head_dim: 128,
+                chunk_tokens: 512,
+            },
+            window: *window,
+            policy: PolicySpec::full(),
+        };
+        TimeLeft::over(windows.iter().map(layer).collect(), CostModel::default())
+    }
+
+    /// Reads `tokens` up to `share` of the batch that begins at `last`, and returns the seconds it took.
+    fn read(forecast: &mut TimeLeft, tokens: usize, batch: usize, last: usize, share: f64) -> f64 {
+        let mut elapsed_s = 0.0;
+        for first in (0..=last).step_by(batch) {
+            let attention_s = FACTOR * forecast.attention_ns(first, first + batch);
+            let shares: &[f64] = if first == last { &[share] } else { &[0.5, 1.0] };
+            for share in shares {
+                let progress = PrefillProgress {
+                    tokens_done: first as f64 + share * batch as f64,
+                    tokens,
+                    batch: Some(BatchProgress {
+                        first,
+                        tokens: batch,
+                        share: *share,
+                        attention_s: share * attention_s,
+                    }),
+                };
+                forecast.record(progress, elapsed_s + share * (TOKEN_S * batch as f64 + attention_s));
+            }
+            elapsed_s += shares[shares.len() - 1] * (TOKEN_S * batch as f64 + attention_s);
+        }
+        elapsed_s
+    }
+
+    #[test]
+    fn nothing_is_claimed_before_the_first_record() {
+        assert_eq!(forecast(&[None]).seconds(), None);
+    }
+
+    #[test]
+    fn part_of_the_first_batch_foretells_a_long_prompt() {
+        for windows in [&[None, None][..], &[Some(1024), None]] {
+            let (tokens, batch) = (262_144, 2048);
+            let mut early = forecast(windows);
+            let taken_s = read(&mut early, tokens, batch, 0, 0.25);
+            let mut whole = forecast(windows);
+            let total_s = read(&mut whole, tokens, batch, tokens - batch, 1.0);
+            let foretold_s = taken_s + early.seconds().unwrap();
+            assert!((foretold_s / total_s - 1.0).abs() < 0.01, "{foretold_s} of {total_s}");
+            assert!(whole.seconds().unwrap() < 1e-6);
+        }
+    }
+
+    #[test]
+    fn a_window_makes_the_cost_of_a_token_constant() {
+        let forecast = forecast(&[Some(1024)]);
+        let (near, far) = (forecast.attention_ns(8192, 9216), forecast.attention_ns(81_920, 82_944));
+        assert!((near / far - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn work_that_tells_no_batches_goes_on_as_it_went() {
+        let mut forecast = forecast(&[None]);
+        let progress = PrefillProgress {
+            tokens_done: 250.0,
+            tokens: 1000,
+            batch: None,
+        };
+        forecast.record(progress, 5.0);
+        assert_eq!(forecast.seconds(), Some(15.0));
     }
 }

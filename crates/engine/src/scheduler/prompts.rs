@@ -216,15 +216,17 @@ impl Scheduler {
     }
 
     fn tell_progress(&self, under_way: &PromptPass, tell: &mut Tell<'_>) {
-        let share = under_way.pass.share_done();
+        let at = under_way.pass.progress();
         for PromptPart { id, tokens, .. } in &under_way.parts {
             let mut running = self.running.iter();
             let Some(running) = running.find(|running| running.id == *id && !running.is_cancelled) else {
                 continue;
             };
+            let first = running.sequence.tokens().len();
             let progress = PrefillProgress {
-                tokens_done: running.sequence.tokens().len() as f64 + share * tokens.len() as f64,
+                tokens_done: first as f64 + at.share * tokens.len() as f64,
                 tokens: running.request.tokens.len(),
+                batch: Some(at.of_batch(first, tokens.len())),
             };
             let reused_tokens = match &running.stage {
                 // An answer is under way.

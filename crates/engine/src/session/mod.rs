@@ -12,7 +12,7 @@ use crate::Failure;
 use crate::answer::Drawn;
 use crate::compress::compress_sequence;
 use crate::draft::{AnswerStep, DraftedAnswer, go_on};
-use crate::pass::{PrefillProgress, Runner, Work};
+use crate::pass::{PassProgress, PrefillProgress, Runner, Work};
 use crate::sequence::{check_logits, check_room, common_prefix};
 use crate::{CompressOptions, Compressed, Engine, EngineError, Sequence};
 
@@ -295,10 +295,12 @@ impl Session {
         let goal = self.tokens().len() + tokens.len();
         let mut done = 0;
         for batch in tokens.chunks(self.sequence.batch_tokens()) {
-            let mut after_piece = |share: f64| {
+            let first = self.tokens().len();
+            let mut after_piece = |at: PassProgress| {
                 observe(PrefillProgress {
-                    tokens_done: done as f64 + share * batch.len() as f64,
+                    tokens_done: done as f64 + at.share * batch.len() as f64,
                     tokens: tokens.len(),
+                    batch: Some(at.of_batch(first, batch.len())),
                 })
             };
             self.read_batch(batch, Phase::Prefill, goal, &mut after_piece)?;
@@ -326,7 +328,7 @@ impl Session {
         tokens: &[u32],
         phase: Phase,
         goal: usize,
-        after_piece: &mut dyn FnMut(f64) -> ControlFlow<()>,
+        after_piece: &mut dyn FnMut(PassProgress) -> ControlFlow<()>,
     ) -> Result<(), EngineError> {
         let work = Work {
             sequence: &mut self.sequence,

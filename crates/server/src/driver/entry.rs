@@ -17,22 +17,22 @@ pub(super) struct Entry {
     /// True if its sequence is wanted at the end.
     pub(super) wants_sequence: bool,
     submitted: Instant,
-    /// When its prompt was first read, and how many tokens had been read before.
-    begun: Option<(Instant, f64)>,
+    /// When its prompt was first read.
+    begun: Option<Instant>,
     time_left: TimeLeft,
     told_progress: Option<Instant>,
     pub(super) latest_token: Option<Instant>,
 }
 
 impl Entry {
-    pub(super) fn new(listener: Listener, wants_sequence: bool) -> Self {
+    pub(super) fn new(listener: Listener, wants_sequence: bool, time_left: TimeLeft) -> Self {
         Self {
             events: listener.events,
             deadline: listener.deadline,
             wants_sequence,
             submitted: Instant::now(),
             begun: None,
-            time_left: TimeLeft::default(),
+            time_left,
             told_progress: None,
             latest_token: None,
         }
@@ -51,12 +51,8 @@ impl Entry {
     /// Reports how far its prompt has been read, at most twice a second.
     pub(super) fn send_progress(&mut self, progress: PrefillProgress, reused_tokens: usize) {
         let now = Instant::now();
-        let (begun, before) = *self.begun.get_or_insert((now, progress.tokens_done));
-        let elapsed_s = (now - begun).as_secs_f64();
-        let (done, total) = (progress.tokens_done - before, progress.tokens as f64 - before);
-        if done > 0.0 {
-            self.time_left.record(done, elapsed_s);
-        }
+        let elapsed_s = (now - *self.begun.get_or_insert(now)).as_secs_f64();
+        self.time_left.record(progress, elapsed_s);
         let is_due = self.told_progress.is_none_or(|told| now - told >= PROGRESS_PAUSE);
         if !is_due {
             return;
@@ -66,7 +62,7 @@ impl Entry {
             progress,
             reused_tokens,
             elapsed_s,
-            left_s: self.time_left.seconds(done, total),
+            left_s: self.time_left.seconds(),
         }));
     }
 

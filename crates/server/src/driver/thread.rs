@@ -7,7 +7,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
-use riffle_engine::{Engine, EngineError, Event, RequestId, Scheduler, SchedulerOptions, StopReason};
+use riffle_engine::{Engine, EngineError, Event, RequestId, Scheduler, SchedulerOptions, StopReason, TimeLeft};
 
 use super::entry::Entry;
 use super::telling::Telling;
@@ -110,7 +110,7 @@ impl Work {
         match command {
             Command::Ask(asked) => self.submit(*asked),
             Command::Compress(session, options, listener) => {
-                let entry = Entry::new(listener, false);
+                let entry = Entry::new(listener, false, TimeLeft::new(self.scheduler.engine()));
                 self.begin(entry, |scheduler| scheduler.compress(*session, &options));
             }
             Command::Work(work) => {
@@ -137,9 +137,8 @@ impl Work {
             listener,
             wants_sequence,
         } = asked;
-        self.begin(Entry::new(listener, wants_sequence), |scheduler| {
-            scheduler.submit(request)
-        });
+        let entry = Entry::new(listener, wants_sequence, TimeLeft::new(self.scheduler.engine()));
+        self.begin(entry, |scheduler| scheduler.submit(request));
     }
 
     fn begin(&mut self, entry: Entry, begin: impl FnOnce(&mut Scheduler) -> Result<RequestId, EngineError>) {

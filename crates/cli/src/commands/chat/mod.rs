@@ -261,7 +261,7 @@ impl Talk {
 
     fn attach(&mut self, document: Document) -> Result<(), Failure> {
         let name = document.name.clone();
-        let (mut display, stop) = (PrefillDisplay::new(), &self.stop);
+        let (mut display, stop) = (PrefillDisplay::new(self.conversation.engine()), &self.stop);
         let mut observe = |event: RunEvent<'_>| {
             if let RunEvent::Prefill(progress) = event {
                 display.update(progress);
@@ -288,7 +288,7 @@ impl Talk {
         &mut self,
         ask: impl FnOnce(&mut Conversation, &mut riffle_chat::Observe<'_>) -> Result<TurnReport, ChatError>,
     ) -> Result<(), Failure> {
-        let (mut display, stop) = (PrefillDisplay::new(), &self.stop);
+        let (mut display, stop) = (PrefillDisplay::new(self.conversation.engine()), &self.stop);
         let output = &mut self.output;
         let mut observe = |event: RunEvent<'_>| {
             match event {

@@ -1,0 +1,158 @@
+//! Decides how much of the documents a conversation reads, and opens the engine for it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use riffle_documents::Document;
+use riffle_engine::{Engine, EngineError, EngineOptions, largest_text_bytes};
+
+use crate::choice::{Need, choose, context_limit};
+use crate::parts::PartChooser;
+use crate::prompt::Prompt;
+use crate::{Amount, AskError, AskOptions, Choice};
+
+/// Times the context that a model was made for to which it is stretched at most: beyond, answers lose what stretching gains.
+const MOST_STRETCH: usize = 4;
+
+/// The engine under the chosen options, and what is read.
+pub(crate) struct Opened {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) choice: Choice,
+    /// Chooses parts for each question, where not all of the text is read.
+    pub(crate) chooser: Option<PartChooser>,
+}
+
+impl Opened {
+    /// Chooses by the tokens of `whole`, the prompt with all of the text.
+    pub(crate) fn new(
+        (path, engine): (&Path, &Arc<Engine>),
+        loading: &EngineOptions,
+        options: &AskOptions,
+        documents: &[Document],
+        whole: &Prompt,
+    ) -> Result<Self, AskError> {
+        let need = Need {
+            documents: documents.len(),
+            document_tokens: whole.document_tokens,
+            parts_tokens: None,
+            prompt_tokens: whole.tokens.len(),
+            answer_tokens: options.answer_tokens,
+        };
+        let opened = |(engine, choice)| Self {
+            engine,
+            choice,
+            chooser: None,
+        };
+        let refusal = if options.amount == Amount::Parts {
+            None
+        } else {
+            match choose(engine, loading, options.given, need) {
+                Ok(chosen) => return Ok(opened(chosen)),
+                Err(error) => Some(error),
+            }
+        };
+        match (options.amount, refusal) {
+            (Amount::Whole, Some(error @ AskError::TooLong { .. })) => {
+                let maximum = engine.model().config().max_position;
+                let (engine, loading) = stretched(path, loading, need.least(), maximum).ok_or(error)??;
+                Ok(opened(choose(&engine, &loading, options.given, need)?))
+            }
+            (Amount::Fitting, Some(error)) if !is_about_room(&error) => Err(error),
+            (Amount::Whole, Some(error)) => Err(error),
+            (_, refusal) => {
+                let parts = Self::in_parts(engine, loading, options, (documents, whole), need);
+                // A memory too small for parts is too small for all of it: the first refusal says more.
+                parts.map_err(|error| match (error, refusal) {
+                    (AskError::Engine(EngineError::OutOfMemory { .. }), Some(refusal)) => refusal,
+                    (error, _) => error,
+                })
+            }
+        }
+    }
+
+    fn in_parts(
+        engine: &Arc<Engine>,
+        loading: &EngineOptions,
+        options: &AskOptions,
+        (documents, whole): (&[Document], &Prompt),
+        need: Need,
+    ) -> Result<Self, AskError> {
+        let question_tokens = need.prompt_tokens - need.document_tokens;
+        let limit = context_limit(engine, loading, options.given);
+        let room = limit.saturating_sub(question_tokens + options.answer_tokens);
+        let mut least = None;
+        // Memory may hold less than the model.
+        for room in [room, room / 2, room / 4] {
+            let chooser = PartChooser::new(documents, whole, room);
+            let parts_tokens = chooser.first_tokens();
+            let need = Need {
+                parts_tokens: Some(parts_tokens),
+                prompt_tokens: parts_tokens + question_tokens,
+                ..need
+            };
+            match choose(engine, loading, options.given, need) {
+                Ok((engine, choice)) => {
+                    return Ok(Self {
+                        engine,
+                        choice,
+                        chooser: Some(chooser),
+                    });
+                }
+                Err(error) if is_about_room(&error) => least = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(least.unwrap_or(AskError::EmptyQuestion))
+    }
+}
+
+/// The model with its positions stretched so that the text fits; `None` where that would be too much, or somebody chose how they stretch.
+fn stretched(
+    path: &Path,
+    loading: &EngineOptions,
+    tokens: usize,
+    maximum: usize,
+) -> Option<Result<(Arc<Engine>, EngineOptions), AskError>> {
+    let factor = tokens.div_ceil(maximum.max(1));
+    if tokens <= maximum || factor > MOST_STRETCH || loading.model.rope_scaling.is_some() {
+        return None;
+    }
+    let scaling = format!("yarn:factor={factor}").parse();
+    let options = scaling.map(|scaling| loading.clone().with_rope_scaling(Some(scaling)));
+    Some(options.map_err(AskError::from).and_then(|options| {
+        let engine = Engine::load(path, first_options(&options))?;
+        Ok((engine, options))
+    }))
+}
+
+/// True where fewer tokens could go.
+fn is_about_room(error: &AskError) -> bool {
+    matches!(
+        error,
+        AskError::TooLong { .. }
+            | AskError::Engine(EngineError::OutOfMemory { .. } | EngineError::TierTooSmall { .. })
+    )
+}
+
+/// Bytes of the text of documents, which has to fit in memory while it becomes tokens.
+pub(crate) fn text_bytes(documents: &[Document], options: &EngineOptions) -> Result<u64, AskError> {
+    // Names and the words around them take a little.
+    let bytes = documents
+        .iter()
+        .map(|document| document.text.len() + document.name.len() + 16);
+    let (bytes, limit_bytes) = (bytes.sum::<usize>() as u64, largest_text_bytes(options));
+    if bytes > limit_bytes {
+        Err(AskError::TooMuchText { bytes, limit_bytes })
+    } else {
+        Ok(bytes)
+    }
+}
+
+/// Options for loading the model: with the least context, since the tokenizer must be loaded before the need is known.
+pub(crate) fn first_options(options: &EngineOptions) -> EngineOptions {
+    const LEAST_CONTEXT_TOKENS: usize = 64;
+    options
+        .clone()
+        .with_context_tokens(Some(LEAST_CONTEXT_TOKENS))
+        .with_prompt(None)
+}
