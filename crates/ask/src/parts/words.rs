@@ -5,8 +5,9 @@ use rust_stemmers::{Algorithm, Stemmer};
 use unicode_segmentation::UnicodeSegmentation;
 use whichlang::Lang;
 
-/// Bytes of a text by which its language is told.
-const SAMPLE_BYTES: usize = 4000;
+/// Samples of a text by which its language is told, and the bytes of each: tables and code between them tell another one.
+const SAMPLES: usize = 15;
+const SAMPLE_BYTES: usize = 800;
 
 /// Takes the words of texts in one language.
 ///
@@ -19,13 +20,7 @@ pub(crate) struct Words {
 impl Words {
     /// Words of the language that a text is written in.
     pub(crate) fn of_language(text: &str) -> Self {
-        // The middle says more than a title page.
-        let from = text.len().saturating_sub(SAMPLE_BYTES) / 2;
-        let mut bounds = [from, (from + SAMPLE_BYTES).min(text.len())];
-        for bound in &mut bounds {
-            *bound = text.floor_char_boundary(*bound);
-        }
-        let language = whichlang::detect_language(&text[bounds[0]..bounds[1]]);
+        let language = language(text);
         let (algorithm, code) = match language {
             Lang::Ara => (Some(Algorithm::Arabic), "ar"),
             Lang::Deu => (Some(Algorithm::German), "de"),
@@ -76,6 +71,19 @@ impl Tokenizer for Words {
         }
         words
     }
+}
+
+/// The language that most samples of a text are written in; of several, the one that comes first.
+fn language(text: &str) -> Lang {
+    let step = (text.len() / SAMPLES).max(SAMPLE_BYTES);
+    let samples = (0..text.len().max(1)).step_by(step).map(|start| {
+        let bounds = [start, start + SAMPLE_BYTES].map(|bound| text.floor_char_boundary(bound));
+        whichlang::detect_language(&text[bounds[0]..bounds[1]])
+    });
+    let found: Vec<Lang> = samples.collect();
+    let count = |language: &Lang| found.iter().filter(|other| *other == language).count();
+    let best = found.iter().map(count).max().unwrap_or(0);
+    found.iter().copied().find(|language| count(language) == best).unwrap_or(Lang::Eng)
 }
 
 /// A sign of a script that is written without spaces: those for words of Chinese and Japanese, and the Japanese syllables.
