@@ -1,10 +1,12 @@
 //! Parts of ZIP archives, within limits.
 
+use std::borrow::Cow;
 use std::io::{Cursor, Read};
 
 use zip::ZipArchive;
 use zip::result::ZipError;
 
+use crate::kind::{OtherKind, other_archive};
 use crate::{DocumentError, DocumentKind, Limits};
 
 /// An archive of which each part may be asked for, until all of them together are larger than the limit.
@@ -43,6 +45,11 @@ impl<'a> Archive<'a> {
     /// True if there is a part of this name.
     pub(crate) fn has(&self, part: &str) -> bool {
         self.zip.index_for_name(part).is_some()
+    }
+
+    /// Names of all parts.
+    pub(crate) fn names(&self) -> impl Iterator<Item = Cow<'_, str>> {
+        self.zip.file_names().flatten()
     }
 
     /// A part's bytes; `None` where there is no such part.
@@ -113,6 +120,15 @@ pub(crate) fn kind_of(name: &str, bytes: &[u8]) -> Result<Option<DocumentKind>, 
     Ok(match () {
         () if has("META-INF/container.xml") => Some(DocumentKind::Epub),
         () if zip.file_names().flatten().any(|part| part.starts_with("word/document")) => Some(DocumentKind::Docx),
-        () => by_name,
+        () => match other_archive(has) {
+            Some(OtherKind { name: kind, save_as }) => {
+                return Err(DocumentError::OtherKind {
+                    name: name.to_owned(),
+                    kind,
+                    save_as,
+                });
+            }
+            None => by_name,
+        },
     })
 }

@@ -94,6 +94,61 @@ fn of_private_use(c: char) -> Option<char> {
     }
 }
 
+/// The text of a sign by the name of its font and its code, which may lie in Unicode's private use area.
+pub(crate) fn symbol(font: &str, code: u32) -> Option<String> {
+    let byte = match code {
+        0xf000..=0xf0ff => (code - 0xf000) as u8,
+        0x20..=0xff => code as u8,
+        0xe000..=0xf8ff => return None,
+        _ => return char::from_u32(code).map(String::from),
+    };
+    let font = font.to_ascii_lowercase();
+    if font.starts_with("wingdings") {
+        let found = WINGDINGS.iter().find(|(known, _)| *known == byte);
+        return found.filter(|_| font == "wingdings").map(|(_, sign)| sign.to_string());
+    }
+    let encoding = match &*font {
+        "symbol" => "Symbol",
+        font if font.contains("dingbats") => "ZapfDingbats",
+        _ => return (code < 0x100).then(|| char::from(byte).to_string()),
+    };
+    text_of(glyph_of(encoding, byte)?)
+}
+
+/// Signs of Wingdings that people use.
+const WINGDINGS: [(u8, char); 30] = [
+    (0x21, '✏'),
+    (0x22, '✂'),
+    (0x28, '☎'),
+    (0x2a, '✉'),
+    (0x3c, '💾'),
+    (0x4a, '☺'),
+    (0x4c, '☹'),
+    (0x4e, '☠'),
+    (0x6c, '●'),
+    (0x6e, '■'),
+    (0x6f, '□'),
+    (0x71, '❑'),
+    (0x72, '❒'),
+    (0x73, '⬧'),
+    (0x74, '⧫'),
+    (0x75, '◆'),
+    (0x76, '❖'),
+    (0x9f, '•'),
+    (0xa1, '○'),
+    (0xa7, '▪'),
+    (0xa8, '◻'),
+    (0xb0, '⌑'),
+    (0xd8, '➢'),
+    (0xdf, '←'),
+    (0xe0, '→'),
+    (0xe8, '➔'),
+    (0xfb, '✗'),
+    (0xfc, '✓'),
+    (0xfd, '☒'),
+    (0xfe, '☑'),
+];
+
 /// The width of a character in thousandths of the size, in a standard font or one that looks like it.
 pub(super) fn width_of(font: &str, c: char) -> f32 {
     let lower = font.to_ascii_lowercase();

@@ -20,6 +20,8 @@ mod program;
 mod reader;
 mod running;
 mod strings;
+mod vertical;
 mod xref;
 
+pub(crate) use encoding::symbol;
 pub(crate) use reader::read;

@@ -1,7 +1,5 @@
 //! From the bytes of a PDF file to a document.
 
-use std::time::Instant;
-
 use super::bidi;
 use super::columns::Order;
 use super::content::{Drawn, Glyph, Interpreter};
@@ -10,12 +8,18 @@ use super::outline::{self, Chapter};
 use super::pages::{Labels, Page, PageNumbers, Pages, contents};
 use super::paragraphs::{Hyphens, Joint, TextLine, joints, parted};
 use super::running::Running;
-use super::{annotations, lines};
+use super::{annotations, lines, vertical};
 use crate::builder::{TextBuilder, title};
 use crate::{Document, DocumentError, DocumentKind, Limits, PlaceKind};
 
-/// Pages named in a warning.
+/// Pages or ranges of pages named in a warning.
 const NAMED_PAGES: usize = 10;
+
+/// Curves of a page whose letters are shapes.
+const LEAST_CURVES: usize = 100;
+
+/// Bytes of text beside a picture as large as a page, such as a number or a stamp.
+const FEW_LETTERS: usize = 100;
 
 /// A page as lines in the order in which they are read.
 struct PageText {
@@ -54,7 +58,7 @@ pub(crate) fn read(name: &str, bytes: Vec<u8>, limits: &Limits) -> Result<Docume
         },
         Refusal::Damaged(reason) => DocumentError::damaged(name, DocumentKind::Pdf, reason),
     };
-    let file = File::open(bytes, limits.expanded_bytes).map_err(refused)?;
+    let file = File::open(bytes, limits).map_err(refused)?;
     let mut missing = Missing::default();
     let pages = read_pages(&file, limits, &mut missing).map_err(refused)?;
     if pages.is_empty() {
@@ -85,7 +89,7 @@ pub(crate) fn read(name: &str, bytes: Vec<u8>, limits: &Limits) -> Result<Docume
 
 /// Reads all pages, and gives them their chapters.
 fn read_pages(file: &File, limits: &Limits, missing: &mut Missing) -> Result<Vec<PageText>, Refusal> {
-    let mut interpreter = Interpreter::new(file, Instant::now() + limits.time);
+    let mut interpreter = Interpreter::new(file, limits);
     let (mut texts, mut matrices) = (Vec::new(), Vec::new());
     let mut numbers = PageNumbers::new();
     let mut pages = Pages::new(file);
@@ -124,7 +128,8 @@ fn read_page(
     interpreter.run(&bytes, &page.resources, page.matrix)?;
     drop(bytes);
     let comments = annotations::draw(interpreter, page)?;
-    let drawn = std::mem::take(&mut interpreter.drawn);
+    let mut drawn = std::mem::take(&mut interpreter.drawn);
+    vertical::turn(&mut drawn.glyphs);
     let is_rtl = is_rtl(&drawn.glyphs);
     let lines = lines_of(&drawn.glyphs, is_rtl);
     if drawn.is_damaged || !is_whole {
@@ -132,7 +137,7 @@ fn read_page(
     } else if drawn.unknown > 0 {
         missing.unknown.push(number);
         missing.unknown_letters += drawn.unknown;
-    } else if lines.is_empty() && drawn.has_picture {
+    } else if is_picture(&drawn, &lines, page) {
         missing.pictures.push(number);
     }
     Ok(PageText {
@@ -142,6 +147,16 @@ fn read_page(
         is_rtl,
         chapters: Vec::new(),
     })
+}
+
+/// True for a page whose words are a picture or shapes: it has none, or a few beside a picture as large as a page.
+fn is_picture(drawn: &Drawn, lines: &[TextLine], page: &Page) -> bool {
+    if lines.is_empty() {
+        return drawn.picture_area > 0.0 || drawn.curves > LEAST_CURVES;
+    }
+    let letters: usize = lines.iter().map(|line| line.text.len()).sum();
+    let area = f64::from(page.size.0) * f64::from(page.size.1);
+    letters < FEW_LETTERS && drawn.picture_area > 0.5 * area
 }
 
 /// True if most letters of a page belong to scripts that run to the left.
@@ -276,7 +291,7 @@ fn mark(builder: &mut TextBuilder, chapter: &Chapter) {
         builder.mark(if chapter.level == 0 {
             PlaceKind::Chapter(name)
         } else {
-            PlaceKind::Heading(name)
+            PlaceKind::heading(&name, chapter.level)
         });
     }
 }
@@ -305,8 +320,23 @@ impl Missing {
     }
 }
 
+/// Pages as numbers and ranges.
 fn named(pages: &[usize]) -> String {
-    let named: Vec<String> = pages.iter().take(NAMED_PAGES).map(usize::to_string).collect();
-    let more = if pages.len() > NAMED_PAGES { " and others" } else { "" };
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for page in pages {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == *page => *last = *page,
+            _ => ranges.push((*page, *page)),
+        }
+    }
+    let name = |(first, last): &(usize, usize)| {
+        if first == last {
+            first.to_string()
+        } else {
+            format!("{first}–{last}")
+        }
+    };
+    let named: Vec<String> = ranges.iter().take(NAMED_PAGES).map(name).collect();
+    let more = if ranges.len() > NAMED_PAGES { " and others" } else { "" };
     format!("{}{more}", named.join(", "))
 }
