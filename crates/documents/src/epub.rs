@@ -78,7 +78,7 @@ pub(crate) fn read(name: &str, bytes: &[u8], limits: &Limits) -> Result<Document
     let mut archive = Archive::open(name, DocumentKind::Epub, bytes, limits)?;
     let package_path = package_path(&mut archive)?;
     let package_bytes = archive.needed(&package_path)?;
-    let package = package(&package_bytes, &package_path).map_err(|why| archive.damaged(why))?;
+    let package = package(package_bytes, &package_path).map_err(|why| archive.damaged(why))?;
     let locked = locked_parts(&mut archive)?;
     let titles = titles(&mut archive, &package)?;
     let mut missing = Missing::default();
@@ -91,8 +91,8 @@ pub(crate) fn read(name: &str, bytes: &[u8], limits: &Limits) -> Result<Document
             missing.locked.push(item.path.clone());
             continue;
         }
-        let bytes = match archive.part(&item.path)? {
-            None => archive.part(&item.link)?,
+        let bytes = match archive.page(&item.path)? {
+            None => archive.page(&item.link)?,
             bytes => bytes,
         };
         let Some(bytes) = bytes else {
@@ -104,7 +104,7 @@ pub(crate) fn read(name: &str, bytes: &[u8], limits: &Limits) -> Result<Document
         let chapter_at = builder.mark(PlaceKind::Chapter(String::new()));
         let (title, anchors) = titles.get(&item.path).cloned().unwrap_or_default();
         let page = decode_markup(bytes);
-        let read = html::read_into(builder, &page, Dialect::Xhtml, &anchors, limits);
+        let read = html::read_into(builder, page, Dialect::Xhtml, &anchors, limits);
         let (read, notes) = read.ok_or_else(|| DocumentError::TooMuchWork { name: name.to_owned() })?;
         builder = read;
         missing.parts.add(notes.left_out);
@@ -203,7 +203,7 @@ fn package_path(archive: &mut Archive<'_>) -> Result<String, DocumentError> {
         let found = archive.names().find(|name| name.ends_with(".opf")).map(Cow::into_owned);
         return found.ok_or_else(|| archive.damaged("META-INF/container.xml is missing"));
     };
-    let read = xml::each(&container, &mut |event| {
+    let read = xml::each(container, &mut |event| {
         if let XmlEvent::Start("rootfile", element) = event
             && path.is_none()
         {
@@ -217,7 +217,7 @@ fn package_path(archive: &mut Archive<'_>) -> Result<String, DocumentError> {
     Ok(if archive.has(&path) { path } else { plain })
 }
 
-fn package(bytes: &[u8], path: &str) -> Result<Package, String> {
+fn package(bytes: Vec<u8>, path: &str) -> Result<Package, String> {
     let mut package = Package::default();
     xml::each(bytes, &mut |event| match event {
         XmlEvent::Start("item", element) => {
@@ -250,7 +250,7 @@ fn locked_parts(archive: &mut Archive<'_>) -> Result<Vec<String>, DocumentError>
         return Ok(Vec::new());
     };
     let mut parts = Vec::new();
-    let read = xml::each(&bytes, &mut |event| {
+    let read = xml::each(bytes, &mut |event| {
         if let XmlEvent::Start("CipherReference", element) = event {
             parts.extend(attribute(element, "URI").map(|path| unescaped(&path)));
         }
@@ -290,16 +290,16 @@ fn titles(archive: &mut Archive<'_>, package: &Package) -> Result<Titles, Docume
         };
         // A table of contents that cannot be read costs titles alone.
         let _ = if item.is_navigation {
-            links(&bytes, &mut add)
+            links(bytes, &mut add)
         } else {
-            points(&bytes, &mut add)
+            points(bytes, &mut add)
         };
     }
     Ok(titles)
 }
 
 /// Links of a page, each with its text.
-fn links(bytes: &[u8], add: &mut dyn FnMut(&str, &str)) -> Result<(), String> {
+fn links(bytes: Vec<u8>, add: &mut dyn FnMut(&str, &str)) -> Result<(), String> {
     let mut open: Option<(String, String)> = None;
     // Lists of pages and landmarks stand beside the chapters.
     let mut is_contents = true;
@@ -326,7 +326,7 @@ fn links(bytes: &[u8], add: &mut dyn FnMut(&str, &str)) -> Result<(), String> {
 }
 
 /// Points of an EPUB 2 table of contents: a label, then its target.
-fn points(bytes: &[u8], add: &mut dyn FnMut(&str, &str)) -> Result<(), String> {
+fn points(bytes: Vec<u8>, add: &mut dyn FnMut(&str, &str)) -> Result<(), String> {
     let mut label = String::new();
     let mut in_label = false;
     xml::each(bytes, &mut |event| match event {

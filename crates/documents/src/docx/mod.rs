@@ -33,12 +33,12 @@ pub(crate) fn read(name: &str, bytes: &[u8], limits: &Limits) -> Result<Document
     let mut paragraphs = Paragraphs::new(limits);
     for part in parts_of(&related, "styles") {
         if let Some(part) = archive.part(part)? {
-            paragraphs.styles = Styles::read(&part).map_err(|why| archive.damaged(why))?;
+            paragraphs.styles = Styles::read(part).map_err(|why| archive.damaged(why))?;
         }
     }
     for part in parts_of(&related, "numbering") {
         if let Some(part) = archive.part(part)? {
-            paragraphs.numbering = Numbering::read(&part).map_err(|why| archive.damaged(why))?;
+            paragraphs.numbering = Numbering::read(part).map_err(|why| archive.damaged(why))?;
         }
     }
     for chunk in related.iter().filter(|relation| relation.kind == "aFChunk") {
@@ -49,14 +49,13 @@ pub(crate) fn read(name: &str, bytes: &[u8], limits: &Limits) -> Result<Document
             paragraphs.chunks.insert(chunk.id.clone(), decode_markup(part));
         }
     }
-    paragraphs.take(&text).map_err(|why| archive.damaged(why))?;
     let is_whole = is_whole(&text);
-    drop(text);
+    paragraphs.take(text).map_err(|why| archive.damaged(why))?;
     // Diagrams, notes and comments are read behind the text.
     for kind in ["diagramData", "footnotes", "endnotes", "comments"] {
         for part in parts_of(&related, kind) {
             if let Some(notes) = archive.part(part)? {
-                paragraphs.take(&notes).map_err(|why| archive.damaged(why))?;
+                paragraphs.take(notes).map_err(|why| archive.damaged(why))?;
             }
         }
     }
@@ -87,7 +86,7 @@ fn add_margins(
         for part in parts_of(related, kind) {
             let Some(part) = archive.part(part)? else { continue };
             let mut margin = Paragraphs::new(paragraphs.limits);
-            margin.take(&part).map_err(|why| archive.damaged(why))?;
+            margin.take(part).map_err(|why| archive.damaged(why))?;
             let text = margin.builder.finish().0;
             let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
             // A number alone is that of a page.

@@ -41,7 +41,7 @@ fn relations(archive: &mut Archive<'_>, part: &str, folder: &str) -> Result<Vec<
         return Ok(Vec::new());
     };
     let mut found = Vec::new();
-    let read = xml::each(&bytes, &mut |event| {
+    let read = xml::each(bytes, &mut |event| {
         let XmlEvent::Start("Relationship", element) = event else {
             return;
         };

@@ -21,7 +21,7 @@ pub(super) struct Styles {
 
 impl Styles {
     /// Reads a styles part. Names of styles are English, in whatever language the file was made.
-    pub(super) fn read(bytes: &[u8]) -> Result<Self, String> {
+    pub(super) fn read(bytes: Vec<u8>) -> Result<Self, String> {
         let mut styles = Self::default();
         let (mut id, mut list, mut level) = (String::new(), None, 0);
         xml::each(bytes, &mut |event| match event {
@@ -98,7 +98,7 @@ pub(super) struct Numbering {
 }
 
 impl Numbering {
-    pub(super) fn read(bytes: &[u8]) -> Result<Self, String> {
+    pub(super) fn read(bytes: Vec<u8>) -> Result<Self, String> {
         let mut numbering = Self::default();
         let (mut definition, mut list, mut at) = (String::new(), String::new(), 0);
         let mut in_definition = false;

@@ -107,7 +107,7 @@ impl<'l> Paragraphs<'l> {
     }
 
     /// Adds the text of a part.
-    pub(super) fn take(&mut self, bytes: &[u8]) -> Result<(), String> {
+    pub(super) fn take(&mut self, bytes: Vec<u8>) -> Result<(), String> {
         let read = xml::each(bytes, &mut |event| match event {
             XmlEvent::Start(name, element) => self.start(name, element),
             XmlEvent::End(name) => self.end(name),
@@ -328,7 +328,7 @@ impl<'l> Paragraphs<'l> {
         };
         self.builder.end_line(2);
         let builder = std::mem::take(&mut self.builder);
-        match html::read_into(builder, page, Dialect::Html, &html::Anchors::new(), self.limits) {
+        match html::read_into(builder, page.clone(), Dialect::Html, &html::Anchors::new(), self.limits) {
             Some((builder, _)) => self.builder = builder,
             None => self.left_out.chunks.push(id.to_owned()),
         }

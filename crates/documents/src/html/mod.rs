@@ -4,7 +4,6 @@ mod formula;
 mod tree;
 mod writer;
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use crate::builder::TextBuilder;
@@ -19,6 +18,9 @@ const ATTRIBUTES: usize = 2000;
 
 /// Pages within one another, such as an inner page that a page writes out as an attribute.
 const PAGES: usize = 3;
+
+/// Bytes of one web page; its text is held three times while it is read.
+const PAGE_BYTES: u64 = 64 << 20;
 
 /// Nodes of one page.
 const NODES: usize = 3 << 20;
@@ -83,10 +85,16 @@ impl LeftOutParts {
 
 /// A web page.
 pub(crate) fn read(name: &str, bytes: Vec<u8>, limits: &Limits) -> Result<Document, DocumentError> {
+    if bytes.len() as u64 > PAGE_BYTES {
+        return Err(DocumentError::TooLarge {
+            name: name.to_owned(),
+            limit_bytes: PAGE_BYTES,
+        });
+    }
     let anchors = Anchors::new();
     let read = read_into(
         TextBuilder::default(),
-        &decode_markup(bytes),
+        decode_markup(bytes),
         Dialect::Html,
         &anchors,
         limits,
@@ -105,7 +113,7 @@ pub(crate) fn read(name: &str, bytes: Vec<u8>, limits: &Limits) -> Result<Docume
 /// Adds the text of a page, whose `anchors` begin chapters. `None` for a page of more elements than any page has.
 pub(crate) fn read_into(
     builder: TextBuilder,
-    page: &str,
+    page: String,
     dialect: Dialect,
     anchors: &Anchors,
     limits: &Limits,
@@ -120,11 +128,11 @@ pub(crate) fn read_into(
 
 fn read_within(
     builder: TextBuilder,
-    page: &str,
+    page: String,
     dialect: Dialect,
     places: Places<'_>,
 ) -> Option<(TextBuilder, PageNotes)> {
-    let tree = Tree::parse(&without_endless_tags(page), dialect, places.nodes);
+    let tree = Tree::parse(without_endless_tags(page), dialect, places.nodes);
     if tree.is_full {
         return None;
     }
@@ -132,7 +140,7 @@ fn read_within(
 }
 
 /// The page without the attributes of a tag that has more than any page needs.
-fn without_endless_tags(text: &str) -> Cow<'_, str> {
+fn without_endless_tags(text: String) -> String {
     let mut endless: Vec<std::ops::Range<usize>> = Vec::new();
     let (mut tag, mut quote, mut words, mut was_space) = (false, None, 0, false);
     let mut cut = 0;
@@ -162,7 +170,7 @@ fn without_endless_tags(text: &str) -> Cow<'_, str> {
         endless.push(cut..text.len());
     }
     if endless.is_empty() {
-        return Cow::Borrowed(text);
+        return text;
     }
     let mut kept = String::with_capacity(text.len());
     let mut from = 0;
@@ -171,7 +179,7 @@ fn without_endless_tags(text: &str) -> Cow<'_, str> {
         from = range.end;
     }
     kept.push_str(&text[from..]);
-    Cow::Owned(kept)
+    kept
 }
 
 #[cfg(test)]

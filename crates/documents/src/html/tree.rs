@@ -13,6 +13,9 @@ use html5ever::{Attribute, LocalName, QualName, local_name, ns};
 /// Elements within one another; tags of those beyond are left out, their text is kept.
 const DEPTH: usize = 256;
 
+/// Bytes that the tokenizer takes at once.
+const PIECE_BYTES: usize = 1 << 20;
+
 /// Names of elements that one page may make up.
 const NAMES: usize = 10_000;
 
@@ -116,7 +119,7 @@ pub(super) enum Language {
 
 impl Tree {
     /// Parses a page of at most `nodes` nodes.
-    pub(super) fn parse(text: &str, dialect: Dialect, nodes: usize) -> Self {
+    pub(super) fn parse(text: String, dialect: Dialect, nodes: usize) -> Self {
         let sink = Sink::new(nodes);
         let options = TreeBuilderOpts {
             scripting_enabled: false,
@@ -128,12 +131,19 @@ impl Tree {
             dialect,
             dropped: RefCell::default(),
         };
-        let input = BufferQueue::default();
-        input.push_back(text.into());
         let tokenizer = Tokenizer::new(filter, TokenizerOpts::default());
-        while !input.is_empty() {
-            let _ = tokenizer.feed(&input);
+        let mut rest = &*text;
+        // The tokenizer takes copies, so it gets a piece at a time.
+        while !rest.is_empty() {
+            let (piece, behind) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
+            let input = BufferQueue::default();
+            input.push_back(piece.into());
+            while !input.is_empty() {
+                let _ = tokenizer.feed(&input);
+            }
+            rest = behind;
         }
+        drop(text);
         tokenizer.end();
         tokenizer.sink.tree.sink.finish()
     }

@@ -401,7 +401,7 @@ impl<'t> Writer<'t> {
                     pages: self.places.pages - 1,
                     ..self.places
                 };
-                match read_within(builder, &inner, Dialect::Html, places) {
+                match read_within(builder, inner, Dialect::Html, places) {
                     Some((builder, notes)) => {
                         self.builder = builder;
                         self.notes.left_out.add(notes.left_out);

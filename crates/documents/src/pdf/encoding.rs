@@ -84,6 +84,39 @@ fn text_of_part(name: &str) -> Option<String> {
     code(digits).map(String::from)
 }
 
+/// The text of a glyph of a bitmap font by a name such as `a65`, whose number is its code in one of TeX's encodings.
+pub(super) fn text_of_bitmap(name: &str, code: u8) -> Option<String> {
+    let digits = name.trim_start_matches(|c: char| c.is_ascii_alphabetic());
+    let is_code = digits.len() < name.len() && digits.parse::<u32>().ok() == Some(u32::from(code));
+    if !is_code {
+        return None;
+    }
+    let text = match code {
+        0x10 => "“",
+        0x11 => "”",
+        0x12 => "„",
+        0x13 => "«",
+        0x14 => "»",
+        0x15 => "–",
+        0x16 => "—",
+        0x0b | 0x1b => "ff",
+        0x0c | 0x1c => "fi",
+        0x0d | 0x1d => "fl",
+        0x0e | 0x1e => "ffi",
+        0x0f | 0x1f => "ffl",
+        0x27 => "’",
+        0x60 => "‘",
+        0x20..=0x7e => return Some(char::from(code).to_string()),
+        0x80.. => return CORK.chars().nth(usize::from(code - 0x80)).map(String::from),
+        _ => return None,
+    };
+    Some(text.to_owned())
+}
+
+/// Letters of TeX's T1 encoding from code 0x80 on.
+const CORK: &str = "ĂĄĆČĎĚĘĞĹĽŁŃŇŊŐŔŘŚŠŞŤŢŰŮŸŹŽŻĲİđ§ăąćčďěęğĺľłńňŋőŕřśšşťţűůÿźžżĳ¡¿£\
+    ÀÁÂÃÄÅÆÇÈÉÊËÌÍÎÏÐÑÒÓÔÕÖŒØÙÚÛÜÝÞẞàáâãäåæçèéêëìíîïðñòóôõöœøùúûüýþß";
+
 /// Small capitals and old digits of Adobe's corporate use, as the letters that they are.
 fn of_private_use(c: char) -> Option<char> {
     match u32::from(c) {

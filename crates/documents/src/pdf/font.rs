@@ -7,7 +7,7 @@ use std::rc::Rc;
 use hayro_cmap::CMap as Collection;
 
 use super::cmap::{CMap, Predefined, text_in};
-use super::encoding::{glyph_of, text_of, width_of};
+use super::encoding::{glyph_of, text_of, text_of_bitmap, width_of};
 use super::file::File;
 use super::object::{Dict, Object};
 use super::program::Program;
@@ -314,7 +314,11 @@ fn simple(file: &File, dict: &Dict) -> [Letter; 256] {
         let byte = code as u8;
         let own = to_unicode.as_ref().and_then(|map| map.text(u32::from(byte)));
         let text = own.or_else(|| match &names.0[code] {
-            Some(name) => text_of(name).or_else(|| program.text_of_name(name)),
+            Some(name) => {
+                let bitmap = is_type3.then(|| text_of_bitmap(name, byte)).flatten();
+                let known = bitmap.or_else(|| text_of(name));
+                known.or_else(|| program.text_of_name(name))
+            }
             None => program.text_of_code(byte).or_else(|| {
                 let name = glyph_of(names.1, byte)?;
                 text_of(name)

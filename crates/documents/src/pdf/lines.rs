@@ -11,6 +11,8 @@ pub(super) struct Segment {
     pub(super) size: f32,
     /// The letters, as places in the list of the page's.
     pub(super) glyphs: Vec<u32>,
+    /// The number of its column in a table, from 1.
+    pub(super) column: u32,
 }
 
 /// Segments on one line of the page, from the left.
@@ -114,6 +116,7 @@ fn runs(glyphs: &[Glyph], chosen: &[u32]) -> Vec<Segment> {
             base: glyph.base,
             size,
             glyphs: vec![*at],
+            column: 0,
         });
         (pen, has_blank) = (glyph.right, false);
     }

@@ -20,6 +20,7 @@ mod program;
 mod reader;
 mod running;
 mod strings;
+mod tables;
 mod vertical;
 mod xref;
 

@@ -187,27 +187,40 @@ fn lines_of(glyphs: &[Glyph], is_rtl: bool) -> Vec<TextLine> {
     for (_, chosen) in turns {
         let region = out.last().map_or(0, |line| line.region + 1);
         for line in Order::arrange(lines::rows(glyphs, &chosen), is_rtl) {
-            let mut texts: Vec<String> = line
-                .row
-                .segments
-                .iter()
-                .map(|part| lines::text(part, glyphs, is_rtl))
-                .collect();
-            texts.retain(|text| !text.is_empty());
+            let (Some(left), Some(right)) = (
+                line.row.segments.iter().map(|segment| segment.left).reduce(f32::min),
+                line.row.segments.iter().map(|segment| segment.right).reduce(f32::max),
+            ) else {
+                continue;
+            };
+            let mut texts: Vec<String> = Vec::new();
+            let mut column = 0;
+            for part in &line.row.segments {
+                let text = lines::text(part, glyphs, is_rtl);
+                if text.is_empty() {
+                    continue;
+                }
+                match texts.last_mut() {
+                    // Lines of one cell.
+                    Some(last) if column > 0 && part.column == column => {
+                        last.push(' ');
+                        last.push_str(&text);
+                    }
+                    _ => texts.push(text),
+                }
+                column = part.column;
+            }
             if is_rtl {
                 texts.reverse();
             }
-            let (Some(first), Some(last)) = (line.row.segments.first(), line.row.segments.last()) else {
-                continue;
-            };
             if texts.is_empty() {
                 continue;
             }
             let is_row = line.is_table && texts.len() > 1 && !is_list_mark(&texts[0]);
             out.push(TextLine {
                 text: texts.join(if is_row { " | " } else { " " }),
-                left: first.left,
-                right: last.right,
+                left,
+                right,
                 base: line.row.base,
                 size: line.row.size,
                 region: region + line.region,
