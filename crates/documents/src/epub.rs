@@ -16,6 +16,12 @@ const NAMED_PARTS: usize = 5;
 /// Items that stand in for one another.
 const FALLBACKS: usize = 8;
 
+/// Items of one book.
+const ITEMS: usize = 20_000;
+
+/// Bytes of all pages of one book.
+const PAGES_BYTES: usize = 96 << 20;
+
 /// Parts of the names of kinds that are read as pages; books before EPUB 3 have dialects of their own.
 const PAGES: [&str; 5] = ["html", "x-oeb1-document", "x-dtbook", "text/plain", "svg"];
 
@@ -29,6 +35,8 @@ struct Package {
     spine: Vec<String>,
     /// Id of the table of contents of EPUB 2.
     contents: Option<String>,
+    /// True if it lists more items than are read.
+    is_too_large: bool,
 }
 
 struct Item {
@@ -79,12 +87,18 @@ pub(crate) fn read(name: &str, bytes: &[u8], limits: &Limits) -> Result<Document
     let package_path = package_path(&mut archive)?;
     let package_bytes = archive.needed(&package_path)?;
     let package = package(package_bytes, &package_path).map_err(|why| archive.damaged(why))?;
+    if package.is_too_large {
+        return Err(DocumentError::TooManyFiles {
+            name: name.to_owned(),
+            limit: ITEMS,
+        });
+    }
     let locked = locked_parts(&mut archive)?;
     let titles = titles(&mut archive, &package)?;
     let mut missing = Missing::default();
     let order = reading_order(&package, &mut missing);
     let mut builder = TextBuilder::default();
-    let (mut chapters, mut known_locked) = (0, 0);
+    let (mut chapters, mut known_locked, mut page_bytes) = (0, 0, 0);
     for item in order {
         if locked.contains(&item.path) {
             known_locked += 1;
@@ -99,6 +113,13 @@ pub(crate) fn read(name: &str, bytes: &[u8], limits: &Limits) -> Result<Document
             missing.absent.push(item.path.clone());
             continue;
         };
+        page_bytes += bytes.len();
+        if page_bytes > PAGES_BYTES {
+            return Err(DocumentError::TooMuchInside {
+                name: name.to_owned(),
+                limit_bytes: PAGES_BYTES as u64,
+            });
+        }
         chapters += 1;
         builder.end_line(2);
         let chapter_at = builder.mark(PlaceKind::Chapter(String::new()));
@@ -220,6 +241,9 @@ fn package_path(archive: &mut Archive<'_>) -> Result<String, DocumentError> {
 fn package(bytes: Vec<u8>, path: &str) -> Result<Package, String> {
     let mut package = Package::default();
     xml::each(bytes, &mut |event| match event {
+        XmlEvent::Start("item" | "itemref", _) if package.items.len().max(package.spine.len()) >= ITEMS => {
+            package.is_too_large = true;
+        }
         XmlEvent::Start("item", element) => {
             let (Some(id), Some(href)) = (attribute(element, "id"), attribute(element, "href")) else {
                 return;

@@ -4,6 +4,9 @@ use crate::DocumentError;
 use crate::archive::Archive;
 use crate::xml::{self, XmlEvent, attribute};
 
+/// Relations of one part; each picture is one.
+const RELATIONS: usize = 100_000;
+
 /// A part that another names.
 #[derive(Debug, Clone)]
 pub(super) struct Relation {
@@ -47,7 +50,9 @@ fn relations(archive: &mut Archive<'_>, part: &str, folder: &str) -> Result<Vec<
         };
         let (kind, target) = (attribute(element, "Type"), attribute(element, "Target"));
         let is_outside = attribute(element, "TargetMode").is_some_and(|mode| mode == "External");
-        if let (Some(kind), Some(target), false) = (kind, target, is_outside) {
+        if let (Some(kind), Some(target), false) = (kind, target, is_outside)
+            && found.len() < RELATIONS
+        {
             found.push(Relation {
                 id: attribute(element, "Id").unwrap_or_default(),
                 kind: kind.rsplit('/').next().unwrap_or_default().to_owned(),

@@ -320,15 +320,17 @@ impl<'l> Paragraphs<'l> {
         }
     }
 
-    /// A page of another kind within the text.
+    /// A page of another kind within the text, which is read once.
     fn chunk(&mut self, id: &str) {
-        let Some(page) = self.chunks.get(id) else {
-            self.left_out.chunks.push(id.to_owned());
+        let Some(page) = self.chunks.remove(id) else {
+            if self.left_out.chunks.len() < 100 {
+                self.left_out.chunks.push(id.to_owned());
+            }
             return;
         };
         self.builder.end_line(2);
         let builder = std::mem::take(&mut self.builder);
-        match html::read_into(builder, page.clone(), Dialect::Html, &html::Anchors::new(), self.limits) {
+        match html::read_into(builder, page, Dialect::Html, &html::Anchors::new(), self.limits) {
             Some((builder, _)) => self.builder = builder,
             None => self.left_out.chunks.push(id.to_owned()),
         }

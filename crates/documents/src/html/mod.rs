@@ -269,7 +269,7 @@ mod tests {
             "<html><head><script src='a'/><title/></head><body><m:p>te<![CDATA[xt]]></m:p><div/><i/>more</body></html>";
         let (builder, notes) = read_into(
             TextBuilder::default(),
-            page,
+            page.to_owned(),
             Dialect::Xhtml,
             &Anchors::new(),
             &Limits::default(),

@@ -26,6 +26,28 @@ pub(super) struct Row {
 /// A gap that parts segments, in sizes of the font.
 const SEGMENT_GAP: f32 = 0.7;
 
+/// Gives accents over capitals the line of their letters, which come before or behind them.
+pub(super) fn level_accents(glyphs: &mut [Glyph]) {
+    for at in 0..glyphs.len() {
+        if !super::normal::is_accent(&glyphs[at].text) {
+            continue;
+        }
+        let accent = &glyphs[at];
+        let beside = [Some(at + 1), at.checked_sub(1)].into_iter().flatten();
+        let letter = beside.filter_map(|other| glyphs.get(other)).find(|letter| {
+            let over = accent.right.min(letter.right) - accent.left.max(letter.left);
+            let rise = accent.base - letter.base;
+            letter.turn == accent.turn
+                && over > 0.4 * (accent.right - accent.left)
+                && rise.abs() < 0.5 * accent.size
+                && letter.text.chars().all(char::is_alphabetic)
+        });
+        if let Some(base) = letter.map(|letter| letter.base) {
+            glyphs[at].base = base;
+        }
+    }
+}
+
 /// The rows of letters that run in one direction, from the top.
 pub(super) fn rows(glyphs: &[Glyph], chosen: &[u32]) -> Vec<Row> {
     let mut runs = runs(glyphs, chosen);

@@ -130,6 +130,7 @@ fn read_page(
     let comments = annotations::draw(interpreter, page)?;
     let mut drawn = std::mem::take(&mut interpreter.drawn);
     vertical::turn(&mut drawn.glyphs);
+    lines::level_accents(&mut drawn.glyphs);
     let is_rtl = is_rtl(&drawn.glyphs);
     let lines = lines_of(&drawn.glyphs, is_rtl);
     if drawn.is_damaged || !is_whole {
