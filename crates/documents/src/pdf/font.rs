@@ -191,8 +191,10 @@ impl Composite {
 
     fn text(&self, file: &File, (length, code): (usize, u32), glyph: u32) -> Option<String> {
         let told = self.to_unicode.as_ref().and_then(|map| map.text(code));
-        // Some programs give whole words to one letter.
-        let is_word = |text: &String| text.chars().count() > LIGATURE;
+        // Some programs give whole words to one letter; what they say of pairs is not trusted either.
+        let has_words = self.to_unicode.as_ref().is_some_and(|map| map.has_words(LIGATURE));
+        let most = if has_words { 1 } else { LIGATURE };
+        let is_word = |text: &String| text.chars().count() > most;
         if told.is_some() && !told.as_ref().is_some_and(is_word) {
             return told;
         }
