@@ -1,5 +1,5 @@
 # Hostile documents of all kinds, each read by a process of its own within 6 s and 300 MB.
-# Usage: hostile.py make OUT; hostile.py run OUT [name...]. RIFFLE_TEXT names the example `text`
+# Usage: hostile.py make OUT; hostile.py pages OUT (sound files of many pages); hostile.py run OUT [name...]. RIFFLE_TEXT names the example `text`
 # (cargo build --release -p riffle-documents --example text).
 import glob,itertools,os,random,resource,signal,sys,time,zlib
 import hostile_archives as archives
@@ -155,6 +155,14 @@ def make(out):
         with open(os.path.join(out,name),'wb') as f: f.write(data)
         count+=1
     print(count,'files')
+def pages(out):
+    os.makedirs(out,exist_ok=True)
+    for n in (2_000,20_000):
+        objs=[CATALOG,(2,b'<</Type/Pages/Kids['+b' '.join(b'%d 0 R'%(10+2*i) for i in range(n))+b']/Count %d>>'%n),FONT]
+        for i in range(n):
+            lines=b' '.join(b'(Line %d of page %d with some words to read) Tj T*'%(k,i) for k in range(30))
+            objs+=[(10+2*i,b'<</Type/Page/Parent 2 0 R/MediaBox[0 0 612 792]/Resources<</Font<</F1 5 0 R>>>>/Contents %d 0 R>>'%(11+2*i)),(11+2*i,stream(b'BT /F1 12 Tf 14 TL 72 700 Td '+lines+b' ET'))]
+        open(f'{out}/pages_{n}.pdf','wb').write(pdf(objs))
 def measure(file):
     # Seconds of the processor, megabytes and the end of a process that reads one file.
     program=os.environ.get('RIFFLE_TEXT','target/release/examples/text'); start=time.time(); pid=os.fork()
@@ -174,4 +182,5 @@ def run(out,names):
     print(f'{len(files)} files: {len(ended)} ended {ended}, {len(slow)} over 6 s {slow}, {len(large)} over 300 MB {large}; most {worst[0]:.2f} s, {worst[1]:.0f} MB')
 if __name__=='__main__':
     if sys.argv[1]=='make': make(sys.argv[2])
+    elif sys.argv[1]=='pages': pages(sys.argv[2])
     else: run(sys.argv[2],sys.argv[3:])

@@ -8,6 +8,9 @@ use crate::xml::{self, XmlEvent, attribute};
 /// Levels of a list.
 const LEVELS: usize = 9;
 
+/// Letters of a mark.
+const MARK_LETTERS: usize = 40;
+
 /// A place in a list: the list's number and the level from 0.
 pub(super) type ListPlace = (String, usize);
 
@@ -124,7 +127,7 @@ impl Numbering {
                         match name {
                             "start" => level.start = number(Some(value())),
                             "numFmt" => level.format = value(),
-                            _ => level.text = value(),
+                            _ => level.text = value().chars().take(MARK_LETTERS).collect(),
                         }
                     }
                 }
@@ -156,7 +159,7 @@ impl Numbering {
             let count = counts[above].unwrap_or(level.start);
             mark = mark.replace(&format!("%{}", above + 1), &formatted(count, &level.format));
         }
-        mark.chars().take(40).collect()
+        mark.chars().take(MARK_LETTERS).collect()
     }
 }
 

@@ -74,6 +74,8 @@ pub(super) struct Drawn {
     pub(super) picture_area: f64,
     /// Curves, of which shapes are made that look like letters.
     pub(super) curves: usize,
+    /// Bytes of the text of all letters.
+    text_bytes: usize,
     /// Letters that their fonts do not identify.
     pub(super) unknown: usize,
     /// True if something of the page could not be read.
@@ -188,7 +190,8 @@ impl<'a> Interpreter<'a> {
         let before = self.parts;
         self.parts = before.saturating_sub(parts);
         let is_late = before / CLOCK != self.parts / CLOCK && Instant::now() > self.deadline;
-        if self.parts == 0 || self.drawn.glyphs.len() > self.most_letters {
+        let is_full = self.drawn.glyphs.len() > self.most_letters || self.drawn.text_bytes > 8 * self.most_letters;
+        if self.parts == 0 || is_full {
             Err(Refusal::TooMuchWork)
         } else if is_late {
             Err(Refusal::Late)
@@ -370,7 +373,12 @@ impl<'a> Interpreter<'a> {
             None => Rc::clone(self.missing.get_or_insert_with(|| Rc::new(Font::missing(self.file)))),
         };
         self.spend(bytes.len() as u64)?;
-        let Drawn { glyphs, unknown, .. } = &mut self.drawn;
+        let Drawn {
+            glyphs,
+            unknown,
+            text_bytes,
+            ..
+        } = &mut self.drawn;
         font.letters(self.file, bytes, &mut |letter| {
             if letter.text.is_none() {
                 *unknown += 1;
@@ -383,6 +391,7 @@ impl<'a> Interpreter<'a> {
                 && base.is_finite()
                 && glyphs.len() <= self.most_letters
             {
+                *text_bytes += text.len();
                 glyphs.push(Glyph {
                     left,
                     right,

@@ -15,6 +15,9 @@ use crate::{Document, DocumentError, DocumentKind, Limits, PlaceKind};
 /// Pages or ranges of pages named in a warning.
 const NAMED_PAGES: usize = 10;
 
+/// Bytes of text of one file: 10,000 pages have half of them.
+const TEXT_BYTES: u64 = 64 << 20;
+
 /// Curves of a page whose letters are shapes.
 const LEAST_CURVES: usize = 100;
 
@@ -101,7 +104,7 @@ fn read_pages(file: &File, limits: &Limits, missing: &mut Missing) -> Result<Vec
         let text = read_page(&mut interpreter, &page, texts.len() + 1, missing)?;
         text_bytes += text.lines.iter().map(|line| line.text.len() as u64).sum::<u64>();
         file.check()?;
-        if text_bytes > limits.expanded_bytes {
+        if text_bytes > limits.expanded_bytes.min(TEXT_BYTES) {
             return Err(Refusal::TooMuch);
         }
         matrices.push(page.matrix);
