@@ -1,13 +1,10 @@
 # Makes PDFs with known words beside them. Usage: corpus.py OUT
 # Needs reportlab, fpdf2 and typst of PyPI; ghostscript, poppler-utils, qpdf, weasyprint, fonts-dejavu-core, fonts-noto-core and fonts-noto-cjk of Debian.
-import os,sys,random,subprocess,textwrap
+import os,sys,subprocess
+from words import R,W,sent,para
+import words
 out=sys.argv[1]; os.makedirs(out,exist_ok=True)
-R=random.Random(7)
-W="the a of to in ship harbour captain weather letter merchant granary valley orchard committee ledger window river lantern winter evening morning careful distant certain official efficient different difficult affluent fifty first flower office waffle between against yesterday neighbour register machine engine pressure temperature column reading language memory attention sequence document paragraph".split()
-def sent(n=12):
-    w=[R.choice(W) for _ in range(n)]; w[0]=w[0].capitalize(); return ' '.join(w)+'.'
-def para(k=5): return ' '.join(sent(R.randint(7,16)) for _ in range(k))
-def known(name,t): open(f'{out}/{name}.known','w').write(t)
+def known(name,t): words.known(out,name,t)
 from reportlab.lib.pagesizes import A4
 from reportlab.platypus import *
 from reportlab.lib.styles import getSampleStyleSheet, ParagraphStyle
@@ -70,13 +67,13 @@ weasy('wp_two',f'<style>div{{columns:2;text-align:justify;hyphens:auto}}</style>
 weasy('wp_three',f'<style>div{{columns:3;font-size:9pt}}</style><div>{P}</div>','\n'.join(ps))
 tr=''.join('<tr>'+''.join(f'<td>{x}</td>' for x in r)+'</tr>' for r in rows)
 weasy('wp_table',f'<p>{b}</p><table>{tr}</table><p>{e}</p>',b+'\n'+'\n'.join(' '.join(r) for r in rows)+'\n'+e)
-he='השלום הוא דבר חשוב מאוד לכל אדם באשר הוא (ובפרט כאן) בשנת 1948 נכתב המסמך PDF הזה בעברית'
-ar='السلام عليكم ورحمة الله هذا نص عربي طويل لاختبار القراءة في سنة 2024 مع كلمة PDF في الوسط'
-de='हिन्दी में लिखा हुआ यह वाक्य परीक्षण के लिए है किताब और विद्यालय'
+he=words.HEBREW
+ar=words.ARABIC
+de=words.HINDI
 weasy('wp_hebrew',f'<body dir=rtl>'+f'<p>{he}</p>'*4,'\n'.join([he]*4),'he')
 weasy('wp_arabic',f'<body dir=rtl>'+f'<p>{ar}</p>'*4,'\n'.join([ar]*4),'ar')
 weasy('wp_deva',f'<p>{de}</p>'*4,'\n'.join([de]*4),'hi')
-cj='月光下的日本語と中文，這是一個測試文件。今天天气很好我们去图书馆读书一二三四五六七八九十百千万'
+cj=words.CHINESE
 weasy('wp_cjk',f'<p lang=zh>{cj*3}</p>',cj*3,'zh')
 weasy('wp_mixed',f'<p>The word {he[:5]} is Hebrew and Привет is Russian, x<sup>2</sup> and H<sub>2</sub>O too.</p><ul><li>{ps[0]}</li><li>{ps[1]}</li></ul><ol><li>{ps[2]}</li></ol>',f'The word {he[:5]} is Hebrew and Привет is Russian, x2 and H2O too. {ps[0]} {ps[1]} {ps[2]}')
 weasy('wp_margin',"<style>@page{@top-left{content:'A running title'}@bottom-center{content:counter(page)}} p{break-after:auto}</style>"+''.join(f'<h2>Part {i}</h2><p>{x}</p>' for i,x in enumerate(ps*4)),'\n'.join(f'Part {i} {x}' for i,x in enumerate(ps*4)))

@@ -1,11 +1,19 @@
 //! Parts of ZIP archives, within limits.
 
+use std::borrow::Cow;
 use std::io::{Cursor, Read};
 
 use zip::ZipArchive;
 use zip::result::ZipError;
 
+use crate::kind::{OtherKind, other_archive};
 use crate::{DocumentError, DocumentKind, Limits};
+
+/// Bytes of one part: a text of 10,000 pages takes half of them.
+const PART_BYTES: u64 = 96 << 20;
+
+/// Bytes of one page of a book.
+const PAGE_BYTES: u64 = 32 << 20;
 
 /// An archive of which each part may be asked for, until all of them together are larger than the limit.
 pub(crate) struct Archive<'a> {
@@ -45,8 +53,22 @@ impl<'a> Archive<'a> {
         self.zip.index_for_name(part).is_some()
     }
 
+    /// Names of all parts.
+    pub(crate) fn names(&self) -> impl Iterator<Item = Cow<'_, str>> {
+        self.zip.file_names().flatten()
+    }
+
     /// A part's bytes; `None` where there is no such part.
     pub(crate) fn part(&mut self, part: &str) -> Result<Option<Vec<u8>>, DocumentError> {
+        self.part_within(part, PART_BYTES)
+    }
+
+    /// A page's bytes, of which a tree is made; `None` where there is no such part.
+    pub(crate) fn page(&mut self, part: &str) -> Result<Option<Vec<u8>>, DocumentError> {
+        self.part_within(part, PAGE_BYTES)
+    }
+
+    fn part_within(&mut self, part: &str, most: u64) -> Result<Option<Vec<u8>>, DocumentError> {
         let Some(index) = self.zip.index_for_name(part) else {
             return Ok(None);
         };
@@ -61,12 +83,13 @@ impl<'a> Archive<'a> {
         };
         let mut bytes = Vec::new();
         // The size that the archive tells is not believed.
-        let read = file.take(self.left_bytes.saturating_add(1)).read_to_end(&mut bytes);
+        let most = most.min(self.left_bytes);
+        let read = file.take(most.saturating_add(1)).read_to_end(&mut bytes);
         read.map_err(|error| damaged(format!("{part}: {error}")))?;
-        if bytes.len() as u64 > self.left_bytes {
+        if bytes.len() as u64 > most {
             return Err(DocumentError::TooMuchInside {
                 name: self.name.to_owned(),
-                limit_bytes: self.limits.expanded_bytes,
+                limit_bytes: self.limits.expanded_bytes.min(most),
             });
         }
         self.left_bytes -= bytes.len() as u64;
@@ -113,6 +136,15 @@ pub(crate) fn kind_of(name: &str, bytes: &[u8]) -> Result<Option<DocumentKind>, 
     Ok(match () {
         () if has("META-INF/container.xml") => Some(DocumentKind::Epub),
         () if zip.file_names().flatten().any(|part| part.starts_with("word/document")) => Some(DocumentKind::Docx),
-        () => by_name,
+        () => match other_archive(has) {
+            Some(OtherKind { name: kind, save_as }) => {
+                return Err(DocumentError::OtherKind {
+                    name: name.to_owned(),
+                    kind,
+                    save_as,
+                });
+            }
+            None => by_name,
+        },
     })
 }

@@ -2,17 +2,24 @@
 
 use crate::{DocumentPlace, PlaceKind};
 
+/// Headings of one document that are places; the others are text alone.
+pub(crate) const HEADINGS: usize = 100_000;
+
 /// Collects the text of a document whose markup says where paragraphs and places begin.
 #[derive(Debug, Default)]
 pub(crate) struct TextBuilder {
     text: String,
     marks: Vec<(usize, PlaceKind)>,
+    /// Headings and chapters so far.
+    headings: usize,
     /// True if white space stands before the next text.
     space: bool,
     /// Line ends that stand before the next text.
     breaks: usize,
     /// Text before the next text of a line, such as a list's dash.
-    prefix: &'static str,
+    prefix: String,
+    /// Open lines that nothing breaks, such as rows of a table.
+    lines: usize,
 }
 
 impl TextBuilder {
@@ -30,7 +37,9 @@ impl TextBuilder {
 
     /// Adds text as it is, line ends included.
     pub(crate) fn verbatim(&mut self, text: &str) {
-        if !text.is_empty() {
+        if self.lines > 0 {
+            self.flow(text);
+        } else if !text.is_empty() {
             self.begin();
             clean_into(&mut self.text, text);
         }
@@ -38,16 +47,35 @@ impl TextBuilder {
 
     /// At least `count` line ends stand before what comes next.
     pub(crate) fn end_line(&mut self, count: usize) {
+        if self.lines > 0 {
+            self.space = true;
+            return;
+        }
         self.breaks = self.breaks.max(count);
     }
 
+    /// Line ends are spaces from here on, until the line is finished.
+    pub(crate) fn begin_line(&mut self) {
+        self.lines += 1;
+    }
+
+    pub(crate) fn finish_line(&mut self) {
+        self.lines = self.lines.saturating_sub(1);
+    }
+
     /// Puts `prefix` before the next text.
-    pub(crate) fn prefix(&mut self, prefix: &'static str) {
+    pub(crate) fn prefix(&mut self, prefix: String) {
         self.prefix = prefix;
     }
 
-    /// A place begins with what comes next.
-    pub(crate) fn mark(&mut self, kind: PlaceKind) {
+    /// A place begins with what comes next. Returns its number from 1, by which it can be named; 0 for a heading beyond the limit.
+    pub(crate) fn mark(&mut self, kind: PlaceKind) -> usize {
+        if matches!(kind, PlaceKind::Heading { .. } | PlaceKind::Chapter(_)) {
+            self.headings += 1;
+            if self.headings > HEADINGS {
+                return 0;
+            }
+        }
         let at = if self.text.is_empty() || self.breaks == 0 {
             self.text.len()
         } else {
@@ -56,28 +84,14 @@ impl TextBuilder {
             self.text.len()
         };
         self.marks.push((at, kind));
-    }
-
-    /// Places marked so far.
-    pub(crate) fn marks(&self) -> usize {
         self.marks.len()
     }
 
-    /// Gives the place that was marked as number `marks`, from 1, its name.
-    pub(crate) fn name(&mut self, marks: usize, name: String) {
-        let mark = marks.checked_sub(1).and_then(|at| self.marks.get_mut(at));
-        if let Some((_, PlaceKind::Chapter(title) | PlaceKind::Heading(title))) = mark {
+    /// Gives a chapter or a heading its name. A heading without one is no place.
+    pub(crate) fn name(&mut self, number: usize, name: String) {
+        let mark = number.checked_sub(1).and_then(|at| self.marks.get_mut(at));
+        if let Some((_, PlaceKind::Chapter(title) | PlaceKind::Heading { title, .. })) = mark {
             *title = name;
-        }
-    }
-
-    /// Names the heading that was marked last; one without a name is no place.
-    pub(crate) fn name_last(&mut self, name: String) {
-        let last = self.marks.len();
-        if name.is_empty() {
-            drop(self.marks.pop())
-        } else {
-            self.name(last, name)
         }
     }
 
@@ -93,6 +107,8 @@ impl TextBuilder {
         if !self.text.is_empty() {
             self.text.push('\n');
         }
+        self.marks
+            .retain(|(_, kind)| !matches!(kind, PlaceKind::Heading { title, .. } if title.is_empty()));
         let places = places(&self.marks, self.text.len());
         (self.text, places)
     }
@@ -103,7 +119,7 @@ impl TextBuilder {
             self.text.push(' ');
         }
         self.space = false;
-        self.text.push_str(std::mem::take(&mut self.prefix));
+        self.text.push_str(&std::mem::take(&mut self.prefix));
     }
 
     fn write_breaks(&mut self) {
@@ -134,14 +150,20 @@ pub(crate) fn places(marks: &[(usize, PlaceKind)], end: usize) -> Vec<DocumentPl
     // The start of the next place of each kind, while marks are walked from the end.
     let mut next: Vec<(&PlaceKind, usize)> = Vec::new();
     let mut places: Vec<DocumentPlace> = Vec::with_capacity(marks.len());
-    for (start, kind) in marks.iter().rev().filter(|(start, _)| *start < end) {
+    for (start, kind) in marks.iter().rev() {
+        // Pages without text are places too, so that pages can be counted.
+        let is_page = matches!(kind, PlaceKind::Page(_) | PlaceKind::Label(_));
+        let start = &(*start).min(end);
+        if *start == end && !is_page {
+            continue;
+        }
         let known = next.iter_mut().find(|(other, _)| is_same(other, kind));
         let stop = known.as_ref().map_or(end, |(_, at)| *at);
         match known {
             Some((_, at)) => *at = *start,
             None => next.push((kind, *start)),
         }
-        if *start < stop {
+        if *start < stop || is_page {
             places.push(DocumentPlace {
                 range: *start..stop,
                 kind: kind.clone(),
@@ -179,6 +201,22 @@ pub(crate) fn clean_into(out: &mut String, text: &str) {
     }
 }
 
+/// Text without control characters; most texts are clean, and stay where they are.
+pub(crate) fn cleaned(text: String) -> String {
+    let is_kept = |c: char| match c {
+        '\n' | '\t' => true,
+        '\u{2028}' | '\u{2029}' | '\u{ad}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}' => false,
+        c => !c.is_control(),
+    };
+    let Some(first) = text.find(|c| !is_kept(c)) else {
+        return text;
+    };
+    let mut clean = String::with_capacity(text.len());
+    clean.push_str(&text[..first]);
+    clean_into(&mut clean, &text[first..]);
+    clean
+}
+
 /// A title on one line, of at most 120 characters.
 pub(crate) fn title(text: &str) -> String {
     let mut clean = String::new();
@@ -202,7 +240,7 @@ mod tests {
         builder.flow("  one \n two");
         builder.flow("three ");
         builder.end_line(1);
-        builder.prefix("- ");
+        builder.prefix("- ".to_owned());
         builder.flow(" four");
         builder.end_line(2);
         builder.end_line(1);
@@ -215,7 +253,7 @@ mod tests {
 
     #[test]
     fn places_end_where_the_next_of_their_kind_begins() {
-        let heading = |name: &str| PlaceKind::Heading(name.to_owned());
+        let heading = |name: &str| PlaceKind::heading(name, 1);
         let marks = [
             (0, PlaceKind::Page(1)),
             (3, heading("a")),

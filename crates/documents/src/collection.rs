@@ -7,7 +7,7 @@ use riffle_files::FileError;
 use serde::Serialize;
 
 use crate::guard::{self, Fault};
-use crate::kind::{Sniffed, sniff};
+use crate::kind::{OtherKind, Sniffed, sniff};
 use crate::{Document, DocumentError, DocumentKind, Limits, archive, docx, epub, folder, html, pdf, plain};
 
 /// Documents in the order of the given files, and the files of folders that were left out.
@@ -46,21 +46,20 @@ pub fn read(paths: &[impl AsRef<Path>], limits: &Limits) -> Result<Collection, D
     if paths.is_empty() {
         return Err(DocumentError::NothingNamed);
     }
-    let limits = Arc::new(limits.clone());
     let mut collection = Collection::default();
     let mut text_bytes = 0;
     for path in paths {
         let path = path.as_ref();
         let name = path.display().to_string();
         if path.is_dir() {
-            read_folder(&name, path, &limits, &mut collection, &mut text_bytes)?;
+            read_folder(&name, path, limits, &mut collection, &mut text_bytes)?;
             continue;
         }
-        let document = read_file(&name, path, &limits)?;
+        let document = read_file(&name, path, limits, text_bytes)?;
         if document.text.trim().is_empty() {
             return Err(DocumentError::Empty { name });
         }
-        add(&mut collection, document, &limits, &mut text_bytes)?;
+        add(&mut collection, document, limits, &mut text_bytes)?;
     }
     Ok(collection)
 }
@@ -85,7 +84,7 @@ fn add(
 fn read_folder(
     name: &str,
     folder: &Path,
-    limits: &Arc<Limits>,
+    limits: &Limits,
     collection: &mut Collection,
     text_bytes: &mut u64,
 ) -> Result<(), DocumentError> {
@@ -100,7 +99,7 @@ fn read_folder(
     }
     for path in files {
         let file_name = path.display().to_string();
-        match read_file(&file_name, &path, limits) {
+        match read_file(&file_name, &path, limits, *text_bytes) {
             Ok(document) if document.text.trim().is_empty() => collection.left_out.empty += 1,
             Ok(document) => add(collection, document, limits, text_bytes)?,
             Err(DocumentError::Binary { .. } | DocumentError::OldOffice { .. }) => {
@@ -119,8 +118,9 @@ fn read_folder(
     }
 }
 
-/// Reads one file.
-fn read_file(name: &str, path: &Path, limits: &Arc<Limits>) -> Result<Document, DocumentError> {
+/// Reads one file, while `held` bytes of text are kept.
+fn read_file(name: &str, path: &Path, usual: &Limits, held: u64) -> Result<Document, DocumentError> {
+    let limits = Arc::new(usual.after(held));
     let bytes = riffle_files::read(path, limits.file_bytes).map_err(|error| match error {
         FileError::TooLarge { limit_bytes } => DocumentError::TooLarge {
             name: name.to_owned(),
@@ -134,16 +134,30 @@ fn read_file(name: &str, path: &Path, limits: &Arc<Limits>) -> Result<Document, 
             name: name.to_owned(),
             reason: error.to_string(),
         },
-    })?;
-    parse(name, bytes, limits)
+    });
+    let document = bytes.and_then(|bytes| parse(name, bytes, &limits));
+    document.map_err(|error| match (error, limits.memory_bytes) {
+        (
+            DocumentError::TooLarge { name, .. }
+            | DocumentError::TooMuchInside { name, .. }
+            | DocumentError::TooMuchWork { name },
+            Some(memory_bytes),
+        ) if limits.are_narrower(usual) => DocumentError::TooMuchMemory { name, memory_bytes },
+        (error, _) => error,
+    })
 }
 
 /// The document that a file's bytes are.
 fn parse(name: &str, bytes: Vec<u8>, limits: &Arc<Limits>) -> Result<Document, DocumentError> {
     match sniff(name, &bytes) {
         Sniffed::Binary => Err(DocumentError::Binary { name: name.to_owned() }),
+        Sniffed::Other(OtherKind { name: kind, save_as }) => Err(DocumentError::OtherKind {
+            name: name.to_owned(),
+            kind,
+            save_as,
+        }),
         Sniffed::Ole => Err(DocumentError::OldOffice { name: name.to_owned() }),
-        Sniffed::Kind(kind @ (DocumentKind::Text | DocumentKind::Markdown)) => plain::read(name, kind, &bytes),
+        Sniffed::Kind(kind @ (DocumentKind::Text | DocumentKind::Markdown)) => plain::read(name, kind, bytes),
         Sniffed::Kind(kind) => guarded(name, kind, bytes, limits),
         Sniffed::Archive => {
             // Opening it to look is the parser's work as well.
@@ -156,7 +170,7 @@ fn parse(name: &str, bytes: Vec<u8>, limits: &Arc<Limits>) -> Result<Document, D
 fn guarded(name: &str, kind: DocumentKind, bytes: Vec<u8>, limits: &Arc<Limits>) -> Result<Document, DocumentError> {
     let (owned, shared) = (name.to_owned(), Arc::clone(limits));
     let parsed = guard::run(limits.time, move || match kind {
-        DocumentKind::Html => Ok(html::read(&owned, &bytes)),
+        DocumentKind::Html => html::read(&owned, bytes, &shared),
         DocumentKind::Pdf => pdf::read(&owned, bytes, &shared),
         _ => match archive::kind_of(&owned, &bytes)? {
             Some(DocumentKind::Epub) => epub::read(&owned, &bytes, &shared),

@@ -40,8 +40,23 @@ pub enum PlaceKind {
     Label(String),
     /// A chapter, by its title.
     Chapter(String),
-    /// Text under a heading, up to the next heading.
-    Heading(String),
+    /// Text under a heading, up to the next heading of any level.
+    Heading {
+        /// The heading.
+        title: String,
+        /// Depth below chapters, from 1.
+        level: usize,
+    },
+}
+
+impl PlaceKind {
+    /// A heading of a level, from 1.
+    pub(crate) fn heading(title: &str, level: usize) -> Self {
+        Self::Heading {
+            title: title.to_owned(),
+            level: level.max(1),
+        }
+    }
 }
 
 impl Document {
@@ -74,7 +89,7 @@ impl Document {
             parts.push(numbers("line", first, last));
         }
         let heading = self.at(range.start).find_map(|place| match place {
-            PlaceKind::Heading(title) if Some(title) != chapter => Some(title),
+            PlaceKind::Heading { title, .. } if Some(title) != chapter => Some(title),
             _ => None,
         });
         parts.extend(heading.map(|title| format!("under \"{title}\"")));

@@ -4,44 +4,70 @@ use encoding_rs::{Encoding, UTF_8, UTF_16BE, UTF_16LE};
 
 use crate::DocumentError;
 
+/// The byte order mark of UTF-8.
+const MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// Bytes at the beginning of a web page in which it may name its encoding.
 const META_BYTES: usize = 4096;
 
-/// Text in UTF-8, or in UTF-16 that says so by its first two bytes.
-pub(crate) fn decode(name: &str, bytes: &[u8]) -> Result<String, DocumentError> {
-    if let Some((encoding, _)) = Encoding::for_bom(bytes)
-        && encoding != UTF_8
-    {
-        let (text, _, is_wrong) = encoding.decode(bytes);
-        return if !is_wrong {
-            Ok(text.into_owned())
-        } else {
-            Err(DocumentError::NotUtf8 {
-                name: name.to_owned(),
-                at: 0,
-            })
-        };
+/// Bytes that are looked at for UTF-16 that does not say so.
+const LOOKED_AT_BYTES: usize = 512;
+
+/// Text in UTF-8, or in UTF-16.
+pub(crate) fn decode(name: &str, mut bytes: Vec<u8>) -> Result<String, DocumentError> {
+    let wrong = |at| DocumentError::NotUtf8 {
+        name: name.to_owned(),
+        at,
+    };
+    if let Some(encoding) = wide(&bytes) {
+        let (text, _, is_wrong) = encoding.decode(&bytes);
+        return if is_wrong { Err(wrong(0)) } else { Ok(text.into_owned()) };
     }
-    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
-    match std::str::from_utf8(bytes) {
-        Ok(text) => Ok(text.to_owned()),
-        Err(error) => Err(DocumentError::NotUtf8 {
-            name: name.to_owned(),
-            at: error.valid_up_to(),
-        }),
+    if bytes.starts_with(MARK) {
+        bytes.drain(..MARK.len());
     }
+    String::from_utf8(bytes).map_err(|error| wrong(error.utf8_error().valid_up_to()))
 }
 
 /// A web page or a part of a book: in the encoding that it names, else UTF-8, else what browsers take.
-pub(crate) fn decode_markup(bytes: &[u8]) -> String {
-    if let Some((encoding, _)) = Encoding::for_bom(bytes) {
-        return encoding.decode(bytes).0.into_owned();
+pub(crate) fn decode_markup(bytes: Vec<u8>) -> String {
+    let bytes = match String::from_utf8(bytes) {
+        Ok(text) if wide(text.as_bytes()).is_none() => return without_mark(text),
+        Ok(text) => text.into_bytes(),
+        Err(error) => error.into_bytes(),
+    };
+    decode_bytes(&bytes)
+}
+
+fn without_mark(mut text: String) -> String {
+    if text.starts_with('\u{feff}') {
+        text.drain(..MARK.len());
     }
-    if let Ok(text) = std::str::from_utf8(bytes) {
-        return text.to_owned();
+    text
+}
+
+fn decode_bytes(bytes: &[u8]) -> String {
+    if let Some(encoding) = wide(bytes) {
+        return encoding.decode(bytes).0.into_owned();
     }
     let encoding = named(&bytes[..bytes.len().min(META_BYTES)]).unwrap_or(encoding_rs::WINDOWS_1252);
     encoding.decode(bytes).0.into_owned()
+}
+
+/// UTF-16 that says so by its first two bytes, or shows it: every other byte of Latin text is zero.
+pub(crate) fn wide(bytes: &[u8]) -> Option<&'static Encoding> {
+    if let Some((encoding, _)) = Encoding::for_bom(bytes) {
+        return Some(encoding).filter(|encoding| *encoding != UTF_8);
+    }
+    let start = &bytes[..bytes.len().min(LOOKED_AT_BYTES) & !1];
+    let zeros = |first: usize| start.iter().skip(first).step_by(2).filter(|byte| **byte == 0).count();
+    let (even, odd) = (zeros(0), zeros(1));
+    let most = |many: usize, few: usize| few == 0 && many * 10 >= start.len() * 4 && start.len() >= 8;
+    match (most(odd, even), most(even, odd)) {
+        (true, _) => Some(UTF_16LE),
+        (_, true) => Some(UTF_16BE),
+        _ => None,
+    }
 }
 
 /// The encoding that the beginning of a page names: `charset=…` or `encoding="…"`.
@@ -69,15 +95,17 @@ mod tests {
     #[test]
     fn utf_16_is_read_where_it_says_so() {
         let wide: Vec<u8> = "\u{feff}Größe".encode_utf16().flat_map(u16::to_le_bytes).collect();
-        assert_eq!(decode("a", &wide).unwrap(), "Größe");
+        assert_eq!(decode("a", wide).unwrap(), "Größe");
         let wide: Vec<u8> = "\u{feff}Größe".encode_utf16().flat_map(u16::to_be_bytes).collect();
-        assert_eq!(decode("a", &wide).unwrap(), "Größe");
-        assert_eq!(decode("a", "\u{feff}x".as_bytes()).unwrap(), "x");
+        assert_eq!(decode("a", wide).unwrap(), "Größe");
+        let wide: Vec<u8> = "Text of it".encode_utf16().flat_map(u16::to_le_bytes).collect();
+        assert_eq!(decode("a", wide).unwrap(), "Text of it");
+        assert_eq!(decode("a", "\u{feff}x".into()).unwrap(), "x");
     }
 
     #[test]
     fn other_bytes_are_refused_with_their_place() {
-        let error = decode("a.txt", b"Gr\xf6\xdfe").unwrap_err();
+        let error = decode("a.txt", b"Gr\xf6\xdfe".to_vec()).unwrap_err();
         assert!(
             error.to_string().starts_with("a.txt: not UTF-8 text (byte 2 is wrong)"),
             "{error}"
@@ -87,9 +115,9 @@ mod tests {
     #[test]
     fn a_page_is_read_in_the_encoding_that_it_names() {
         let page = b"<html><head><meta charset=\"iso-8859-2\"></head>\xb9</html>";
-        assert!(decode_markup(page).contains('š'));
+        assert!(decode_markup(page.to_vec()).contains('š'));
         let page = b"<?xml version='1.0' encoding='koi8-r'?><p>\xc1</p>";
-        assert!(decode_markup(page).contains('а'));
-        assert!(decode_markup(b"caf\xe9").contains("café"));
+        assert!(decode_markup(page.to_vec()).contains('а'));
+        assert!(decode_markup(b"caf\xe9".to_vec()).contains("café"));
     }
 }

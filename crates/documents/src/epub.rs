@@ -1,63 +1,135 @@
 //! EPUB books: the chapters of the spine, in its order.
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
 
 use crate::archive::Archive;
 use crate::builder::{TextBuilder, title};
+use crate::encoding::decode_markup;
+use crate::html::Dialect;
 use crate::xml::{self, XmlEvent, attribute};
 use crate::{Document, DocumentError, DocumentKind, Limits, PlaceKind, html};
 
-/// Missing parts that a warning names.
+/// Parts that a warning names.
 const NAMED_PARTS: usize = 5;
+
+/// Items that stand in for one another.
+const FALLBACKS: usize = 8;
+
+/// Items of one book.
+const ITEMS: usize = 20_000;
+
+/// Bytes of all pages of one book.
+const PAGES_BYTES: usize = 96 << 20;
+
+/// Parts of the names of kinds that are read as pages; books before EPUB 3 have dialects of their own.
+const PAGES: [&str; 5] = ["html", "x-oeb1-document", "x-dtbook", "text/plain", "svg"];
 
 /// Contents of an EPUB's package file.
 #[derive(Default)]
 struct Package {
-    /// Paths in the archive and kinds of content, by id.
-    items: BTreeMap<String, Item>,
+    /// Parts of the book in the order of their list, by id.
+    items: Vec<Item>,
+    numbers: HashMap<String, usize>,
     /// Ids of the parts, in reading order.
     spine: Vec<String>,
     /// Id of the table of contents of EPUB 2.
     contents: Option<String>,
+    /// True if it lists more items than are read.
+    is_too_large: bool,
 }
 
 struct Item {
     path: String,
+    /// The link as it stands in the package.
+    link: String,
     is_page: bool,
     is_navigation: bool,
+    /// Id of the item that stands in for one that cannot be shown.
+    fallback: Option<String>,
+}
+
+impl Package {
+    fn item(&self, id: &str) -> Option<&Item> {
+        self.numbers.get(id).map(|number| &self.items[*number])
+    }
+
+    /// The page that an id stands for: its own item, or the one that stands in for it.
+    fn page(&self, id: &str) -> Option<&Item> {
+        let mut item = self.item(id)?;
+        for _ in 0..FALLBACKS {
+            if item.is_page {
+                return Some(item);
+            }
+            item = self.item(item.fallback.as_deref()?)?;
+        }
+        None
+    }
+}
+
+/// Titles by the paths of parts, and by places within them.
+type Titles = HashMap<String, (Option<String>, html::Anchors)>;
+
+/// Parts of the book that are not in its text.
+#[derive(Default)]
+struct Missing {
+    absent: Vec<String>,
+    locked: Vec<String>,
+    /// Parts of other kinds, such as pictures and sounds.
+    others: Vec<String>,
+    /// Pages that the reading order does not name; they are read behind it.
+    unordered: usize,
+    parts: html::LeftOutParts,
 }
 
 pub(crate) fn read(name: &str, bytes: &[u8], limits: &Limits) -> Result<Document, DocumentError> {
     let mut archive = Archive::open(name, DocumentKind::Epub, bytes, limits)?;
     let package_path = package_path(&mut archive)?;
     let package_bytes = archive.needed(&package_path)?;
-    let package = package(&package_bytes, &package_path).map_err(|why| archive.damaged(why))?;
+    let package = package(package_bytes, &package_path).map_err(|why| archive.damaged(why))?;
+    if package.is_too_large {
+        return Err(DocumentError::TooManyFiles {
+            name: name.to_owned(),
+            limit: ITEMS,
+        });
+    }
     let locked = locked_parts(&mut archive)?;
     let titles = titles(&mut archive, &package)?;
+    let mut missing = Missing::default();
+    let order = reading_order(&package, &mut missing);
     let mut builder = TextBuilder::default();
-    let mut missing = Vec::new();
-    let mut chapters = 0;
-    for id in &package.spine {
-        let Some(item) = package.items.get(id).filter(|item| item.is_page) else {
-            continue;
-        };
-        if item.is_navigation {
-            continue;
-        }
+    let (mut chapters, mut known_locked, mut page_bytes) = (0, 0, 0);
+    for item in order {
         if locked.contains(&item.path) {
-            return Err(archive.encrypted());
+            known_locked += 1;
+            missing.locked.push(item.path.clone());
+            continue;
         }
-        let Some(chapter) = archive.part(&item.path)? else {
-            missing.push(item.path.as_str());
+        let bytes = match archive.page(&item.path)? {
+            None => archive.page(&item.link)?,
+            bytes => bytes,
+        };
+        let Some(bytes) = bytes else {
+            missing.absent.push(item.path.clone());
             continue;
         };
-        builder.end_line(2);
+        page_bytes += bytes.len();
+        if page_bytes > PAGES_BYTES {
+            return Err(DocumentError::TooMuchInside {
+                name: name.to_owned(),
+                limit_bytes: PAGES_BYTES as u64,
+            });
+        }
         chapters += 1;
-        builder.mark(PlaceKind::Chapter(String::new()));
-        let chapter_at = builder.marks();
-        let heading;
-        (builder, heading) = html::read_into(builder, &chapter);
-        let chapter_title = titles.get(&item.path).cloned().or(heading);
+        builder.end_line(2);
+        let chapter_at = builder.mark(PlaceKind::Chapter(String::new()));
+        let (title, anchors) = titles.get(&item.path).cloned().unwrap_or_default();
+        let page = decode_markup(bytes);
+        let read = html::read_into(builder, page, Dialect::Xhtml, &anchors, limits);
+        let (read, notes) = read.ok_or_else(|| DocumentError::TooMuchWork { name: name.to_owned() })?;
+        builder = read;
+        missing.parts.add(notes.left_out);
+        let chapter_title = title.or(notes.heading);
         builder.name(chapter_at, chapter_title.unwrap_or_else(|| format!("part {chapters}")));
         if builder.len() as u64 > limits.expanded_bytes {
             return Err(DocumentError::TooMuchInside {
@@ -67,7 +139,10 @@ pub(crate) fn read(name: &str, bytes: &[u8], limits: &Limits) -> Result<Document
         }
     }
     if chapters == 0 {
-        return Err(archive.damaged("its package names no chapters that it holds"));
+        return Err(match known_locked {
+            0 => archive.damaged("its package names no chapters that it holds"),
+            _ => archive.encrypted(),
+        });
     }
     let (text, places) = builder.finish();
     Ok(Document {
@@ -75,26 +150,81 @@ pub(crate) fn read(name: &str, bytes: &[u8], limits: &Limits) -> Result<Document
         kind: DocumentKind::Epub,
         text,
         places,
-        warnings: missing_parts(&missing).into_iter().collect(),
+        warnings: missing.warnings(),
     })
 }
 
-/// One line about chapters that the package names and the file lacks.
-fn missing_parts(missing: &[&str]) -> Option<String> {
-    let named = missing.iter().take(NAMED_PARTS).copied().collect::<Vec<_>>().join(", ");
-    match missing.len() {
+/// Pages in the order of the spine, and behind them pages that it does not name. A page that is named again is read once.
+fn reading_order<'p>(package: &'p Package, missing: &mut Missing) -> Vec<&'p Item> {
+    let mut order: Vec<&Item> = Vec::new();
+    let mut seen: HashSet<&str> = HashSet::new();
+    for id in &package.spine {
+        match package.page(id) {
+            Some(item) if !item.is_navigation && seen.insert(&item.path) => order.push(item),
+            Some(_) => {}
+            None => missing
+                .others
+                .push(package.item(id).map_or(id, |item| &item.path).clone()),
+        }
+    }
+    let in_spine = order.len();
+    let left = package.items.iter().filter(|item| item.is_page && !item.is_navigation);
+    order.extend(left.filter(|item| seen.insert(&item.path)));
+    if in_spine > 0 {
+        missing.unordered = order.len() - in_spine;
+    }
+    order
+}
+
+impl Missing {
+    fn warnings(self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        warnings.extend(named(&self.absent, "is missing in the file", "are missing in the file"));
+        warnings.extend(named(
+            &self.locked,
+            "is encrypted and left out",
+            "are encrypted and left out",
+        ));
+        warnings.extend(named(
+            &self.others,
+            "is no page and left out",
+            "are no pages and left out",
+        ));
+        if self.unordered > 0 {
+            warnings.push(format!(
+                "{} pages that the book's order does not name stand behind the others",
+                self.unordered
+            ));
+        }
+        warnings.extend(self.parts.warnings());
+        warnings
+    }
+}
+
+/// One line about parts of which the same is true.
+fn named(parts: &[String], one: &str, several: &str) -> Option<String> {
+    let named = parts
+        .iter()
+        .take(NAMED_PARTS)
+        .map(String::as_str)
+        .collect::<Vec<_>>()
+        .join(", ");
+    match parts.len() {
         0 => None,
-        1 => Some(format!("{named} is missing in the file")),
-        count if count <= NAMED_PARTS => Some(format!("{count} parts are missing in the file: {named}")),
-        count => Some(format!("{count} parts are missing in the file: {named} and others")),
+        1 => Some(format!("{named} {one}")),
+        count if count <= NAMED_PARTS => Some(format!("{count} parts {several}: {named}")),
+        count => Some(format!("{count} parts {several}: {named} and others")),
     }
 }
 
 /// The path of the package's description.
 fn package_path(archive: &mut Archive<'_>) -> Result<String, DocumentError> {
-    let container = archive.needed("META-INF/container.xml")?;
     let mut path = None;
-    let read = xml::each(&container, &mut |event| {
+    let Some(container) = archive.part("META-INF/container.xml")? else {
+        let found = archive.names().find(|name| name.ends_with(".opf")).map(Cow::into_owned);
+        return found.ok_or_else(|| archive.damaged("META-INF/container.xml is missing"));
+    };
+    let read = xml::each(container, &mut |event| {
         if let XmlEvent::Start("rootfile", element) = event
             && path.is_none()
         {
@@ -102,24 +232,34 @@ fn package_path(archive: &mut Archive<'_>) -> Result<String, DocumentError> {
         }
     });
     read.map_err(|why| archive.damaged(why))?;
-    path.ok_or_else(|| archive.damaged("its container names no package"))
+    let path = path.ok_or_else(|| archive.damaged("its container names no package"))?;
+    let path = path.trim_start_matches('/').to_owned();
+    let plain = unescaped(&path);
+    Ok(if archive.has(&path) { path } else { plain })
 }
 
-fn package(bytes: &[u8], path: &str) -> Result<Package, String> {
+fn package(bytes: Vec<u8>, path: &str) -> Result<Package, String> {
     let mut package = Package::default();
     xml::each(bytes, &mut |event| match event {
+        XmlEvent::Start("item" | "itemref", _) if package.items.len().max(package.spine.len()) >= ITEMS => {
+            package.is_too_large = true;
+        }
         XmlEvent::Start("item", element) => {
             let (Some(id), Some(href)) = (attribute(element, "id"), attribute(element, "href")) else {
                 return;
             };
             let kind = attribute(element, "media-type").unwrap_or_default();
             let properties = attribute(element, "properties").unwrap_or_default();
+            let link = href.split(['#', '?']).next().unwrap_or_default();
             let item = Item {
                 path: resolved(path, &href),
-                is_page: kind.contains("html") || kind.is_empty(),
-                is_navigation: properties.split(' ').any(|property| property == "nav"),
+                link: joined(path, link),
+                is_page: PAGES.iter().any(|page| kind.contains(page)) || kind.is_empty(),
+                is_navigation: properties.split_ascii_whitespace().any(|property| property == "nav"),
+                fallback: attribute(element, "fallback"),
             };
-            package.items.insert(id, item);
+            package.numbers.entry(id).or_insert(package.items.len());
+            package.items.push(item);
         }
         XmlEvent::Start("spine", element) => package.contents = attribute(element, "toc"),
         XmlEvent::Start("itemref", element) => package.spine.extend(attribute(element, "idref")),
@@ -134,7 +274,7 @@ fn locked_parts(archive: &mut Archive<'_>) -> Result<Vec<String>, DocumentError>
         return Ok(Vec::new());
     };
     let mut parts = Vec::new();
-    let read = xml::each(&bytes, &mut |event| {
+    let read = xml::each(bytes, &mut |event| {
         if let XmlEvent::Start("CipherReference", element) = event {
             parts.extend(attribute(element, "URI").map(|path| unescaped(&path)));
         }
@@ -144,35 +284,57 @@ fn locked_parts(archive: &mut Archive<'_>) -> Result<Vec<String>, DocumentError>
 }
 
 /// Titles of chapters by their paths: from the navigation of EPUB 3, or the table of contents of EPUB 2.
-fn titles(archive: &mut Archive<'_>, package: &Package) -> Result<BTreeMap<String, String>, DocumentError> {
-    let mut titles = BTreeMap::new();
-    let navigation = package.items.values().find(|item| item.is_navigation);
-    let contents = package.contents.as_ref().and_then(|id| package.items.get(id));
+fn titles(archive: &mut Archive<'_>, package: &Package) -> Result<Titles, DocumentError> {
+    let mut titles = Titles::new();
+    let navigation = package.items.iter().find(|item| item.is_navigation);
+    let contents = package.contents.as_ref().and_then(|id| package.item(id));
     for item in [navigation, contents].into_iter().flatten() {
         let Some(bytes) = archive.part(&item.path)? else {
             continue;
         };
+        // The second table says what the first one leaves open.
+        if !titles.is_empty() {
+            continue;
+        }
         let mut add = |href: &str, text: &str| {
             let text = title(text);
-            if !text.is_empty() {
-                titles.entry(resolved(&item.path, href)).or_insert(text);
+            if text.is_empty() {
+                return;
+            }
+            let (whole, places) = titles.entry(resolved(&item.path, href)).or_default();
+            match href.split_once('#') {
+                Some((_, place)) if whole.is_some() || !places.is_empty() => {
+                    places.entry(unescaped(place)).or_insert(text);
+                }
+                // The first place of a part stands for its beginning.
+                _ => {
+                    whole.get_or_insert(text);
+                }
             }
         };
         // A table of contents that cannot be read costs titles alone.
         let _ = if item.is_navigation {
-            links(&bytes, &mut add)
+            links(bytes, &mut add)
         } else {
-            points(&bytes, &mut add)
+            points(bytes, &mut add)
         };
     }
     Ok(titles)
 }
 
 /// Links of a page, each with its text.
-fn links(bytes: &[u8], add: &mut dyn FnMut(&str, &str)) -> Result<(), String> {
+fn links(bytes: Vec<u8>, add: &mut dyn FnMut(&str, &str)) -> Result<(), String> {
     let mut open: Option<(String, String)> = None;
+    // Lists of pages and landmarks stand beside the chapters.
+    let mut is_contents = true;
     xml::each(bytes, &mut |event| match event {
-        XmlEvent::Start("a", element) => open = attribute(element, "href").map(|href| (href, String::new())),
+        XmlEvent::Start("nav", element) => {
+            is_contents = attribute(element, "type").is_none_or(|kind| kind.contains("toc"));
+        }
+        XmlEvent::End("nav") => is_contents = true,
+        XmlEvent::Start("a", element) if is_contents => {
+            open = attribute(element, "href").map(|href| (href, String::new()));
+        }
         XmlEvent::Text(text) => {
             if let Some((_, said)) = &mut open {
                 said.push_str(text);
@@ -188,7 +350,7 @@ fn links(bytes: &[u8], add: &mut dyn FnMut(&str, &str)) -> Result<(), String> {
 }
 
 /// Points of an EPUB 2 table of contents: a label, then its target.
-fn points(bytes: &[u8], add: &mut dyn FnMut(&str, &str)) -> Result<(), String> {
+fn points(bytes: Vec<u8>, add: &mut dyn FnMut(&str, &str)) -> Result<(), String> {
     let mut label = String::new();
     let mut in_label = false;
     xml::each(bytes, &mut |event| match event {
@@ -208,10 +370,15 @@ fn points(bytes: &[u8], add: &mut dyn FnMut(&str, &str)) -> Result<(), String> {
 /// The path in the archive of a link that stands in the part `from`.
 fn resolved(from: &str, link: &str) -> String {
     let link = link.split(['#', '?']).next().unwrap_or_default();
-    let link = unescaped(link);
+    joined(from, &unescaped(link))
+}
+
+/// The path of a file that the part `from` names.
+fn joined(from: &str, link: &str) -> String {
     let folder = from.rsplit_once('/').map_or("", |(folder, _)| folder);
+    let folder = if link.starts_with('/') { "" } else { folder };
     let mut steps: Vec<&str> = Vec::new();
-    let all = folder.split('/').chain(link.split('/'));
+    let all = folder.split('/').chain(link.split(['/', '\\']));
     for step in all.filter(|step| !step.is_empty() && *step != ".") {
         match step {
             ".." => drop(steps.pop()),

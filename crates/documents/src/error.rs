@@ -40,6 +40,16 @@ pub enum DocumentError {
         /// The file.
         name: String,
     },
+    /// Reading the file needs more memory than documents may take.
+    #[error(
+        "{name}: reading it takes more memory than the {memory_bytes} bytes left for documents; allow more, or split the file"
+    )]
+    TooMuchMemory {
+        /// The file.
+        name: String,
+        /// Bytes left of [`Limits::memory_bytes`](crate::Limits::memory_bytes).
+        memory_bytes: u64,
+    },
     /// All documents together have more text than is read.
     #[error("more than {limit_bytes} bytes of text in all, from {name} on; give fewer files")]
     TooMuchText {
@@ -71,6 +81,16 @@ pub enum DocumentError {
     Binary {
         /// The file.
         name: String,
+    },
+    /// A document of a kind that is not read.
+    #[error("{name}: this is {kind}, which riffle does not read; save it as {save_as}, then try again")]
+    OtherKind {
+        /// The file.
+        name: String,
+        /// Kind of the file, such as `a spreadsheet`.
+        kind: &'static str,
+        /// Kind of a file that is read instead.
+        save_as: &'static str,
     },
     /// The file can be read with a password alone.
     #[error("{name}: this {kind} file is encrypted; remove the password with the program that set it, then try again")]

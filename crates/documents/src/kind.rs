@@ -5,6 +5,8 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use crate::encoding::wide;
+
 /// A kind of document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -34,8 +36,48 @@ pub(crate) enum Sniffed {
     Archive,
     /// An OLE file: an old Office document, or an encrypted new one.
     Ole,
+    /// A document of a kind that is not read.
+    Other(OtherKind),
     /// Bytes that are no text.
     Binary,
+}
+
+/// A kind of document that is not read, and the kind to save it as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OtherKind {
+    pub(crate) name: &'static str,
+    pub(crate) save_as: &'static str,
+}
+
+/// First bytes of kinds that are not read.
+const OTHER_KINDS: [(&[u8], OtherKind); 4] = [
+    (b"{\\rtf", other("an RTF document", ".docx")),
+    (b"%!PS", other("a PostScript file", "PDF, e.g. with ps2pdf")),
+    (
+        b"AT&TFORM",
+        other("a DjVu document", "PDF, e.g. with ddjvu -format=pdf"),
+    ),
+    (b"\x1f\x8b", other("a compressed file", "its content, e.g. with gunzip")),
+];
+
+/// Parts of archives that tell kinds that are not read.
+const OTHER_ARCHIVES: [(&str, OtherKind); 6] = [
+    ("ppt/presentation.xml", other("a presentation", "PDF")),
+    ("xl/workbook.xml", other("a spreadsheet", "CSV")),
+    ("xl/workbook.bin", other("a spreadsheet", "CSV")),
+    ("Index/Document.iwa", other("an iWork document", ".docx or PDF")),
+    ("content.xml", other("an OpenDocument file", ".docx or PDF")),
+    ("FixedDocumentSequence.fdseq", other("an XPS document", "PDF")),
+];
+
+const fn other(name: &'static str, save_as: &'static str) -> OtherKind {
+    OtherKind { name, save_as }
+}
+
+/// The kind of an archive that is not read, by its parts.
+pub(crate) fn other_archive(has: impl Fn(&str) -> bool) -> Option<OtherKind> {
+    let found = OTHER_ARCHIVES.iter().find(|(part, _)| has(part));
+    found.map(|(_, kind)| *kind)
 }
 
 impl DocumentKind {
@@ -72,8 +114,13 @@ pub(crate) fn sniff(name: &str, bytes: &[u8]) -> Sniffed {
     if start.starts_with(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1") {
         return Sniffed::Ole;
     }
-    let is_wide = start.starts_with(b"\xff\xfe") || start.starts_with(b"\xfe\xff");
-    if !is_wide && start.contains(&0) {
+    if let Some((_, kind)) = OTHER_KINDS.iter().find(|(first, _)| start.starts_with(first)) {
+        return Sniffed::Other(*kind);
+    }
+    if start.get(60..68) == Some(b"BOOKMOBI") {
+        return Sniffed::Other(other("a Kindle book", "EPUB, e.g. with Calibre"));
+    }
+    if wide(start).is_none() && start.contains(&0) {
         return Sniffed::Binary;
     }
     let by_name = match extension(name).as_str() {

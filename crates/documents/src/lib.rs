@@ -39,8 +39,10 @@ mod guard;
 mod html;
 mod kind;
 mod limits;
+mod numerals;
 mod pdf;
 mod plain;
+mod section;
 mod xml;
 
 pub use collection::{Collection, LeftOut, read};
@@ -48,3 +50,4 @@ pub use document::{Document, DocumentPlace, PlaceKind};
 pub use error::DocumentError;
 pub use kind::DocumentKind;
 pub use limits::Limits;
+pub use section::{PlaceError, Section};

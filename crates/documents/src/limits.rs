@@ -17,6 +17,9 @@ pub struct Limits {
     pub depth: usize,
     /// Time that the parser of one file may take.
     pub time: Duration,
+    /// Bytes of memory that reading may take, the texts of all documents included; `None` for no limit beside the others. Each kind has a
+    /// share for its file, its unpacked parts and its text; a file that needs more is refused by name.
+    pub memory_bytes: Option<u64>,
 }
 
 impl Default for Limits {
@@ -28,6 +31,39 @@ impl Default for Limits {
             files: 20_000,
             depth: 64,
             time: Duration::from_secs(120),
+            memory_bytes: None,
         }
+    }
+}
+
+/// Bytes that reading takes beside the file and its text, such as the tables of encodings.
+const FIXED_BYTES: u64 = 4 << 20;
+
+impl Limits {
+    /// Limits of the next file, while `held` bytes of text are kept.
+    pub(crate) fn after(&self, held: u64) -> Self {
+        let Some(memory) = self.memory_bytes else {
+            return self.clone();
+        };
+        let left = memory.saturating_sub(held).saturating_sub(FIXED_BYTES);
+        Self {
+            // A plain text may be held twice while it is cleaned.
+            file_bytes: self.file_bytes.min(left / 2),
+            // What is unpacked is decoded, becomes a tree and a text.
+            expanded_bytes: self.expanded_bytes.min(left / 8),
+            memory_bytes: Some(left),
+            ..self.clone()
+        }
+    }
+
+    /// True if these limits are narrower than `usual` because of memory.
+    pub(crate) fn are_narrower(&self, usual: &Self) -> bool {
+        self.file_bytes < usual.file_bytes || self.expanded_bytes < usual.expanded_bytes
+    }
+
+    /// The most things of `bytes` each that a parser keeps: `usual`, or fewer where memory is short.
+    pub(crate) fn kept(&self, usual: usize, bytes: u64) -> usize {
+        let most = self.memory_bytes.map_or(u64::MAX, |memory| memory / 4 / bytes.max(1));
+        usual.min(usize::try_from(most).unwrap_or(usize::MAX))
     }
 }

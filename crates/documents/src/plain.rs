@@ -1,14 +1,12 @@
 //! Plain text and Markdown: the text as it is, so that its lines are the file's.
 
-use crate::builder::{clean_into, places, title};
+use crate::builder::{HEADINGS, cleaned, places, title};
 use crate::encoding::decode;
 use crate::{Document, DocumentError, DocumentKind, PlaceKind};
 
 /// A document of text in an encoding that is read.
-pub(crate) fn read(name: &str, kind: DocumentKind, bytes: &[u8]) -> Result<Document, DocumentError> {
-    let decoded = decode(name, bytes)?;
-    let mut text = String::new();
-    clean_into(&mut text, &decoded);
+pub(crate) fn read(name: &str, kind: DocumentKind, bytes: Vec<u8>) -> Result<Document, DocumentError> {
+    let text = cleaned(decode(name, bytes)?);
     let marks = match kind {
         DocumentKind::Markdown => headings(&text),
         _ => Vec::new(),
@@ -29,6 +27,9 @@ fn headings(text: &str) -> Vec<(usize, PlaceKind)> {
     let mut at = 0;
     let mut marks = Vec::new();
     for line in text.split_inclusive('\n') {
+        if marks.len() == HEADINGS {
+            break;
+        }
         let trimmed = line.trim();
         let opens = ["```", "~~~"].into_iter().find(|fence| trimmed.starts_with(fence));
         match (fence, opens) {
@@ -39,7 +40,7 @@ fn headings(text: &str) -> Vec<(usize, PlaceKind)> {
                 let level = trimmed.len() - name.len();
                 if level <= 6 && name.starts_with(' ') {
                     let name = title(name.trim_end_matches('#'));
-                    marks.push((at, PlaceKind::Heading(name)));
+                    marks.push((at, PlaceKind::heading(&name, level)));
                 }
             }
             _ => {}
@@ -55,11 +56,10 @@ mod tests {
 
     #[test]
     fn headings_of_markdown_are_places_and_comments_in_code_are_not() {
-        let text = b"# One #\r\na\n```sh\n# no\n```\n## Two\nb\n#tag\n";
+        let text = b"# One #\r\na\n```sh\n# no\n```\n## Two\nb\n#tag\n".to_vec();
         let document = read("a.md", DocumentKind::Markdown, text).unwrap();
         let titles: Vec<_> = document.places.iter().map(|place| &place.kind).collect();
-        let heading = |name: &str| PlaceKind::Heading(name.to_owned());
-        assert_eq!(titles, [&heading("One"), &heading("Two")]);
+        assert_eq!(titles, [&PlaceKind::heading("One", 1), &PlaceKind::heading("Two", 2)]);
         let at = document.text.find("b\n#tag").unwrap();
         assert_eq!(document.describe(&(at..at + 3)), "lines 7–8, under \"Two\"");
     }

@@ -19,7 +19,7 @@ pub(crate) enum XmlEvent<'a> {
 ///
 /// # Errors
 /// The parser's message for a part that is no XML.
-pub(crate) fn each(bytes: &[u8], take: &mut dyn FnMut(XmlEvent<'_>)) -> Result<(), String> {
+pub(crate) fn each(bytes: Vec<u8>, take: &mut dyn FnMut(XmlEvent<'_>)) -> Result<(), String> {
     let text = decode_markup(bytes);
     let mut reader = Reader::from_str(&text);
     reader.config_mut().check_end_names = false;

@@ -74,7 +74,36 @@ pub(super) fn logical(pieces: Vec<String>, is_rtl_page: bool) -> Vec<String> {
     if is_rtl_line {
         read.reverse();
     }
-    read.concat()
+    with_brackets(read.concat())
+}
+
+/// Pieces whose brackets open before they close. Some programs name a bracket by its look, others by its meaning.
+fn with_brackets(pieces: Vec<String>) -> Vec<String> {
+    if opens_first(pieces.iter().map(String::as_str)) {
+        return pieces;
+    }
+    let swapped: Vec<String> = pieces.iter().cloned().map(mirrored).collect();
+    if opens_first(swapped.iter().map(String::as_str)) {
+        swapped
+    } else {
+        pieces
+    }
+}
+
+/// True if no round bracket closes before it opens, and none stays open before one that closes.
+fn opens_first<'p>(pieces: impl Iterator<Item = &'p str>) -> bool {
+    let mut open = 0i32;
+    for piece in pieces {
+        match piece {
+            "(" | "[" | "{" => open += 1,
+            ")" | "]" | "}" => open -= 1,
+            _ => {}
+        }
+        if open < 0 {
+            return false;
+        }
+    }
+    true
 }
 
 /// Directional class of a piece of text.
@@ -205,6 +234,7 @@ mod tests {
         assert_eq!(read("!PDF ץבוק הז", true), "זה קובץ PDF!");
         assert_eq!(read("12.5 ריחמ", true), "מחיר 12.5");
         assert_eq!(read("(אבג) ד", true), "ד (גבא)");
+        assert_eq!(read("ד )גבא(", true), "(אבג) ד");
         assert_eq!(read("The word םולש is Hebrew", false), "The word שלום is Hebrew");
     }
 }

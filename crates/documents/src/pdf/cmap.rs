@@ -29,6 +29,8 @@ pub(super) struct CMap {
     spaces: Vec<(usize, u32, u32)>,
     texts: Vec<Codes<Vec<u16>>>,
     glyphs: Vec<Codes<u32>>,
+    /// Units of the longest text.
+    longest_text: usize,
     /// The predefined CMap that this one begins with.
     pub(super) base: Option<String>,
 }
@@ -96,6 +98,7 @@ impl CMap {
             return;
         };
         let mut add = |first, last, units: Vec<u16>| {
+            self.longest_text = self.longest_text.max(units.len());
             if self.texts.len() < RANGES && units.len() * 2 <= TEXT_BYTES {
                 self.texts.push(Codes {
                     first,
@@ -154,6 +157,11 @@ impl CMap {
     /// The glyph of a code.
     pub(super) fn glyph(&self, code: u32) -> Option<u32> {
         find(&self.glyphs, code).map(|codes| codes.value.wrapping_add(code - codes.first))
+    }
+
+    /// True if one code stands for more than `most` units of UTF-16.
+    pub(super) fn has_words(&self, most: usize) -> bool {
+        self.longest_text > most
     }
 
     pub(super) fn has_texts(&self) -> bool {

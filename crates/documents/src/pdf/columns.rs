@@ -1,6 +1,7 @@
 //! The order in which the rows of a page are read: columns one after another, tables row by row.
 
 use super::lines::{Row, Segment};
+use super::tables;
 
 /// Columns within columns.
 const DEPTH: usize = 6;
@@ -16,6 +17,9 @@ const COLUMN_LETTERS: usize = 12;
 
 /// Rows of the shortest columns whose lines stand side by side.
 const COLUMN_ROWS: usize = 4;
+
+/// The distance of lines that stand apart, in sizes of the font.
+const APART: f32 = 2.2;
 
 /// Segments that are read as one line.
 #[derive(Debug, Clone)]
@@ -37,9 +41,9 @@ pub(super) struct Order {
 
 /// A gap between two columns, or between two cells of every row.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Gutter {
-    left: f32,
-    right: f32,
+pub(super) struct Gutter {
+    pub(super) left: f32,
+    pub(super) right: f32,
 }
 
 /// The kind of text on both sides of a gutter.
@@ -67,7 +71,7 @@ impl Order {
         let mut plain = 0;
         while plain < rows.len() {
             let found = if depth < DEPTH { band(&rows[plain..]) } else { None };
-            let Some((count, gutter)) = found else {
+            let Some((count, gutters, widest)) = found else {
                 plain += 1;
                 continue;
             };
@@ -75,13 +79,16 @@ impl Order {
             let inside = rows.split_off(plain);
             self.add_lines(std::mem::replace(&mut rows, behind), false);
             plain = 0;
-            match beside(&inside, gutter) {
-                Beside::Cells => self.add_lines(inside, true),
+            match beside(&inside, &gutters, widest) {
+                Beside::Cells => self.add_lines(tables::rows(inside, &gutters), true),
                 Beside::Columns => {
-                    let (left, right) = parted(inside, gutter);
-                    let (first, second) = if self.is_rtl { (right, left) } else { (left, right) };
-                    self.add(first, depth + 1);
-                    self.add(second, depth + 1);
+                    // What stands apart above is read before what stands below.
+                    for chunk in chunks(inside) {
+                        let (left, right) = parted(chunk, widest);
+                        let (first, second) = if self.is_rtl { (right, left) } else { (left, right) };
+                        self.add(first, depth + 1);
+                        self.add(second, depth + 1);
+                    }
                 }
             }
         }
@@ -96,8 +103,8 @@ impl Order {
     }
 }
 
-/// The number of rows from the first on that a gutter parts, and the gutter.
-fn band(rows: &[Row]) -> Option<(usize, Gutter)> {
+/// The number of rows from the first on that gutters part, the gutters, and the widest of them.
+fn band(rows: &[Row]) -> Option<(usize, Vec<Gutter>, Gutter)> {
     let mut free = vec![Gutter {
         left: f32::NEG_INFINITY,
         right: f32::INFINITY,
@@ -131,7 +138,7 @@ fn band(rows: &[Row]) -> Option<(usize, Gutter)> {
     let size = sizes[sizes.len() / 2];
     let is_gutter = width(&widest) >= 0.6 * size && left >= 3 && right >= 3;
     let is_gap = width(&widest) >= 1.2 * size && both >= 2;
-    (is_gutter || is_gap).then_some((count, widest))
+    (is_gutter || is_gap).then(|| (count, inner(&free).collect(), widest))
 }
 
 /// Gaps with something on both sides.
@@ -171,23 +178,31 @@ fn subtracted(free: &[Gutter], row: &Row) -> Vec<Gutter> {
 }
 
 /// Columns of prose have long lines that reach their ends, or lines at other heights than their neighbours.
-fn beside(rows: &[Row], gutter: Gutter) -> Beside {
-    let side = |row: &Row, is_left: bool| {
-        // The segment beside the gutter: behind it there may be further columns.
-        let mut here = row
-            .segments
-            .iter()
-            .filter(|segment| (segment.right <= gutter.left) == is_left);
-        let nearest = if is_left { here.next_back() } else { here.next() };
-        nearest.map(|segment| (segment.glyphs.len(), segment.right - segment.left))
+fn beside(rows: &[Row], gutters: &[Gutter], widest: Gutter) -> Beside {
+    let at = gutters.iter().position(|gutter| *gutter == widest).unwrap_or(0);
+    // The column beside the gutter ends at the next gutter.
+    let start = at
+        .checked_sub(1)
+        .map_or(f32::NEG_INFINITY, |before| gutters[before].left);
+    let end = gutters.get(at + 1).map_or(f32::INFINITY, |behind| behind.right);
+    let left = column(rows, start, widest.right);
+    let right = column(rows, widest.left, end);
+    let has = |row: &Row, is_left: bool| {
+        let mut segments = row.segments.iter();
+        segments.any(|segment| (segment.right <= widest.left) == is_left)
     };
-    let left: Vec<(usize, f32)> = rows.iter().filter_map(|row| side(row, true)).collect();
-    let right: Vec<(usize, f32)> = rows.iter().filter_map(|row| side(row, false)).collect();
-    let both = left.len() + right.len() - rows.len();
-    if both * 2 < left.len().min(right.len()) {
+    let (on_left, on_right) = (
+        rows.iter().filter(|row| has(row, true)).count(),
+        rows.iter().filter(|row| has(row, false)).count(),
+    );
+    let both = on_left + on_right - rows.len();
+    if both * 2 < on_left.min(on_right) {
         return Beside::Columns;
     }
     let is_prose = |lines: &[(usize, f32)]| {
+        if lines.is_empty() {
+            return false;
+        }
         let mut letters: Vec<usize> = lines.iter().map(|line| line.0).collect();
         let mut widths: Vec<f32> = lines.iter().map(|line| line.1).collect();
         letters.sort_unstable();
@@ -195,11 +210,49 @@ fn beside(rows: &[Row], gutter: Gutter) -> Beside {
         let middle = lines.len() / 2;
         letters[middle] >= COLUMN_LETTERS && widths[middle] >= 0.7 * widths[widths.len() - 1]
     };
-    if rows.len() >= COLUMN_ROWS && is_prose(&left) && is_prose(&right) {
+    if rows.len() >= COLUMN_ROWS && is_close(rows) && is_prose(&left) && is_prose(&right) {
         Beside::Columns
     } else {
         Beside::Cells
     }
+}
+
+/// Letters and width of each line between two places.
+fn column(rows: &[Row], start: f32, end: f32) -> Vec<(usize, f32)> {
+    let lines = rows.iter().filter_map(|row| {
+        let mut here = row
+            .segments
+            .iter()
+            .filter(|segment| segment.left >= start && segment.right <= end);
+        let first = here.next()?;
+        let (letters, right) = here.fold((first.glyphs.len(), first.right), |(letters, right), segment| {
+            (letters + segment.glyphs.len() + 1, right.max(segment.right))
+        });
+        Some((letters, right - first.left))
+    });
+    lines.collect()
+}
+
+/// True if most rows follow one another as lines of a text do.
+fn is_close(rows: &[Row]) -> bool {
+    let apart = rows.windows(2).filter(|pair| is_apart(&pair[0], &pair[1])).count();
+    apart * 2 < rows.len()
+}
+
+fn is_apart(above: &Row, below: &Row) -> bool {
+    above.base - below.base > APART * above.size.max(below.size)
+}
+
+/// Rows between gaps that go through all columns.
+fn chunks(rows: Vec<Row>) -> Vec<Vec<Row>> {
+    let mut chunks: Vec<Vec<Row>> = Vec::new();
+    for row in rows {
+        match chunks.last_mut() {
+            Some(chunk) if chunk.last().is_some_and(|above| !is_apart(above, &row)) => chunk.push(row),
+            _ => chunks.push(vec![row]),
+        }
+    }
+    chunks
 }
 
 /// Rows on the left and on the right of a gutter.

@@ -9,6 +9,7 @@ use super::file::{File, Refusal};
 use super::font::{Font, Letter};
 use super::object::{ContentToken, Dict, Object, Parser, Stream};
 use super::strings::text_string;
+use crate::Limits;
 
 /// Forms within one another.
 const FORM_DEPTH: usize = 24;
@@ -21,6 +22,9 @@ const FORM_PARTS: u64 = 200;
 
 /// Letters of one page.
 const LETTERS: usize = 1 << 20;
+
+/// Bytes that a letter takes until its page is text.
+const LETTER_BYTES: u64 = 256;
 
 /// States that a page saves without taking them up again, and contents that are marked within one another.
 const SAVED: usize = 4096;
@@ -66,7 +70,12 @@ pub(super) struct Glyph {
 #[derive(Debug, Default)]
 pub(super) struct Drawn {
     pub(super) glyphs: Vec<Glyph>,
-    pub(super) has_picture: bool,
+    /// Area of the largest picture, in units of the page.
+    pub(super) picture_area: f64,
+    /// Curves, of which shapes are made that look like letters.
+    pub(super) curves: usize,
+    /// Bytes of the text of all letters.
+    text_bytes: usize,
     /// Letters that their fonts do not identify.
     pub(super) unknown: usize,
     /// True if something of the page could not be read.
@@ -102,6 +111,7 @@ pub(super) struct Interpreter<'a> {
     missing: Option<Rc<Font>>,
     resources: HashMap<usize, Rc<Dict>>,
     parts: u64,
+    most_letters: usize,
     deadline: Instant,
     pub(super) drawn: Drawn,
 }
@@ -121,7 +131,7 @@ struct Frame<'r> {
 }
 
 impl<'a> Interpreter<'a> {
-    pub(super) fn new(file: &'a File, deadline: Instant) -> Self {
+    pub(super) fn new(file: &'a File, limits: &Limits) -> Self {
         Self {
             file,
             predefined: Predefined::default(),
@@ -129,7 +139,8 @@ impl<'a> Interpreter<'a> {
             missing: None,
             resources: HashMap::new(),
             parts: PARTS,
-            deadline,
+            most_letters: limits.kept(LETTERS, LETTER_BYTES),
+            deadline: Instant::now() + limits.time,
             drawn: Drawn::default(),
         }
     }
@@ -155,7 +166,7 @@ impl<'a> Interpreter<'a> {
                 ContentToken::Operand(object) if operands.len() < OPERANDS => operands.push(object),
                 ContentToken::Operand(_) => {}
                 ContentToken::Operator(b"BI") => {
-                    self.drawn.has_picture = true;
+                    self.see_picture(&frame.state.matrix);
                     skip_picture(&mut parser);
                     operands.clear();
                 }
@@ -179,7 +190,8 @@ impl<'a> Interpreter<'a> {
         let before = self.parts;
         self.parts = before.saturating_sub(parts);
         let is_late = before / CLOCK != self.parts / CLOCK && Instant::now() > self.deadline;
-        if self.parts == 0 || self.drawn.glyphs.len() > LETTERS {
+        let is_full = self.drawn.glyphs.len() > self.most_letters || self.drawn.text_bytes > 8 * self.most_letters;
+        if self.parts == 0 || is_full {
             Err(Refusal::TooMuchWork)
         } else if is_late {
             Err(Refusal::Late)
@@ -197,11 +209,17 @@ impl<'a> Interpreter<'a> {
         match self.file.get_name(&stream.dict, "Subtype").as_deref() {
             Some("Form") => self.draw_form(&stream, frame.resources, frame.state.matrix, open),
             Some("Image") => {
-                self.drawn.has_picture = true;
+                self.see_picture(&frame.state.matrix);
                 Ok(())
             }
             _ => Ok(()),
         }
+    }
+
+    fn see_picture(&mut self, matrix: &Matrix) {
+        let [a, b, c, d, ..] = *matrix;
+        let area = (a * d - b * c).abs().max(f64::MIN_POSITIVE);
+        self.drawn.picture_area = self.drawn.picture_area.max(area);
     }
 
     pub(super) fn draw_form(
@@ -298,6 +316,7 @@ impl<'a> Interpreter<'a> {
                 frame.marks.truncate(SAVED);
             }
             b"EMC" => drop(frame.marks.pop()),
+            b"c" | b"v" | b"y" => self.drawn.curves += 1,
             _ => {}
         }
         Ok(())
@@ -354,7 +373,12 @@ impl<'a> Interpreter<'a> {
             None => Rc::clone(self.missing.get_or_insert_with(|| Rc::new(Font::missing(self.file)))),
         };
         self.spend(bytes.len() as u64)?;
-        let Drawn { glyphs, unknown, .. } = &mut self.drawn;
+        let Drawn {
+            glyphs,
+            unknown,
+            text_bytes,
+            ..
+        } = &mut self.drawn;
         font.letters(self.file, bytes, &mut |letter| {
             if letter.text.is_none() {
                 *unknown += 1;
@@ -365,8 +389,9 @@ impl<'a> Interpreter<'a> {
                 && left.is_finite()
                 && right.is_finite()
                 && base.is_finite()
-                && glyphs.len() <= LETTERS
+                && glyphs.len() <= self.most_letters
             {
+                *text_bytes += text.len();
                 glyphs.push(Glyph {
                     left,
                     right,
@@ -474,7 +499,7 @@ impl<'r> Frame<'r> {
         let (sin, cos) = turn.sin_cos();
         let rise = state.rise;
         let (x, y) = (trm[4] + trm[2] * rise, trm[5] + trm[3] * rise);
-        let (left, base) = (x * cos + y * sin, y * cos - x * sin);
+        let (left, mut base) = (x * cos + y * sin, y * cos - x * sin);
         let per_unit = along[0].hypot(along[1]);
         let height = if is_vertical {
             trm[0].hypot(trm[1])
@@ -485,6 +510,8 @@ impl<'r> Frame<'r> {
         let size = (scale * state.size.abs()).clamp(0.1, 1e6);
         let right = left + width.abs() * per_unit;
         if is_vertical {
+            // Letters hang from the middle of their tops.
+            base -= f64::from(super::vertical::MIDDLE) * size;
             self.advance(0.0, -(width + space));
         } else {
             self.advance((width + space) * self.state.scale, 0.0);

@@ -84,6 +84,39 @@ fn text_of_part(name: &str) -> Option<String> {
     code(digits).map(String::from)
 }
 
+/// The text of a glyph of a bitmap font by a name such as `a65`, whose number is its code in one of TeX's encodings.
+pub(super) fn text_of_bitmap(name: &str, code: u8) -> Option<String> {
+    let digits = name.trim_start_matches(|c: char| c.is_ascii_alphabetic());
+    let is_code = digits.len() < name.len() && digits.parse::<u32>().ok() == Some(u32::from(code));
+    if !is_code {
+        return None;
+    }
+    let text = match code {
+        0x10 => "“",
+        0x11 => "”",
+        0x12 => "„",
+        0x13 => "«",
+        0x14 => "»",
+        0x15 => "–",
+        0x16 => "—",
+        0x0b | 0x1b => "ff",
+        0x0c | 0x1c => "fi",
+        0x0d | 0x1d => "fl",
+        0x0e | 0x1e => "ffi",
+        0x0f | 0x1f => "ffl",
+        0x27 => "’",
+        0x60 => "‘",
+        0x20..=0x7e => return Some(char::from(code).to_string()),
+        0x80.. => return CORK.chars().nth(usize::from(code - 0x80)).map(String::from),
+        _ => return None,
+    };
+    Some(text.to_owned())
+}
+
+/// Letters of TeX's T1 encoding from code 0x80 on.
+const CORK: &str = "ĂĄĆČĎĚĘĞĹĽŁŃŇŊŐŔŘŚŠŞŤŢŰŮŸŹŽŻĲİđ§ăąćčďěęğĺľłńňŋőŕřśšşťţűůÿźžżĳ¡¿£\
+    ÀÁÂÃÄÅÆÇÈÉÊËÌÍÎÏÐÑÒÓÔÕÖŒØÙÚÛÜÝÞẞàáâãäåæçèéêëìíîïðñòóôõöœøùúûüýþß";
+
 /// Small capitals and old digits of Adobe's corporate use, as the letters that they are.
 fn of_private_use(c: char) -> Option<char> {
     match u32::from(c) {
@@ -93,6 +126,61 @@ fn of_private_use(c: char) -> Option<char> {
         _ => Some(c),
     }
 }
+
+/// The text of a sign by the name of its font and its code, which may lie in Unicode's private use area.
+pub(crate) fn symbol(font: &str, code: u32) -> Option<String> {
+    let byte = match code {
+        0xf000..=0xf0ff => (code - 0xf000) as u8,
+        0x20..=0xff => code as u8,
+        0xe000..=0xf8ff => return None,
+        _ => return char::from_u32(code).map(String::from),
+    };
+    let font = font.to_ascii_lowercase();
+    if font.starts_with("wingdings") {
+        let found = WINGDINGS.iter().find(|(known, _)| *known == byte);
+        return found.filter(|_| font == "wingdings").map(|(_, sign)| sign.to_string());
+    }
+    let encoding = match &*font {
+        "symbol" => "Symbol",
+        font if font.contains("dingbats") => "ZapfDingbats",
+        _ => return (code < 0x100).then(|| char::from(byte).to_string()),
+    };
+    text_of(glyph_of(encoding, byte)?)
+}
+
+/// Signs of Wingdings that people use.
+const WINGDINGS: [(u8, char); 30] = [
+    (0x21, '✏'),
+    (0x22, '✂'),
+    (0x28, '☎'),
+    (0x2a, '✉'),
+    (0x3c, '💾'),
+    (0x4a, '☺'),
+    (0x4c, '☹'),
+    (0x4e, '☠'),
+    (0x6c, '●'),
+    (0x6e, '■'),
+    (0x6f, '□'),
+    (0x71, '❑'),
+    (0x72, '❒'),
+    (0x73, '⬧'),
+    (0x74, '⧫'),
+    (0x75, '◆'),
+    (0x76, '❖'),
+    (0x9f, '•'),
+    (0xa1, '○'),
+    (0xa7, '▪'),
+    (0xa8, '◻'),
+    (0xb0, '⌑'),
+    (0xd8, '➢'),
+    (0xdf, '←'),
+    (0xe0, '→'),
+    (0xe8, '➔'),
+    (0xfb, '✗'),
+    (0xfc, '✓'),
+    (0xfd, '☒'),
+    (0xfe, '☑'),
+];
 
 /// The width of a character in thousandths of the size, in a standard font or one that looks like it.
 pub(super) fn width_of(font: &str, c: char) -> f32 {

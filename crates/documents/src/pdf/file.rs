@@ -8,6 +8,7 @@ use super::crypt::{Crypt, Locked};
 use super::filters::{FilterError, Predictor, decode};
 use super::object::{Dict, Object, Parser, Stream};
 use super::xref::{self, Entries, Entry};
+use crate::Limits;
 
 /// References that lead to references.
 const STEPS: usize = 16;
@@ -20,6 +21,9 @@ const KEPT_BYTES: usize = 16 << 20;
 
 /// Objects that are kept after they were parsed, with those within them.
 const KEPT_OBJECTS: usize = 1 << 20;
+
+/// Bytes that an object takes in memory.
+const OBJECT_BYTES: u64 = 128;
 
 /// Objects that are parsed or copied altogether. A document with 100,000 pages takes some 10 million.
 const WORK: usize = 60 << 20;
@@ -52,7 +56,10 @@ struct Packed {
 /// An open file.
 #[derive(Debug)]
 pub(super) struct File {
-    bytes: Rc<[u8]>,
+    bytes: Rc<Vec<u8>>,
+    most_kept_objects: usize,
+    most_kept_bytes: usize,
+    stream_bytes: usize,
     entries: Entries,
     /// Entries that a search of the whole file finds, where those of the file are wrong.
     found: RefCell<Option<Rc<Entries>>>,
@@ -74,11 +81,14 @@ pub(super) struct File {
 }
 
 impl File {
-    /// Opens a file; what its streams unpack to may be `most` bytes altogether, without pictures.
-    pub(super) fn open(bytes: Vec<u8>, most: u64) -> Result<Self, Refusal> {
-        let most = usize::try_from(most).unwrap_or(usize::MAX);
+    /// Opens a file. Its streams without pictures may unpack to [`Limits::expanded_bytes`] altogether.
+    pub(super) fn open(bytes: Vec<u8>, limits: &Limits) -> Result<Self, Refusal> {
+        let most = usize::try_from(limits.expanded_bytes).unwrap_or(usize::MAX);
         let mut file = Self {
-            bytes: bytes.into(),
+            bytes: Rc::new(bytes),
+            most_kept_objects: limits.kept(KEPT_OBJECTS, OBJECT_BYTES),
+            most_kept_bytes: limits.kept(KEPT_BYTES, 4),
+            stream_bytes: limits.kept(STREAM_BYTES, 4),
             entries: Entries::default(),
             found: RefCell::default(),
             crypt: None,
@@ -238,7 +248,7 @@ impl File {
         let object = object.unwrap_or(Object::Null);
         let work = 1 + before - self.left_work.get();
         let mut objects = self.objects.borrow_mut();
-        if self.kept_objects.get() + work > KEPT_OBJECTS {
+        if self.kept_objects.get() + work > self.most_kept_objects {
             objects.clear();
             self.kept_objects.set(0);
         }
@@ -426,7 +436,7 @@ impl File {
         }
         let is_new = self.counted.borrow_mut().insert(at);
         let left = if is_new { &self.left_bytes } else { &self.left_again };
-        let bytes = self.unpack(stream, left.get().min(STREAM_BYTES));
+        let bytes = self.unpack(stream, left.get().min(self.stream_bytes));
         let bytes: Rc<[u8]> = match bytes {
             Ok(bytes) => bytes.into(),
             Err(FilterError::TooLarge) => {
@@ -436,8 +446,8 @@ impl File {
             Err(error) => return Err(error),
         };
         left.set(left.get().saturating_sub(bytes.len()));
-        if bytes.len() <= KEPT_BYTES / 4 {
-            if self.kept_bytes.get() + bytes.len() > KEPT_BYTES {
+        if bytes.len() <= self.most_kept_bytes / 4 {
+            if self.kept_bytes.get() + bytes.len() > self.most_kept_bytes {
                 self.unpacked.borrow_mut().clear();
                 self.kept_bytes.set(0);
             }

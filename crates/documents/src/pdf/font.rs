@@ -7,7 +7,7 @@ use std::rc::Rc;
 use hayro_cmap::CMap as Collection;
 
 use super::cmap::{CMap, Predefined, text_in};
-use super::encoding::{glyph_of, text_of, width_of};
+use super::encoding::{glyph_of, text_of, text_of_bitmap, width_of};
 use super::file::File;
 use super::object::{Dict, Object};
 use super::program::Program;
@@ -191,8 +191,10 @@ impl Composite {
 
     fn text(&self, file: &File, (length, code): (usize, u32), glyph: u32) -> Option<String> {
         let told = self.to_unicode.as_ref().and_then(|map| map.text(code));
-        // Some programs give whole words to one letter.
-        let is_word = |text: &String| text.chars().count() > LIGATURE;
+        // Some programs give whole words to one letter; what they say of pairs is not trusted either.
+        let has_words = self.to_unicode.as_ref().is_some_and(|map| map.has_words(LIGATURE));
+        let most = if has_words { 1 } else { LIGATURE };
+        let is_word = |text: &String| text.chars().count() > most;
         if told.is_some() && !told.as_ref().is_some_and(is_word) {
             return told;
         }
@@ -314,7 +316,11 @@ fn simple(file: &File, dict: &Dict) -> [Letter; 256] {
         let byte = code as u8;
         let own = to_unicode.as_ref().and_then(|map| map.text(u32::from(byte)));
         let text = own.or_else(|| match &names.0[code] {
-            Some(name) => text_of(name).or_else(|| program.text_of_name(name)),
+            Some(name) => {
+                let bitmap = is_type3.then(|| text_of_bitmap(name, byte)).flatten();
+                let known = bitmap.or_else(|| text_of(name));
+                known.or_else(|| program.text_of_name(name))
+            }
             None => program.text_of_code(byte).or_else(|| {
                 let name = glyph_of(names.1, byte)?;
                 text_of(name)

@@ -11,6 +11,8 @@ pub(super) struct Segment {
     pub(super) size: f32,
     /// The letters, as places in the list of the page's.
     pub(super) glyphs: Vec<u32>,
+    /// The number of its column in a table, from 1.
+    pub(super) column: u32,
 }
 
 /// Segments on one line of the page, from the left.
@@ -23,6 +25,28 @@ pub(super) struct Row {
 
 /// A gap that parts segments, in sizes of the font.
 const SEGMENT_GAP: f32 = 0.7;
+
+/// Gives accents over capitals the line of their letters, which come before or behind them.
+pub(super) fn level_accents(glyphs: &mut [Glyph]) {
+    for at in 0..glyphs.len() {
+        if !super::normal::is_accent(&glyphs[at].text) {
+            continue;
+        }
+        let accent = &glyphs[at];
+        let beside = [Some(at + 1), at.checked_sub(1)].into_iter().flatten();
+        let letter = beside.filter_map(|other| glyphs.get(other)).find(|letter| {
+            let over = accent.right.min(letter.right) - accent.left.max(letter.left);
+            let rise = accent.base - letter.base;
+            letter.turn == accent.turn
+                && over > 0.4 * (accent.right - accent.left)
+                && rise.abs() < 0.5 * accent.size
+                && letter.text.chars().all(char::is_alphabetic)
+        });
+        if let Some(base) = letter.map(|letter| letter.base) {
+            glyphs[at].base = base;
+        }
+    }
+}
 
 /// The rows of letters that run in one direction, from the top.
 pub(super) fn rows(glyphs: &[Glyph], chosen: &[u32]) -> Vec<Row> {
@@ -114,6 +138,7 @@ fn runs(glyphs: &[Glyph], chosen: &[u32]) -> Vec<Segment> {
             base: glyph.base,
             size,
             glyphs: vec![*at],
+            column: 0,
         });
         (pen, has_blank) = (glyph.right, false);
     }

@@ -20,6 +20,9 @@ mod program;
 mod reader;
 mod running;
 mod strings;
+mod tables;
+mod vertical;
 mod xref;
 
+pub(crate) use encoding::symbol;
 pub(crate) use reader::read;

@@ -16,13 +16,25 @@ pub(super) fn cleaned(pieces: &[String]) -> String {
     if text.is_ascii() { text } else { text.nfc().collect() }
 }
 
+/// True for an accent that stands alone.
+pub(super) fn is_accent(text: &str) -> bool {
+    let mut letters = text.chars();
+    letters.next().and_then(combining).is_some() && letters.next().is_none()
+}
+
 /// The letter of two that were drawn over one another, if one of them is an accent: TeX's older fonts do so.
 pub(super) fn accented(one: &str, other: &str) -> Option<String> {
     let lone = |text: &str| {
         let mut letters = text.chars();
         letters.next().filter(|_| letters.next().is_none())
     };
-    let (one, other) = (lone(one)?, lone(other)?);
+    // Letters lose their dot below an accent.
+    let dotted = |c: char| match c {
+        'ı' => 'i',
+        'ȷ' => 'j',
+        c => c,
+    };
+    let (one, other) = (dotted(lone(one)?), dotted(lone(other)?));
     let whole = match (combining(one), combining(other)) {
         (Some(mark), None) => compose(other, mark),
         (None, Some(mark)) => compose(one, mark),
@@ -34,7 +46,11 @@ pub(super) fn accented(one: &str, other: &str) -> Option<String> {
 /// The mark above or below a letter that an accent on its own stands for.
 fn combining(c: char) -> Option<char> {
     Some(match c {
+        '`' => '\u{300}',
+        '^' => '\u{302}',
+        '~' => '\u{303}',
         '\u{a8}' => '\u{308}',
+        '\u{af}' => '\u{304}',
         '\u{b4}' => '\u{301}',
         '\u{b8}' => '\u{327}',
         '\u{2c6}' => '\u{302}',
@@ -43,6 +59,7 @@ fn combining(c: char) -> Option<char> {
         '\u{2d9}' => '\u{307}',
         '\u{2da}' => '\u{30a}',
         '\u{2dc}' => '\u{303}',
+        '\u{2dd}' => '\u{30b}',
         _ => return None,
     })
 }
@@ -69,6 +86,7 @@ mod tests {
     fn accents_over_letters_become_one_letter() {
         assert_eq!(accented("´", "e").as_deref(), Some("é"));
         assert_eq!(accented("u", "¨").as_deref(), Some("ü"));
+        assert_eq!(accented("¨", "ı").as_deref(), Some("ï"));
         assert_eq!(accented("´", "7"), None);
     }
 }

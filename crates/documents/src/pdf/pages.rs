@@ -7,6 +7,7 @@ use super::content::{IDENTITY, Matrix, product};
 use super::file::{File, Refusal};
 use super::object::{Dict, Object};
 use super::strings::text_string;
+use crate::numerals::roman;
 
 /// Pages of one file.
 const PAGES: usize = 200_000;
@@ -203,31 +204,6 @@ impl Labels {
         let label = format!("{prefix}{digits}");
         (!label.is_empty() && label != (page + 1).to_string()).then_some(label)
     }
-}
-
-fn roman(number: usize) -> String {
-    const PARTS: [(usize, &str); 13] = [
-        (1000, "m"),
-        (900, "cm"),
-        (500, "d"),
-        (400, "cd"),
-        (100, "c"),
-        (90, "xc"),
-        (50, "l"),
-        (40, "xl"),
-        (10, "x"),
-        (9, "ix"),
-        (5, "v"),
-        (4, "iv"),
-        (1, "i"),
-    ];
-    let mut left = number.min(10_000);
-    let mut text = String::new();
-    for (value, part) in PARTS {
-        text.push_str(&part.repeat(left / value));
-        left %= value;
-    }
-    text
 }
 
 /// `a` to `z`, then `aa` to `zz`.

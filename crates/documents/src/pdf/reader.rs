@@ -1,7 +1,5 @@
 //! From the bytes of a PDF file to a document.
 
-use std::time::Instant;
-
 use super::bidi;
 use super::columns::Order;
 use super::content::{Drawn, Glyph, Interpreter};
@@ -10,12 +8,21 @@ use super::outline::{self, Chapter};
 use super::pages::{Labels, Page, PageNumbers, Pages, contents};
 use super::paragraphs::{Hyphens, Joint, TextLine, joints, parted};
 use super::running::Running;
-use super::{annotations, lines};
+use super::{annotations, lines, vertical};
 use crate::builder::{TextBuilder, title};
 use crate::{Document, DocumentError, DocumentKind, Limits, PlaceKind};
 
-/// Pages named in a warning.
+/// Pages or ranges of pages named in a warning.
 const NAMED_PAGES: usize = 10;
+
+/// Bytes of text of one file: 10,000 pages have half of them.
+const TEXT_BYTES: u64 = 64 << 20;
+
+/// Curves of a page whose letters are shapes.
+const LEAST_CURVES: usize = 100;
+
+/// Bytes of text beside a picture as large as a page, such as a number or a stamp.
+const FEW_LETTERS: usize = 100;
 
 /// A page as lines in the order in which they are read.
 struct PageText {
@@ -54,7 +61,7 @@ pub(crate) fn read(name: &str, bytes: Vec<u8>, limits: &Limits) -> Result<Docume
         },
         Refusal::Damaged(reason) => DocumentError::damaged(name, DocumentKind::Pdf, reason),
     };
-    let file = File::open(bytes, limits.expanded_bytes).map_err(refused)?;
+    let file = File::open(bytes, limits).map_err(refused)?;
     let mut missing = Missing::default();
     let pages = read_pages(&file, limits, &mut missing).map_err(refused)?;
     if pages.is_empty() {
@@ -85,7 +92,7 @@ pub(crate) fn read(name: &str, bytes: Vec<u8>, limits: &Limits) -> Result<Docume
 
 /// Reads all pages, and gives them their chapters.
 fn read_pages(file: &File, limits: &Limits, missing: &mut Missing) -> Result<Vec<PageText>, Refusal> {
-    let mut interpreter = Interpreter::new(file, Instant::now() + limits.time);
+    let mut interpreter = Interpreter::new(file, limits);
     let (mut texts, mut matrices) = (Vec::new(), Vec::new());
     let mut numbers = PageNumbers::new();
     let mut pages = Pages::new(file);
@@ -97,7 +104,7 @@ fn read_pages(file: &File, limits: &Limits, missing: &mut Missing) -> Result<Vec
         let text = read_page(&mut interpreter, &page, texts.len() + 1, missing)?;
         text_bytes += text.lines.iter().map(|line| line.text.len() as u64).sum::<u64>();
         file.check()?;
-        if text_bytes > limits.expanded_bytes {
+        if text_bytes > limits.expanded_bytes.min(TEXT_BYTES) {
             return Err(Refusal::TooMuch);
         }
         matrices.push(page.matrix);
@@ -124,7 +131,9 @@ fn read_page(
     interpreter.run(&bytes, &page.resources, page.matrix)?;
     drop(bytes);
     let comments = annotations::draw(interpreter, page)?;
-    let drawn = std::mem::take(&mut interpreter.drawn);
+    let mut drawn = std::mem::take(&mut interpreter.drawn);
+    vertical::turn(&mut drawn.glyphs);
+    lines::level_accents(&mut drawn.glyphs);
     let is_rtl = is_rtl(&drawn.glyphs);
     let lines = lines_of(&drawn.glyphs, is_rtl);
     if drawn.is_damaged || !is_whole {
@@ -132,7 +141,7 @@ fn read_page(
     } else if drawn.unknown > 0 {
         missing.unknown.push(number);
         missing.unknown_letters += drawn.unknown;
-    } else if lines.is_empty() && drawn.has_picture {
+    } else if is_picture(&drawn, &lines, page) {
         missing.pictures.push(number);
     }
     Ok(PageText {
@@ -142,6 +151,16 @@ fn read_page(
         is_rtl,
         chapters: Vec::new(),
     })
+}
+
+/// True for a page whose words are a picture or shapes: it has none, or a few beside a picture as large as a page.
+fn is_picture(drawn: &Drawn, lines: &[TextLine], page: &Page) -> bool {
+    if lines.is_empty() {
+        return drawn.picture_area > 0.0 || drawn.curves > LEAST_CURVES;
+    }
+    let letters: usize = lines.iter().map(|line| line.text.len()).sum();
+    let area = f64::from(page.size.0) * f64::from(page.size.1);
+    letters < FEW_LETTERS && drawn.picture_area > 0.5 * area
 }
 
 /// True if most letters of a page belong to scripts that run to the left.
@@ -172,27 +191,40 @@ fn lines_of(glyphs: &[Glyph], is_rtl: bool) -> Vec<TextLine> {
     for (_, chosen) in turns {
         let region = out.last().map_or(0, |line| line.region + 1);
         for line in Order::arrange(lines::rows(glyphs, &chosen), is_rtl) {
-            let mut texts: Vec<String> = line
-                .row
-                .segments
-                .iter()
-                .map(|part| lines::text(part, glyphs, is_rtl))
-                .collect();
-            texts.retain(|text| !text.is_empty());
+            let (Some(left), Some(right)) = (
+                line.row.segments.iter().map(|segment| segment.left).reduce(f32::min),
+                line.row.segments.iter().map(|segment| segment.right).reduce(f32::max),
+            ) else {
+                continue;
+            };
+            let mut texts: Vec<String> = Vec::new();
+            let mut column = 0;
+            for part in &line.row.segments {
+                let text = lines::text(part, glyphs, is_rtl);
+                if text.is_empty() {
+                    continue;
+                }
+                match texts.last_mut() {
+                    // Lines of one cell.
+                    Some(last) if column > 0 && part.column == column => {
+                        last.push(' ');
+                        last.push_str(&text);
+                    }
+                    _ => texts.push(text),
+                }
+                column = part.column;
+            }
             if is_rtl {
                 texts.reverse();
             }
-            let (Some(first), Some(last)) = (line.row.segments.first(), line.row.segments.last()) else {
-                continue;
-            };
             if texts.is_empty() {
                 continue;
             }
             let is_row = line.is_table && texts.len() > 1 && !is_list_mark(&texts[0]);
             out.push(TextLine {
                 text: texts.join(if is_row { " | " } else { " " }),
-                left: first.left,
-                right: last.right,
+                left,
+                right,
                 base: line.row.base,
                 size: line.row.size,
                 region: region + line.region,
@@ -276,7 +308,7 @@ fn mark(builder: &mut TextBuilder, chapter: &Chapter) {
         builder.mark(if chapter.level == 0 {
             PlaceKind::Chapter(name)
         } else {
-            PlaceKind::Heading(name)
+            PlaceKind::heading(&name, chapter.level)
         });
     }
 }
@@ -305,8 +337,23 @@ impl Missing {
     }
 }
 
+/// Pages as numbers and ranges.
 fn named(pages: &[usize]) -> String {
-    let named: Vec<String> = pages.iter().take(NAMED_PAGES).map(usize::to_string).collect();
-    let more = if pages.len() > NAMED_PAGES { " and others" } else { "" };
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for page in pages {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == *page => *last = *page,
+            _ => ranges.push((*page, *page)),
+        }
+    }
+    let name = |(first, last): &(usize, usize)| {
+        if first == last {
+            first.to_string()
+        } else {
+            format!("{first}–{last}")
+        }
+    };
+    let named: Vec<String> = ranges.iter().take(NAMED_PAGES).map(name).collect();
+    let more = if ranges.len() > NAMED_PAGES { " and others" } else { "" };
     format!("{}{more}", named.join(", "))
 }

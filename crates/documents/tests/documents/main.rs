@@ -2,6 +2,7 @@
 
 mod damage;
 mod kinds;
+mod office;
 mod pages;
 mod trees;
 

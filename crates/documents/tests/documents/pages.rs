@@ -119,3 +119,22 @@ fn pages_with_the_same_words_are_all_kept() {
     assert_eq!(document.text.matches("This is page").count(), 200);
     assert_eq!(place(&document, "page 117\n"), "page 117");
 }
+
+#[test]
+fn pages_and_chapters_of_a_paper_are_ranges_of_its_text() {
+    let document = read_one("a.pdf", fixture!("paper")).unwrap();
+    assert_eq!(document.page_count(), 4);
+    let chapter = document.chapter_range("the end").unwrap();
+    assert!(document.text[chapter].contains("Only one"));
+    let pages = document.pages_range(1, 2).unwrap();
+    assert_eq!(pages.start, 0);
+    assert_eq!(document.labelled_pages_range("i", "ii").unwrap(), pages);
+    assert!(document.pages_range(4, 4).unwrap_err().to_string().contains("no text"));
+    assert!(
+        document
+            .chapter_range("whales")
+            .unwrap_err()
+            .to_string()
+            .contains("Loomings")
+    );
+}

@@ -1,0 +1,546 @@
+//! Trees of web pages, of a bounded depth and size, by the rules of the HTML standard.
+
+use std::borrow::Cow;
+use std::cell::{Cell, Ref, RefCell};
+use std::collections::HashMap;
+
+use html5ever::interface::{ElementFlags, NodeOrText, QuirksMode, TreeSink};
+use html5ever::tendril::StrTendril;
+use html5ever::tokenizer::{BufferQueue, Tag, TagKind, Token, TokenSink, TokenSinkResult, Tokenizer, TokenizerOpts};
+use html5ever::tree_builder::{TreeBuilder, TreeBuilderOpts};
+use html5ever::{Attribute, LocalName, QualName, local_name, ns};
+
+/// Elements within one another; tags of those beyond are left out, their text is kept.
+const DEPTH: usize = 256;
+
+/// Bytes that the tokenizer takes at once.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// Names of elements that one page may make up.
+const NAMES: usize = 10_000;
+
+/// Attributes that are read.
+const ATTRIBUTES: [&str; 10] = [
+    "alt",
+    "encoding",
+    "id",
+    "name",
+    "reversed",
+    "shadowrootmode",
+    "srcdoc",
+    "start",
+    "type",
+    "value",
+];
+
+/// Elements that look otherwise and read alike. The tree is built without them, so that none has to be opened anew.
+const LOOKS: [&str; 14] = [
+    "a", "b", "big", "code", "em", "font", "i", "nobr", "s", "small", "strike", "strong", "tt", "u",
+];
+
+/// Elements without an end.
+const VOID: [&str; 14] = [
+    "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr",
+];
+
+/// Elements whose content is no markup.
+const RAW: [&str; 9] = [
+    "iframe",
+    "noembed",
+    "noframes",
+    "plaintext",
+    "script",
+    "style",
+    "textarea",
+    "title",
+    "xmp",
+];
+
+/// Which tags a page may leave open or close by themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    Html,
+    /// `<script/>` ends itself, and names may have prefixes.
+    Xhtml,
+}
+
+/// A node by its number.
+pub(super) type NodeId = u32;
+
+/// Stands for no node.
+const NONE: NodeId = NodeId::MAX;
+
+/// The document, which holds the root element.
+pub(super) const DOCUMENT: NodeId = 0;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NodeKind {
+    Document,
+    /// The number of its name.
+    Element(u16),
+    /// The number of its bytes.
+    Text(u32),
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Node {
+    parent: NodeId,
+    first: NodeId,
+    last: NodeId,
+    previous: NodeId,
+    next: NodeId,
+    kind: NodeKind,
+}
+
+/// A page as a tree.
+#[derive(Debug, Default)]
+pub(super) struct Tree {
+    nodes: Vec<Node>,
+    names: Vec<QualName>,
+    numbers: HashMap<QualName, u16>,
+    /// Text of all nodes, and the bytes of each text node.
+    text: String,
+    texts: Vec<(u32, u32)>,
+    attributes: HashMap<NodeId, Vec<(LocalName, String)>>,
+    /// Contents of templates.
+    contents: HashMap<NodeId, NodeId>,
+    most_nodes: usize,
+    /// True if the page has more nodes than are kept.
+    pub(super) is_full: bool,
+}
+
+/// Names of an element: its own, and that of its language.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Language {
+    Html,
+    Svg,
+    Math,
+}
+
+impl Tree {
+    /// Parses a page of at most `nodes` nodes.
+    pub(super) fn parse(text: String, dialect: Dialect, nodes: usize) -> Self {
+        let sink = Sink::new(nodes);
+        let options = TreeBuilderOpts {
+            scripting_enabled: false,
+            drop_doctype: true,
+            ..TreeBuilderOpts::default()
+        };
+        let filter = Filter {
+            tree: TreeBuilder::new(sink, options),
+            dialect,
+            dropped: RefCell::default(),
+        };
+        let tokenizer = Tokenizer::new(filter, TokenizerOpts::default());
+        let mut rest = &*text;
+        // The tokenizer takes copies, so it gets a piece at a time.
+        while !rest.is_empty() {
+            let (piece, behind) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
+            let input = BufferQueue::default();
+            input.push_back(piece.into());
+            while !input.is_empty() {
+                let _ = tokenizer.feed(&input);
+            }
+            rest = behind;
+        }
+        drop(text);
+        tokenizer.end();
+        tokenizer.sink.tree.sink.finish()
+    }
+
+    /// The element's name and language; `None` for text.
+    pub(super) fn element(&self, node: NodeId) -> Option<(&str, Language)> {
+        let NodeKind::Element(name) = self.nodes[node as usize].kind else {
+            return None;
+        };
+        let name = &self.names[usize::from(name)];
+        let language = match name.ns {
+            ns!(svg) => Language::Svg,
+            ns!(mathml) => Language::Math,
+            _ => Language::Html,
+        };
+        Some((&name.local, language))
+    }
+
+    /// The text of a text node.
+    pub(super) fn text(&self, node: NodeId) -> Option<&str> {
+        let NodeKind::Text(number) = self.nodes[node as usize].kind else {
+            return None;
+        };
+        let (start, end) = self.texts[number as usize];
+        self.text.get(start as usize..end as usize)
+    }
+
+    pub(super) fn attribute(&self, node: NodeId, name: &str) -> Option<&str> {
+        let attributes = self.attributes.get(&node)?;
+        let found = attributes.iter().find(|(known, _)| **known == *name)?;
+        Some(&found.1)
+    }
+
+    pub(super) fn children(&self, node: NodeId) -> impl Iterator<Item = NodeId> + '_ {
+        let known = |node: NodeId| (node != NONE).then_some(node);
+        let first = known(self.nodes[node as usize].first);
+        std::iter::successors(first, move |child| known(self.nodes[*child as usize].next))
+    }
+
+    /// The contents of a template.
+    pub(super) fn contents(&self, template: NodeId) -> Option<NodeId> {
+        self.contents.get(&template).copied()
+    }
+
+    /// Adds a node without a place; the document's number beyond the limit.
+    fn add(&mut self, kind: NodeKind) -> NodeId {
+        if self.nodes.len() >= self.most_nodes {
+            self.is_full = true;
+            return DOCUMENT;
+        }
+        let number = self.nodes.len() as NodeId;
+        self.nodes.push(Node {
+            parent: NONE,
+            first: NONE,
+            last: NONE,
+            previous: NONE,
+            next: NONE,
+            kind,
+        });
+        number
+    }
+
+    fn name(&mut self, name: QualName) -> u16 {
+        if let Some(number) = self.numbers.get(&name) {
+            return *number;
+        }
+        let name = if self.names.len() < NAMES {
+            name
+        } else {
+            QualName::new(None, ns!(html), local_name!("span"))
+        };
+        let number = self.names.len().min(NAMES) as u16;
+        if self.names.len() <= NAMES {
+            self.names.push(name.clone());
+        }
+        self.numbers.insert(name, number);
+        number
+    }
+
+    /// Makes a node the child of another, before `next` or as the last one.
+    fn place(&mut self, parent: NodeId, child: NodeId, next: NodeId) {
+        if child == DOCUMENT || child == parent {
+            return;
+        }
+        self.take_off(child);
+        let previous = match next {
+            NONE => self.nodes[parent as usize].last,
+            next => self.nodes[next as usize].previous,
+        };
+        let node = &mut self.nodes[child as usize];
+        (node.parent, node.previous, node.next) = (parent, previous, next);
+        match previous {
+            NONE => self.nodes[parent as usize].first = child,
+            previous => self.nodes[previous as usize].next = child,
+        }
+        match next {
+            NONE => self.nodes[parent as usize].last = child,
+            next => self.nodes[next as usize].previous = child,
+        }
+    }
+
+    fn take_off(&mut self, child: NodeId) {
+        let Node {
+            parent, previous, next, ..
+        } = self.nodes[child as usize];
+        if parent == NONE {
+            return;
+        }
+        match previous {
+            NONE => self.nodes[parent as usize].first = next,
+            previous => self.nodes[previous as usize].next = next,
+        }
+        match next {
+            NONE => self.nodes[parent as usize].last = previous,
+            next => self.nodes[next as usize].previous = previous,
+        }
+        let node = &mut self.nodes[child as usize];
+        (node.parent, node.previous, node.next) = (NONE, NONE, NONE);
+    }
+
+    /// A text node with these words; the node before it grows where it can.
+    fn add_text(&mut self, parent: NodeId, next: NodeId, words: &str) {
+        let previous = match next {
+            NONE => self.nodes[parent as usize].last,
+            next => self.nodes[next as usize].previous,
+        };
+        let end = self.text.len() + words.len();
+        if u32::try_from(end).is_err() {
+            self.is_full = true;
+            return;
+        }
+        self.text.push_str(words);
+        if previous != NONE
+            && let NodeKind::Text(number) = self.nodes[previous as usize].kind
+        {
+            let range = &mut self.texts[number as usize];
+            if range.1 as usize == end - words.len() {
+                range.1 = end as u32;
+                return;
+            }
+        }
+        let number = self.texts.len() as u32;
+        let node = self.add(NodeKind::Text(number));
+        if node != DOCUMENT {
+            self.texts.push(((end - words.len()) as u32, end as u32));
+            self.place(parent, node, next);
+        }
+    }
+}
+
+/// Builds a tree as the rules of HTML say.
+struct Sink {
+    tree: RefCell<Tree>,
+    /// How deep the element lies that is open now.
+    depth: Cell<usize>,
+    depths: RefCell<HashMap<NodeId, usize>>,
+}
+
+impl Sink {
+    fn new(nodes: usize) -> Self {
+        let mut tree = Tree {
+            most_nodes: nodes.max(1),
+            ..Tree::default()
+        };
+        tree.add(NodeKind::Document);
+        Self {
+            tree: RefCell::new(tree),
+            depth: Cell::new(0),
+            depths: RefCell::default(),
+        }
+    }
+
+    fn insert(&self, parent: NodeId, next: NodeId, child: NodeOrText<NodeId>) {
+        let mut tree = self.tree.borrow_mut();
+        match child {
+            NodeOrText::AppendText(words) => tree.add_text(parent, next, &words),
+            NodeOrText::AppendNode(child) => {
+                tree.place(parent, child, next);
+                // Only elements that are open have an entry.
+                let depth = self.depths.borrow().get(&parent).copied().unwrap_or(0) + 1;
+                self.depths.borrow_mut().insert(child, depth);
+                self.depth.set(depth);
+            }
+        }
+    }
+
+    fn parent(&self, node: NodeId) -> NodeId {
+        self.tree.borrow().nodes[node as usize].parent
+    }
+}
+
+impl TreeSink for Sink {
+    type Handle = NodeId;
+    type Output = Tree;
+    type ElemName<'a> = Ref<'a, QualName>;
+
+    fn finish(self) -> Tree {
+        self.tree.into_inner()
+    }
+
+    fn parse_error(&self, _: Cow<'static, str>) {}
+
+    fn get_document(&self) -> NodeId {
+        DOCUMENT
+    }
+
+    fn elem_name<'a>(&'a self, target: &'a NodeId) -> Ref<'a, QualName> {
+        Ref::map(self.tree.borrow(), |tree| match tree.nodes[*target as usize].kind {
+            NodeKind::Element(name) => &tree.names[usize::from(name)],
+            // The tree is full: what comes is read no more.
+            _ => &tree.names[0],
+        })
+    }
+
+    fn create_element(&self, name: QualName, attributes: Vec<Attribute>, flags: ElementFlags) -> NodeId {
+        let mut tree = self.tree.borrow_mut();
+        let name = tree.name(name);
+        let node = tree.add(NodeKind::Element(name));
+        if node != DOCUMENT && !attributes.is_empty() {
+            let attributes = attributes.into_iter();
+            let read = attributes.map(|attribute| (attribute.name.local, attribute.value.to_string()));
+            tree.attributes.insert(node, read.collect());
+        }
+        if flags.template {
+            let contents = tree.add(NodeKind::Document);
+            tree.contents.insert(node, contents);
+        }
+        node
+    }
+
+    fn create_comment(&self, _: StrTendril) -> NodeId {
+        DOCUMENT
+    }
+
+    fn create_pi(&self, _: StrTendril, _: StrTendril) -> NodeId {
+        DOCUMENT
+    }
+
+    fn append(&self, parent: &NodeId, child: NodeOrText<NodeId>) {
+        self.insert(*parent, NONE, child);
+    }
+
+    fn append_based_on_parent_node(&self, element: &NodeId, previous: &NodeId, child: NodeOrText<NodeId>) {
+        match self.parent(*element) {
+            NONE => self.insert(*previous, NONE, child),
+            parent => self.insert(parent, *element, child),
+        }
+    }
+
+    fn append_doctype_to_document(&self, _: StrTendril, _: StrTendril, _: StrTendril) {}
+
+    fn pop(&self, node: &NodeId) {
+        if let Some(depth) = self.depths.borrow_mut().remove(node) {
+            self.depth.set(depth.saturating_sub(1));
+        }
+    }
+
+    fn get_template_contents(&self, target: &NodeId) -> NodeId {
+        self.tree.borrow().contents.get(target).copied().unwrap_or(DOCUMENT)
+    }
+
+    fn same_node(&self, one: &NodeId, other: &NodeId) -> bool {
+        one == other
+    }
+
+    fn set_quirks_mode(&self, _: QuirksMode) {}
+
+    fn append_before_sibling(&self, sibling: &NodeId, child: NodeOrText<NodeId>) {
+        match self.parent(*sibling) {
+            NONE => {}
+            parent => self.insert(parent, *sibling, child),
+        }
+    }
+
+    fn add_attrs_if_missing(&self, _: &NodeId, _: Vec<Attribute>) {}
+
+    fn remove_from_parent(&self, target: &NodeId) {
+        self.tree.borrow_mut().take_off(*target);
+    }
+
+    fn reparent_children(&self, node: &NodeId, parent: &NodeId) {
+        let children: Vec<NodeId> = self.tree.borrow().children(*node).collect();
+        let mut tree = self.tree.borrow_mut();
+        for child in children {
+            tree.place(*parent, child, NONE);
+        }
+    }
+}
+
+/// Hands tags to the builder of a tree, without those that would make it deep or slow.
+struct Filter {
+    tree: TreeBuilder<NodeId, Sink>,
+    dialect: Dialect,
+    /// Start tags that were left out because they lie too deep, by name.
+    dropped: RefCell<HashMap<LocalName, usize>>,
+}
+
+impl TokenSink for Filter {
+    type Handle = NodeId;
+
+    fn process_token(&self, token: Token, line: u64) -> TokenSinkResult<NodeId> {
+        if self.tree.sink.tree.borrow().is_full {
+            return TokenSinkResult::Continue;
+        }
+        match token {
+            Token::TagToken(tag) => self.tag(tag, line),
+            Token::CommentToken(_) | Token::ParseError(_) => TokenSinkResult::Continue,
+            token => self.tree.process_token(token, line),
+        }
+    }
+
+    fn end(&self) {
+        self.tree.end();
+    }
+
+    fn adjusted_current_node_present_but_not_in_html_namespace(&self) -> bool {
+        // Sections of character data are text in XHTML.
+        self.dialect == Dialect::Xhtml || self.is_foreign()
+    }
+}
+
+impl Filter {
+    fn is_foreign(&self) -> bool {
+        self.tree.adjusted_current_node_present_but_not_in_html_namespace()
+    }
+
+    fn tag(&self, mut tag: Tag, line: u64) -> TokenSinkResult<NodeId> {
+        let is_xhtml = self.dialect == Dialect::Xhtml;
+        if is_xhtml && let Some((_, local)) = tag.name.rsplit_once(':') {
+            tag.name = LocalName::from(local);
+        }
+        tag.attrs
+            .retain(|attribute| ATTRIBUTES.contains(&&*attribute.name.local));
+        if LOOKS.contains(&&*tag.name) {
+            return self.plain(tag, line);
+        }
+        if tag.kind == TagKind::EndTag {
+            if let Some(count) = self.dropped.borrow_mut().get_mut(&tag.name).filter(|count| **count > 0) {
+                *count -= 1;
+                return TokenSinkResult::Continue;
+            }
+            return self.tree.process_token(Token::TagToken(tag), line);
+        }
+        let is_void = VOID.contains(&&*tag.name);
+        let is_raw = RAW.contains(&&*tag.name);
+        if is_xhtml && tag.self_closing && is_raw {
+            return TokenSinkResult::Continue;
+        }
+        if self.tree.sink.depth.get() >= DEPTH && !is_void && !is_raw {
+            if !tag.self_closing {
+                *self.dropped.borrow_mut().entry(tag.name).or_default() += 1;
+            }
+            // Words on both sides stay apart.
+            return self.tree.process_token(Token::TagToken(start("br")), line);
+        }
+        let closes = is_xhtml && tag.self_closing && !is_void && !self.is_foreign();
+        let end = Tag {
+            kind: TagKind::EndTag,
+            name: tag.name.clone(),
+            self_closing: false,
+            attrs: Vec::new(),
+            had_duplicate_attributes: false,
+        };
+        // An element of another language closes itself.
+        let closes = closes && !["svg", "math"].contains(&&*tag.name);
+        let result = self.tree.process_token(Token::TagToken(tag), line);
+        if closes {
+            return self.tree.process_token(Token::TagToken(end), line);
+        }
+        result
+    }
+
+    /// Leaves out a tag that changes looks alone. It may name a place, and it ends a picture or a formula that was left open.
+    fn plain(&self, mut tag: Tag, line: u64) -> TokenSinkResult<NodeId> {
+        let ends_picture = self.dialect == Dialect::Html && self.is_foreign();
+        let is_place = !tag.attrs.is_empty();
+        if tag.kind == TagKind::EndTag || !(ends_picture || is_place) {
+            return TokenSinkResult::Continue;
+        }
+        if self.is_foreign() && !ends_picture {
+            return TokenSinkResult::Continue;
+        }
+        tag.name = local_name!("span");
+        tag.self_closing = false;
+        let _ = self.tree.process_token(Token::TagToken(tag), line);
+        let mut end = start("span");
+        end.kind = TagKind::EndTag;
+        self.tree.process_token(Token::TagToken(end), line)
+    }
+}
+
+fn start(name: &str) -> Tag {
+    Tag {
+        kind: TagKind::StartTag,
+        name: LocalName::from(name),
+        self_closing: false,
+        attrs: Vec::new(),
+        had_duplicate_attributes: false,
+    }
+}
