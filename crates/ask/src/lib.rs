@@ -38,7 +38,7 @@ mod offsets;
 mod passages;
 mod prompt;
 
-pub use choice::{Choice, Given};
+pub use choice::{Choice, Given, reading_options};
 pub use conversation::{Answer, AskEvent, AskOptions, Conversation};
 pub use error::AskError;
 pub use keep::{KeepOptions, default_cache_folder};

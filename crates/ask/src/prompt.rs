@@ -1,9 +1,8 @@
 //! The prompt: documents first, then the question, so that a second question begins alike.
 
-use std::fmt::Write;
 use std::ops::{ControlFlow, Range};
 
-use riffle_documents::Document;
+use riffle_documents::{Document, framed};
 use riffle_engine::{Engine, EngineError};
 use riffle_model::ConversationText;
 
@@ -50,15 +49,10 @@ impl PromptMaker {
             .iter()
             .map(|document| document.text.trim_end().to_owned())
             .collect();
-        let mut body = String::new();
-        for (document, text) in documents.iter().zip(&texts) {
-            let name = document.name.replace(|c: char| c.is_control(), " ");
-            let _ = if has_template {
-                write!(body, "Document: {name}\n\n{text}\n\n")
-            } else {
-                write!(body, "{name}\n\n{text}\n\n")
-            };
-        }
+        let body = documents.iter().zip(&texts);
+        let body = body
+            .map(|(document, text)| framed(&document.name, text, has_template))
+            .collect();
         if system.is_some() && !has_template {
             return Err(EngineError::NoChatTemplate(engine.path().display().to_string()).into());
         }

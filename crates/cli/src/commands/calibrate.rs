@@ -47,7 +47,7 @@ pub(crate) fn calibrate(arguments: &CalibrateArguments) -> Result<(), Failure> {
         cost: CostModel::measure(),
     };
     let report = with_threads(arguments.engine.threads, || {
-        riffle_eval::calibrate(&arguments.model.model, &options, &text, &calibration, &mut |line| {
+        riffle_eval::calibrate(arguments.model.path()?, &options, &text, &calibration, &mut |line| {
             console::note(line);
         })
     })??;
@@ -76,7 +76,7 @@ fn importance(arguments: &CalibrateArguments, out: &Path) -> Result<(), Failure>
     };
     let interrupt = Interrupt::install()?;
     let matrix = with_threads(arguments.engine.threads, || -> Result<ImportanceMatrix, Failure> {
-        let engine = Engine::load(&arguments.model.model, options)?;
+        let engine = Engine::load(arguments.model.path()?, options)?;
         let tokenizer = engine.tokenizer()?;
         let mut tokens = Vec::new();
         for document in &collection.documents {

@@ -142,17 +142,7 @@ fn next_of_lines(input: &mut impl BufRead) -> Result<Typed, Failure> {
 
 /// History file of messages, in the system's folder for the state of programs; `None` if there is no such folder.
 fn history_path() -> Option<PathBuf> {
-    let folder = |name: &str| {
-        std::env::var_os(name)
-            .map(PathBuf::from)
-            .filter(|path| path.is_absolute())
-    };
-    let state = if cfg!(windows) {
-        folder("LOCALAPPDATA")
-    } else {
-        folder("XDG_STATE_HOME").or_else(|| Some(folder("HOME")?.join(".local/state")))
-    };
-    Some(state?.join("riffle").join("chat_history"))
+    Some(riffle_files::user_state_folder()?.join("riffle").join("chat_history"))
 }
 
 /// Makes sure that the file is there and readable by its owner alone.

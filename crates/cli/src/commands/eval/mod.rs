@@ -32,7 +32,7 @@ fn logits(arguments: &LogitsArguments) -> Result<(), Failure> {
     let tokens = riffle_eval::read_tokens(&arguments.tokens)?;
     riffle_eval::check_logits(&arguments.out)?;
     let report = with_threads(arguments.engine.threads, || {
-        let engine = Engine::load(&arguments.model.model, options)?;
+        let engine = Engine::load(arguments.model.path()?, options)?;
         riffle_eval::write_logits(&engine, &tokens, &arguments.out)
     })??;
     if arguments.json {
