@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use riffle_engine::{
-    Engine, EngineError, GenerateOptions, KeepOptions, KeptText, RunEvent, SamplingOptions, Sequence, Session,
+    Engine, EngineError, GenerateOptions, KeepOptions, KeptText, PrefillProgress, RunEvent, SamplingOptions, Sequence, Session,
     StopReason,
 };
 use riffle_policy::PolicyRules;
@@ -402,7 +402,7 @@ impl Conversation {
             0
         };
         let kept_tokens = keep(session, tokens)?;
-        let mut read = |progress| observe(RunEvent::Prefill(progress));
+        let mut read = |progress: PrefillProgress| observe(RunEvent::Prefill(progress));
         // A message behind documents that are read is not worth a page on disk.
         let page_tokens = self.engine.options().cache.page_tokens;
         if is_about_documents && tokens.len() - kept_tokens >= page_tokens {

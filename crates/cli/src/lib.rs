@@ -35,6 +35,7 @@ mod serving_args;
 mod shipped;
 mod shown;
 mod unused;
+mod user_folders;
 mod wrap;
 
 use std::ffi::OsString;

@@ -10,7 +10,7 @@ use clap::Args;
 use riffle_hub::{OtherPrograms, Settings, TriedModel, gigabytes};
 
 use crate::failure::Failure;
-use crate::{commands, console, hub_args, shown};
+use crate::{commands, console, hub_args, shown, user_folders};
 
 /// Variable that names a model for every command.
 const VARIABLE: &str = "RIFFLE_MODEL";
@@ -100,7 +100,7 @@ fn shown_name(model: &NamedModel) -> String {
 
 /// The file that names the model used last, in the user's folder for the state of programs.
 fn file_of_last() -> Option<PathBuf> {
-    Some(riffle_files::user_state_folder()?.join("riffle").join("last_model"))
+    Some(user_folders::state_folder()?.join("last_model"))
 }
 
 /// The model used last, if it is still there.

@@ -22,7 +22,6 @@ mod gguf_name;
 mod parts;
 mod size;
 mod tokenizer_name;
-mod user_folders;
 
 use std::fs::{File, FileType, Metadata, OpenOptions};
 use std::io::{self, Read};
@@ -33,7 +32,6 @@ pub use gguf_name::{GgufShard, gguf_shard, gguf_stem};
 pub use parts::{FileParts, PartBuffer};
 pub use size::human_bytes;
 pub use tokenizer_name::TOKENIZER_FILES;
-pub use user_folders::{user_cache_folder, user_state_folder};
 
 /// Opens a regular file for reading.
 ///

@@ -1,5 +1,6 @@
 //! Texts of conversations that are kept on disk: documents are read once, in whichever program they were read first.
 
+use std::env;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -55,9 +56,21 @@ fn make_private(folder: &Path) {
     let _ = builder.create(folder);
 }
 
-/// Folder for pages of documents in this user's cache: `riffle/documents`. `None` if there is no such place.
+/// Folder of this user's cache for documents: `riffle/documents` in `$XDG_CACHE_HOME` or where the platform keeps
+/// caches. `None` if there is no such place.
 pub fn document_cache_folder() -> Option<PathBuf> {
-    Some(riffle_files::user_cache_folder()?.join("riffle").join("documents"))
+    let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let platform = || {
+        if cfg!(target_os = "windows") {
+            absolute("LOCALAPPDATA")
+        } else if cfg!(target_os = "macos") {
+            absolute("HOME").map(|home| home.join("Library/Caches"))
+        } else {
+            absolute("HOME").map(|home| home.join(".cache"))
+        }
+    };
+    let caches = absolute("XDG_CACHE_HOME").or_else(platform)?;
+    Some(caches.join("riffle").join("documents"))
 }
 
 /// A folder of kept text as a conversation uses it. A folder that cannot be read or written is given up, and a notice says so; the

@@ -15,8 +15,8 @@ use rustyline::{ColorMode, Config, Context, Editor, Helper};
 
 use super::entry::{COMMANDS, is_whole};
 use crate::commands::LARGEST_TEXT_BYTES;
-use crate::console;
 use crate::failure::Failure;
+use crate::{console, user_folders};
 
 /// The next input of a source.
 pub(crate) enum Typed {
@@ -142,7 +142,7 @@ fn next_of_lines(input: &mut impl BufRead) -> Result<Typed, Failure> {
 
 /// History file of messages, in the system's folder for the state of programs; `None` if there is no such folder.
 fn history_path() -> Option<PathBuf> {
-    Some(riffle_files::user_state_folder()?.join("riffle").join("chat_history"))
+    Some(user_folders::state_folder()?.join("chat_history"))
 }
 
 /// Makes sure that the file is there and readable by its owner alone.
