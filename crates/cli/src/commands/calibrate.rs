@@ -46,8 +46,9 @@ pub(crate) fn calibrate(arguments: &CalibrateArguments) -> Result<(), Failure> {
         length: arguments.length,
         cost: CostModel::measure(),
     };
+    let model = arguments.model.path()?;
     let report = with_threads(arguments.engine.threads, || {
-        riffle_eval::calibrate(arguments.model.path()?, &options, &text, &calibration, &mut |line| {
+        riffle_eval::calibrate(model, &options, &text, &calibration, &mut |line| {
             console::note(line);
         })
     })??;
