@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use riffle_engine::{
-    Engine, EngineError, GenerateOptions, KeepOptions, KeptText, PrefillProgress, RunEvent, SamplingOptions, Sequence, Session,
-    StopReason,
+    Engine, EngineError, GenerateOptions, KeepOptions, KeptText, PrefillProgress, RunEvent, SamplingOptions, Sequence,
+    Session, StopReason,
 };
 use riffle_policy::PolicyRules;
 

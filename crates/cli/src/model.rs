@@ -194,7 +194,10 @@ mod tests {
     #[test]
     fn the_model_used_last_is_found_from_another_folder_while_it_is_there() {
         let folder = tempfile::tempdir().expect("a folder");
-        let (file, model) = (folder.path().join("state/riffle/last_model"), folder.path().join("model.gguf"));
+        let (file, model) = (
+            folder.path().join("state/riffle/last_model"),
+            folder.path().join("model.gguf"),
+        );
         assert_eq!(last(&file), None);
         fs::write(&model, "weights").expect("a file");
         let named = NamedModel {
@@ -226,7 +229,10 @@ mod tests {
             })
             .collect();
         let message = refusal(&models).message().to_owned();
-        assert!(message.ends_with("owner/0, owner/1, owner/2, owner/3 and 2 more"), "{message}");
+        assert!(
+            message.ends_with("owner/0, owner/1, owner/2, owner/3 and 2 more"),
+            "{message}"
+        );
         assert!(refusal(&models[..2]).message().ends_with(": owner/0, owner/1"));
         let none = advice(riffle_hub::tried("qwen3:4b"));
         assert_eq!(none, "riffle pull qwen3:4b gets one that fits this machine (2.5 GB)");

@@ -99,8 +99,8 @@ impl Gauge {
 /// A bar of a thousand steps.
 fn share_bar() -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(1000), ProgressDrawTarget::stderr_with_hz(8));
-    let style =
-        ProgressStyle::with_template("{bar:16} {percent}%  {wide_msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
+    let style = ProgressStyle::with_template("{bar:16} {percent}%  {wide_msg}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
     bar.set_style(style);
     bar
 }

@@ -206,9 +206,8 @@ fn text_column(line: &str) -> Option<usize> {
 /// The column of the text of a list's item, where its marker is the first word of the line.
 fn list_marker(line: &Line) -> Option<usize> {
     let number = line.word.strip_suffix(['.', ')']);
-    let is_number = number.is_some_and(|number| {
-        (1..=3).contains(&number.len()) && number.bytes().all(|byte| byte.is_ascii_digit())
-    });
+    let is_number = number
+        .is_some_and(|number| (1..=3).contains(&number.len()) && number.bytes().all(|byte| byte.is_ascii_digit()));
     let is_marker = is_number || matches!(&*line.word, "-" | "*" | "+" | "•");
     (!line.is_begun && is_marker).then(|| columns(&line.gap, 0) + columns(&line.word, 0) + 1)
 }
@@ -256,7 +255,11 @@ mod tests {
         assert_reply("exactly ten", 10, "exactly\nten");
         assert_reply("a line\nand another one", 11, "a line\nand another\none");
         assert_reply("one\n\n  two three four\n", 11, "one\n\n  two three\n  four\n");
-        assert_reply("a verylongword that fits nowhere", 8, "a\nverylongword\nthat\nfits\nnowhere");
+        assert_reply(
+            "a verylongword that fits nowhere",
+            8,
+            "a\nverylongword\nthat\nfits\nnowhere",
+        );
     }
 
     #[test]
@@ -264,7 +267,10 @@ mod tests {
         let text = "It was the best of times, it was the worst of times, it was the age of wisdom. ".repeat(20);
         for width in [20, 80, 120] {
             let shown = reply(&text, width, 5);
-            assert!(shown.lines().all(|line| line.len() <= width && !line.ends_with(' ')), "{shown}");
+            assert!(
+                shown.lines().all(|line| line.len() <= width && !line.ends_with(' ')),
+                "{shown}"
+            );
             let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
             assert_eq!(words(&shown), words(&text));
             // No line is broken before it has to be.
@@ -305,7 +311,10 @@ mod tests {
     fn notes_go_on_beside_their_labels() {
         assert_eq!(wrapped("short\nlines", 10), "short\nlines");
         assert_eq!(wrapped("one two three four", 10), "one two\nthree four");
-        assert_eq!(wrapped("name   one two three\nx", 14), "name   one two\n       three\nx");
+        assert_eq!(
+            wrapped("name   one two three\nx", 14),
+            "name   one two\n       three\nx"
+        );
         assert_eq!(wrapped("  name one two three", 12), "  name one\n  two three");
         assert_eq!(wrapped("a b c\n", 3), "a b\nc\n");
     }

@@ -94,7 +94,10 @@ fn a_document_that_another_conversation_read_comes_from_disk_and_changes_no_answ
             assert_eq!((alone.0.found_tokens, first.0.found_tokens), (0, 0), "{model}");
             let (found, read) = (second.0.found_tokens, first.0.read_tokens);
             // Recurrent layers go on from whole pages.
-            assert!(found + 512 > read && found + second.0.read_tokens == read, "{model}: {found} of {read}");
+            assert!(
+                found + 512 > read && found + second.0.read_tokens == read,
+                "{model}: {found} of {read}"
+            );
             assert!((&alone.1, &alone.1) == (&first.1, &second.1), "{model}");
         }
     }

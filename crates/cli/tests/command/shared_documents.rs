@@ -87,11 +87,16 @@ fn a_document_is_read_once_for_ask_and_chat() {
         let first = desk.chat(&[]);
         assert!(stdout(&first).trim_start().starts_with("40718"), "{}", stdout(&first));
         let read = stated(&stderr(&first), " tokens read").expect("a number");
-        assert_eq!(stated(&stderr(&first), " found on disk"), None, "{}", stderr(&first));
+        assert_eq!(
+            stated(&stderr(&first), " tokens found on disk"),
+            None,
+            "{}",
+            stderr(&first)
+        );
 
         let second = desk.chat(&[]);
         assert_eq!(first.stdout, second.stdout);
-        let found = stated(&stderr(&second), " found on disk").expect("a number");
+        let found = stated(&stderr(&second), " tokens found on disk").expect("a number");
         assert!(found + 64 > read, "{}", stderr(&second));
         let asked = &desk.ask()["answers"][0];
         assert!(number(asked, "found_tokens") + 64 > read, "{asked}");
@@ -102,10 +107,10 @@ fn a_document_is_read_once_for_ask_and_chat() {
         assert_eq!((number(alone, "found_tokens"), &alone["text"]), (0, &asked["text"]));
         let after = other.chat(&[]);
         assert_eq!(after.stdout, first.stdout);
-        assert!(stated(&stderr(&after), " found on disk").expect("a number") + 64 > read);
+        assert!(stated(&stderr(&after), " tokens found on disk").expect("a number") + 64 > read);
         let without = other.chat(&["--no-keep"]);
         assert_eq!(without.stdout, first.stdout);
-        assert_eq!(stated(&stderr(&without), " found on disk"), None);
+        assert_eq!(stated(&stderr(&without), " tokens found on disk"), None);
     }
 }
 
@@ -114,7 +119,11 @@ fn the_folder_of_chat_is_chosen_and_refused_as_that_of_ask() {
     let desk = Desk::new(true);
     let kept = desk.folder.path().join("kept");
     let output = desk.chat(&["--keep", kept.to_str().expect("UTF-8"), "--keep-budget", "1G"]);
-    assert!(output.status.success() && kept.join("index.redb").is_file(), "{}", stderr(&output));
+    assert!(
+        output.status.success() && kept.join("index.redb").is_file(),
+        "{}",
+        stderr(&output)
+    );
     assert!(!desk.kept().exists());
     let output = desk.chat(&["--keep", "/dev/null/x"]);
     assert!(!output.status.success(), "{}", stderr(&output));
@@ -123,7 +132,11 @@ fn the_folder_of_chat_is_chosen_and_refused_as_that_of_ask() {
     let mut command = desk.command(&["chat", "--ctx", "4096", "-n", "4"]);
     command.arg(desk.document()).env("XDG_CACHE_HOME", "/dev/null/x");
     let output = run_with_input(&mut command, QUESTION.as_bytes());
-    assert!(output.status.success() && stderr(&output).contains("nothing is kept for later"), "{}", stderr(&output));
+    assert!(
+        output.status.success() && stderr(&output).contains("nothing is kept for later"),
+        "{}",
+        stderr(&output)
+    );
 }
 
 /// A server that ends with the test.
@@ -134,15 +147,31 @@ struct Served {
 
 impl Served {
     fn start(desk: &Desk) -> Self {
-        let mut command = desk.command(&["serve", "--port", "0", "--ctx", "4096", "--parallel", "1", "--prefix-cache"]);
-        let mut child = command.arg(desk.kept()).stderr(Stdio::piped()).spawn().expect("it runs");
+        let mut command = desk.command(&[
+            "serve",
+            "--port",
+            "0",
+            "--ctx",
+            "4096",
+            "--parallel",
+            "1",
+            "--prefix-cache",
+        ]);
+        let mut child = command
+            .arg(desk.kept())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it runs");
         let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
         let line = lines.find_map(|line| {
             let line = line.expect("a line");
             line.contains("http://").then_some(line)
         });
         let line = line.expect("an address");
-        let address = line.split("http://").nth(1).and_then(|rest| rest.split([' ', '/']).next());
+        let address = line
+            .split("http://")
+            .nth(1)
+            .and_then(|rest| rest.split([' ', '/']).next());
         let address = address.expect("an address").to_owned();
         // What it writes later would stop it once the pipe is full.
         std::thread::spawn(move || lines.for_each(drop));
@@ -154,7 +183,8 @@ impl Served {
         let body = body.to_string();
         write!(
             stream,
-            "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            "POST {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            self.address,
             body.len()
         )
         .expect("sent");
@@ -185,7 +215,10 @@ fn a_server_on_the_same_folder_finds_what_was_read_and_the_others_find_what_it_r
     let read = stated(&stderr(&desk.chat(&[])), " tokens read").expect("a number");
     let answer = Served::start(&desk).post("/v1/chat/completions", &request(&desk));
     let cached = &answer["usage"]["prompt_tokens_details"]["cached_tokens"];
-    assert!(cached.as_u64().is_some_and(|cached| cached + 64 > read), "{read}: {answer}");
+    assert!(
+        cached.as_u64().is_some_and(|cached| cached + 64 > read),
+        "{read}: {answer}"
+    );
 
     let desk = Desk::new(true);
     fs::create_dir_all(desk.kept()).expect("a folder");

@@ -77,11 +77,7 @@ pub(crate) fn chat(arguments: &ChatArguments) -> Result<(), Failure> {
 }
 
 /// The engine under the policy by which `riffle ask` reads documents of this length, so that each finds what the other has read.
-fn for_documents(
-    engine: Arc<Engine>,
-    options: &EngineOptions,
-    documents: &[Document],
-) -> Result<Arc<Engine>, Failure> {
+fn for_documents(engine: Arc<Engine>, options: &EngineOptions, documents: &[Document]) -> Result<Arc<Engine>, Failure> {
     let has_template = engine.chat_template().is_some();
     let text = documents.iter();
     let text = text.map(|document| framed(&document.name, &document.text, has_template));
@@ -386,9 +382,9 @@ fn attached_text(name: &str, attached: Attached) -> String {
         (0, 0) => format!("{name} is read with your next message"),
         (read, 0) => format!("{name}: {} tokens read; ask about it", grouped(read)),
         (read, found) => format!(
-            "{name}: {} tokens read, {} found on disk; ask about it",
-            grouped(read),
-            grouped(found)
+            "{name}: {} tokens found on disk, {} read; ask about it",
+            grouped(found),
+            grouped(read)
         ),
     }
 }
