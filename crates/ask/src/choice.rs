@@ -263,6 +263,26 @@ fn prefill_policy(
     })
 }
 
+/// The options by which a conversation reads documents of `document_tokens` tokens where the caller chose no policy for prompts: `wanted` with
+/// the policy and the chunk length that [`Conversation::open`](crate::Conversation::open) chooses. Pages that one has read then serve the
+/// other.
+///
+/// # Errors
+/// [`AskError::Engine`] where a policy cannot be built for the model.
+pub fn reading_options(
+    engine: &Engine,
+    wanted: &EngineOptions,
+    document_tokens: usize,
+) -> Result<EngineOptions, AskError> {
+    let prefill = prefill_policy(engine, wanted, false, document_tokens)?;
+    let mut options = wanted.clone();
+    if let Some(chunk) = prefill.rules.preferred_chunk_tokens() {
+        options.machine.chunk_tokens = chunk.min(options.machine.batch_tokens);
+    }
+    options.sequence.prefill = prefill.rules;
+    Ok(options)
+}
+
 /// Policy for writing answers: the caller's, else full attention.
 fn decode_policy(wanted: &EngineOptions, is_given: bool) -> ChosenPolicy {
     if is_given {

@@ -43,7 +43,7 @@ mod parts;
 mod passages;
 mod prompt;
 
-pub use choice::{Choice, Given};
+pub use choice::{Choice, Given, reading_options};
 pub use conversation::{Answer, AskEvent, AskOptions, Beginning, Conversation};
 pub use error::AskError;
 pub use keep::{KeepOptions, default_cache_folder};

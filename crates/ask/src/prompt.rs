@@ -1,9 +1,8 @@
 //! The prompt: documents first, then the question, so that a second question begins alike.
 
-use std::fmt::Write;
 use std::ops::{ControlFlow, Range};
 
-use riffle_documents::Document;
+use riffle_documents::{Document, framed};
 use riffle_engine::{Engine, EngineError};
 
 use crate::offsets::offsets;
@@ -100,25 +99,20 @@ impl PromptMaker {
         if !is_first && !parts.is_empty() {
             text += FURTHER_PARTS;
         }
-        for (number, part) in parts.iter().enumerate() {
-            let document = &documents[part.document];
-            let goes_on = number > 0 && parts[number - 1].document == part.document;
-            if !goes_on {
-                let name = document.name.replace(|c: char| c.is_control(), " ");
-                let _ = if self.has_template {
-                    write!(text, "Document: {name}\n\n")
-                } else {
-                    write!(text, "{name}\n\n")
-                };
-            }
-            if !part.is_whole(documents) {
-                let place = document.describe(&part.range());
-                let _ = match place.as_str() {
-                    "" => write!(text, "[…]\n"),
-                    place => write!(text, "[{place}]\n"),
-                };
-            }
-            let _ = write!(text, "{}\n\n", part.text(documents).trim_end());
+        for of_document in parts.chunk_by(|part, next| part.document == next.document) {
+            let document = &documents[of_document[0].document];
+            let bodies: Vec<String> = of_document
+                .iter()
+                .map(|part| {
+                    let body = part.text(documents).trim_end();
+                    match document.describe(&part.range()) {
+                        _ if part.is_whole(documents) => body.to_owned(),
+                        place if place.is_empty() => format!("[…]\n{body}"),
+                        place => format!("[{place}]\n{body}"),
+                    }
+                })
+                .collect();
+            text += &framed(&document.name, &bodies.join("\n\n"), self.has_template);
         }
         let instruction = match (&self.system, self.has_template) {
             (_, false) => "",

@@ -21,8 +21,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut conversation = Conversation::new(engine, options)?;
     let text = std::fs::read_to_string("fixtures/text/prophets.txt")?;
     let name = "prophets.txt".to_owned();
-    let read = conversation.attach(Document { name, text }, &mut |_| ControlFlow::Continue(()))?;
-    println!("{read} tokens read");
+    let attached = conversation.attach(Document { name, text }, &mut |_| ControlFlow::Continue(()))?;
+    println!("{} tokens read", attached.read_tokens);
     for question in [
         "What is the pass key for field house? The pass key for field house is",
         "What is the pass key for field house? The pass key for field house is",

@@ -4,7 +4,10 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
-use riffle_engine::{Engine, EngineError, GenerateOptions, RunEvent, SamplingOptions, Sequence, Session, StopReason};
+use riffle_engine::{
+    Engine, EngineError, GenerateOptions, KeepOptions, KeptText, PrefillProgress, RunEvent, SamplingOptions, Sequence,
+    Session, StopReason,
+};
 use riffle_policy::PolicyRules;
 
 use crate::branch::{Branch, Document, Turn};
@@ -26,6 +29,17 @@ pub struct ChatOptions {
     pub system: Option<String>,
     /// How answers are drawn and when they end; `None` for what the model recommends.
     pub generate: Option<GenerateOptions>,
+    /// Folder for the pages of documents; `None` keeps nothing.
+    pub keep: Option<KeepOptions>,
+}
+
+/// A text that was put before the next message.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Attached {
+    /// Tokens that were read now; none where the text is read with the message.
+    pub read_tokens: usize,
+    /// Tokens whose pages came from disk.
+    pub found_tokens: usize,
 }
 
 /// Effect of a change of policies.
@@ -45,12 +59,15 @@ pub struct Conversation {
     pub(crate) others: Vec<Branch>,
     /// Branches there have been.
     pub(crate) branches_made: usize,
+    kept: KeptText,
 }
 
 /// How a message was read.
 struct Reading {
     prompt_tokens: usize,
     kept_tokens: usize,
+    /// Tokens of the kept ones that came from disk.
+    found_tokens: usize,
     again_tokens: usize,
     /// Tokens of earlier turns that had been read.
     held_tokens: usize,
@@ -62,7 +79,8 @@ impl Conversation {
     ///
     /// # Errors
     /// [`ChatError::Option`] where the engine's options lose what later turns need; [`ChatError::Engine`] where instructions are given to a
-    /// model without a chat template, without a tokenizer, or with sampling options out of range.
+    /// model without a chat template, without a tokenizer, or with sampling options out of range; [`ChatError::Keep`] for a folder of kept
+    /// text that is needed and cannot be used.
     pub fn new(engine: Arc<Engine>, options: ChatOptions) -> Result<Self, ChatError> {
         if engine.options().model.token_selection.is_some() {
             return Err(ChatError::Option(
@@ -83,6 +101,7 @@ impl Conversation {
             branch: Branch::named("1"),
             others: Vec::new(),
             branches_made: 1,
+            kept: KeptText::open(options.keep.as_ref()).map_err(ChatError::Keep)?,
         };
         conversation.set_system(options.system)?;
         Ok(conversation)
@@ -129,6 +148,16 @@ impl Conversation {
         Ok(())
     }
 
+    /// Why no document is kept on disk, where that was asked for and is not possible.
+    pub fn not_kept(&self) -> Option<&str> {
+        self.kept.problem()
+    }
+
+    /// Notices for the user about the folder of kept text since the last call, a line each.
+    pub fn take_notices(&mut self) -> Vec<String> {
+        self.kept.take_notices()
+    }
+
     /// The turns of the current branch.
     pub fn turns(&self) -> &[Turn] {
         &self.branch.turns
@@ -139,13 +168,13 @@ impl Conversation {
         &self.branch.attached
     }
 
-    /// Puts a text before the next message, and reads it at once where the policies let it be read without the message. Returns the
-    /// tokens that were read.
+    /// Puts a text before the next message, and reads it at once where the policies let it be read without the message. At the beginning of
+    /// a conversation, pages of the text come from the folder of kept text and go to it.
     ///
     /// # Errors
     /// [`ChatError::ContextFull`] and failures of reading: the text is not attached then. When `observe` breaks, the text stays attached
     /// and the rest of it is read with the message.
-    pub fn attach(&mut self, document: Document, observe: &mut Observe<'_>) -> Result<usize, ChatError> {
+    pub fn attach(&mut self, document: Document, observe: &mut Observe<'_>) -> Result<Attached, ChatError> {
         self.branch.attached.push(document);
         let read = self.read_attached(observe);
         if read.as_ref().is_err_and(|error| !error.is_interrupted()) {
@@ -259,8 +288,8 @@ impl Conversation {
     ) -> Result<TurnReport, ChatError> {
         let begin = self.branch.transcript.end();
         self.branch.unanswered = Some(message.clone());
-        let says_names = self.engine.chat_template().is_some();
-        let content = with_documents(&self.branch.attached, &message, says_names);
+        let has_template = self.engine.chat_template().is_some();
+        let content = with_documents(&self.branch.attached, &message, has_template);
         let text = prompt_text(
             &self.engine,
             self.system.as_deref(),
@@ -269,7 +298,7 @@ impl Conversation {
             &mut || observe(RunEvent::Waiting),
         )?;
         let start = Instant::now();
-        let add_special = !says_names;
+        let add_special = !has_template;
         let tokens = self
             .branch
             .transcript
@@ -306,6 +335,7 @@ impl Conversation {
         let reading = Reading {
             prompt_tokens: turn.prompt.tokens,
             kept_tokens: turn.prompt.tokens,
+            found_tokens: 0,
             again_tokens: 0,
             held_tokens: turn.held_tokens,
             seconds: 0.0,
@@ -336,6 +366,7 @@ impl Conversation {
         let report = TurnReport {
             prompt_tokens: reading.prompt_tokens,
             reused_tokens: reading.kept_tokens,
+            found_tokens: reading.found_tokens,
             read_tokens,
             again_tokens: reading.again_tokens,
             generated_tokens,
@@ -357,17 +388,32 @@ impl Conversation {
         observe: &mut Observe<'_>,
     ) -> Result<Reading, ChatError> {
         self.branch.prompt_end = None;
-        let session = self.session()?;
+        self.session()?;
+        let is_about_documents = !self.branch.attached.is_empty();
+        let session = self
+            .branch
+            .session
+            .as_mut()
+            .ok_or(ChatError::Engine(EngineError::EmptyPrompt))?;
         let held_tokens = session.tokens().len().min(begin.tokens);
+        let found_tokens = if is_about_documents {
+            self.kept.find(session, tokens)?
+        } else {
+            0
+        };
         let kept_tokens = keep(session, tokens)?;
-        if kept_tokens < tokens.len() {
-            session.prefill(&tokens[kept_tokens..], &mut |progress| {
-                observe(RunEvent::Prefill(progress))
-            })?;
+        let mut read = |progress: PrefillProgress| observe(RunEvent::Prefill(progress));
+        // A message behind documents that are read is not worth a page on disk.
+        let page_tokens = self.engine.options().cache.page_tokens;
+        if is_about_documents && tokens.len() - kept_tokens >= page_tokens {
+            self.kept.read(session, tokens, &mut read)?;
+        } else if kept_tokens < tokens.len() {
+            session.prefill(&tokens[kept_tokens..], &mut read)?;
         }
         Ok(Reading {
             prompt_tokens: tokens.len(),
             kept_tokens,
+            found_tokens,
             again_tokens: held_tokens.saturating_sub(kept_tokens),
             held_tokens,
             seconds: start.elapsed().as_secs_f64(),
@@ -375,17 +421,19 @@ impl Conversation {
     }
 
     /// Reads what stands before the next message, as far as no message changes its tokens.
-    fn read_attached(&mut self, observe: &mut Observe<'_>) -> Result<usize, ChatError> {
+    fn read_attached(&mut self, observe: &mut Observe<'_>) -> Result<Attached, ChatError> {
         let options = self.engine.options();
         if !options.sequence.decode.follows_from_keys() || !options.sequence.prefill.follows_from_keys() {
-            return Ok(0);
+            return Ok(Attached::default());
         }
         let (branch, system) = (&self.branch, self.system.as_deref());
         let begin = branch.transcript.end();
         let text = text_before_message(&self.engine, system, &branch.turns, &branch.attached, &mut || {
             observe(RunEvent::Waiting)
         })?;
-        let Some(text) = text else { return Ok(0) };
+        let Some(text) = text else {
+            return Ok(Attached::default());
+        };
         // A word at the end of the text may be another token once the message follows it.
         let tokenizer = self.engine.tokenizer()?;
         let add_special = self.engine.chat_template().is_none();
@@ -398,12 +446,15 @@ impl Conversation {
         let same = tokens.iter().zip(&other).take_while(|(a, b)| a == b).count();
         tokens.truncate(same);
         if tokens.is_empty() || branch.held_tokens() >= same {
-            return Ok(0);
+            return Ok(Attached::default());
         }
         self.engine
             .check_context("the conversation with this text", tokens.len() + 1)?;
         let reading = self.read(&tokens, begin, Instant::now(), observe)?;
-        Ok(reading.prompt_tokens - reading.kept_tokens)
+        Ok(Attached {
+            read_tokens: reading.prompt_tokens - reading.kept_tokens,
+            found_tokens: reading.found_tokens,
+        })
     }
 
     /// The session of the current branch; an empty one where everything has to be read again.

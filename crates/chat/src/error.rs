@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use riffle_engine::EngineError;
 use riffle_files::FileError;
+use riffle_kv::KvError;
 use riffle_model::ModelError;
 use riffle_policy::PolicyError;
 
@@ -26,6 +27,9 @@ pub enum ChatError {
     /// A message without text.
     #[error("the message is empty")]
     EmptyMessage,
+    /// The folder of kept pages cannot be used.
+    #[error("{0}; choose another folder with `keep`, or leave it out")]
+    Keep(KvError),
     /// An option of the engine that makes no sense in a conversation.
     #[error("{0}")]
     Option(&'static str),

@@ -38,7 +38,7 @@ mod transcript;
 mod turns;
 
 pub use branch::{Document, Turn};
-pub use conversation::{ChatOptions, Conversation, MOST_BRANCHES, Observe, PolicyChange};
+pub use conversation::{Attached, ChatOptions, Conversation, MOST_BRANCHES, Observe, PolicyChange};
 pub use error::ChatError;
 pub use report::{BranchReport, ChatReport, TurnReport};
 pub use saved::Loaded;

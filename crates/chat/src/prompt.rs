@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 
+use riffle_documents::framed;
 use riffle_engine::Engine;
 use riffle_model::ConversationText;
 
@@ -22,9 +23,9 @@ pub(crate) fn prompt_text(
     message: &str,
     poll: &mut Poll<'_>,
 ) -> Result<ConversationText, ChatError> {
-    let says_names = engine.chat_template().is_some();
+    let has_template = engine.chat_template().is_some();
     let turns = turns.iter().map(|turn| {
-        let message = with_documents(&turn.documents, &turn.message, says_names);
+        let message = with_documents(&turn.documents, &turn.message, has_template);
         (message, turn.answer.as_str())
     });
     Ok(engine.conversation_text(system, turns, message, poll)?)
@@ -47,19 +48,9 @@ pub(crate) fn text_before_message(
     }))
 }
 
-/// A message behind the texts that belong to it. Their names are said where a template makes it a conversation.
-pub(crate) fn with_documents(documents: &[Document], message: &str, says_names: bool) -> String {
-    let mut text = String::new();
-    for document in documents {
-        let body = document.text.trim_end();
-        text += &if says_names {
-            format!(
-                "The file {}:\n\n{body}\n\nThe end of {}.\n\n",
-                document.name, document.name
-            )
-        } else {
-            format!("{body}\n")
-        };
-    }
-    text + message
+/// A message behind the texts that belong to it.
+pub(crate) fn with_documents(documents: &[Document], message: &str, has_template: bool) -> String {
+    let documents = documents.iter();
+    let text = documents.map(|document| framed(&document.name, &document.text, has_template));
+    text.collect::<String>() + message
 }

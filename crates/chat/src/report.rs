@@ -10,6 +10,8 @@ pub struct TurnReport {
     pub prompt_tokens: usize,
     /// How many of them were read before this turn and not again.
     pub reused_tokens: usize,
+    /// How many of those came from disk with this turn's message; documents that were attached before it brought theirs.
+    pub found_tokens: usize,
     /// How many were read for this turn.
     pub read_tokens: usize,
     /// How many of those had been read for earlier turns: the template changed their text, or a recurrent model had to go back.

@@ -11,6 +11,8 @@ use crate::chat_args::ChatArguments;
 pub(crate) use crate::engine_args::EngineArguments;
 use crate::eval_args::EvalArguments;
 use crate::hub_args::{self, CompletionsArguments, ListArguments, ManArguments, PullArguments, RmArguments};
+pub(crate) use crate::model::ModelArguments;
+use crate::model::NamedModel;
 use crate::numbers;
 use crate::prefix_cache::PrefixCacheArguments;
 use crate::quantize_args::QuantizeArguments;
@@ -95,16 +97,6 @@ pub(crate) enum Command {
     /// Write manual pages
     #[command(hide = true)]
     Man(ManArguments),
-}
-
-#[derive(Debug, Clone, Args)]
-pub(crate) struct ModelArguments {
-    /// Model: a GGUF file, a folder or a pulled model's name
-    ///
-    /// A folder holds config.json, *.safetensors and a tokenizer, as on Hugging Face. A pulled model has a name such as
-    /// owner/name or owner/name:Q4_K_M: riffle pull gets one, riffle list shows them.
-    #[arg(short = 'm', long, value_name = "PATH", value_parser = hub_args::model())]
-    pub(crate) model: PathBuf,
 }
 
 /// The text that a command reads.
@@ -236,9 +228,9 @@ pub(crate) struct PlanArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct InspectArguments {
-    /// Model: a GGUF file, a folder or a pulled model's name
-    #[arg(value_parser = hub_args::model())]
-    pub(crate) path: PathBuf,
+    /// Model: a GGUF file, a folder or a pulled model's name [default: the one used last]
+    #[arg(value_name = "PATH", value_parser = hub_args::model())]
+    pub(crate) model: Option<NamedModel>,
     /// List every tensor with its format and shape
     #[arg(long)]
     pub(crate) tensors: bool,

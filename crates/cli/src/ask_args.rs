@@ -1,13 +1,10 @@
 //! The arguments of `riffle ask`.
 
-use std::path::PathBuf;
-
-use clap::parser::ValueSource;
-use clap::{ArgMatches, Args};
+use clap::Args;
 use riffle_ask::Given;
 
 use crate::args::{EngineArguments, GenerateArguments, ModelArguments};
-use crate::numbers;
+use crate::keep_args::KeepArguments;
 
 #[derive(Debug, Args)]
 pub(crate) struct AskArguments {
@@ -65,37 +62,11 @@ pub(crate) struct AskArguments {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) generate: GenerateArguments,
-    /// Keep what was read in this folder
-    ///
-    /// Later questions about the same documents are then answered at once [default: riffle/documents in the user's cache
-    /// folder]
-    #[arg(long, value_name = "DIR", help_heading = "What is kept", hide_short_help = true)]
-    pub(crate) keep: Option<PathBuf>,
-    /// Keep nothing on disk of what was read
-    #[arg(long, conflicts_with_all = ["keep", "keep_budget"], help_heading = "What is kept")]
-    pub(crate) no_keep: bool,
-    /// Most bytes of --keep; what was used longest ago goes first [default: 8G]
-    #[arg(long, value_name = "BYTES", value_parser = numbers::bytes, help_heading = "What is kept", hide_short_help = true)]
-    pub(crate) keep_budget: Option<u64>,
+    #[command(flatten)]
+    pub(crate) keep: KeepArguments,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
     /// Which options were typed.
     #[arg(skip)]
     pub(crate) given: Given,
-}
-
-impl AskArguments {
-    /// Notes which of the options that are chosen otherwise were typed.
-    pub(crate) fn note_given(&mut self, matches: &ArgMatches) {
-        let typed = |names: &[&str]| {
-            let mut names = names.iter();
-            names.any(|name| matches.value_source(name) == Some(ValueSource::CommandLine))
-        };
-        self.given = Given {
-            format: typed(&["kv_type", "cache_type_k", "cache_type_v"]),
-            context: typed(&["ctx"]),
-            prefill: typed(&["prefill", "profile", "auto", "h2o_local", "h2o_heavy"]),
-            decode: typed(&["decode", "profile"]),
-        };
-    }
 }

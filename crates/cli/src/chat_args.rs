@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use riffle_ask::Given;
 
 use crate::args::{EngineArguments, GenerateArguments, ModelArguments};
+use crate::keep_args::KeepArguments;
 
 #[derive(Debug, Args)]
 pub(crate) struct ChatArguments {
@@ -30,7 +32,12 @@ pub(crate) struct ChatArguments {
     #[arg(long, help_heading = "What is kept")]
     pub(crate) no_history: bool,
     #[command(flatten)]
+    pub(crate) keep: KeepArguments,
+    #[command(flatten)]
     pub(crate) generate: GenerateArguments,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
+    /// Which options were typed.
+    #[arg(skip)]
+    pub(crate) given: Given,
 }

@@ -6,7 +6,9 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{CommandFactory, FromArgMatches};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
+use riffle_ask::Given;
 
 use crate::args::{Arguments, Command};
 use crate::failure::Failure;
@@ -34,10 +36,26 @@ fn take_negative_numbers(command: clap::Command) -> clap::Command {
 pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Arguments, clap::Error> {
     let matches = command().try_get_matches_from(llama_cpp::spelled_for_clap(arguments))?;
     let mut parsed = Arguments::from_arg_matches(&matches)?;
-    if let (Some(Command::Ask(ask)), Some((_, matches))) = (&mut parsed.command, matches.subcommand()) {
-        ask.note_given(matches);
+    match (&mut parsed.command, matches.subcommand()) {
+        (Some(Command::Ask(ask)), Some((_, matches))) => ask.given = given(matches),
+        (Some(Command::Chat(chat)), Some((_, matches))) => chat.given = given(matches),
+        _ => {}
     }
     Ok(parsed)
+}
+
+/// Which of the options were typed that conversations about documents choose otherwise.
+fn given(matches: &ArgMatches) -> Given {
+    let typed = |names: &[&str]| {
+        let mut names = names.iter();
+        names.any(|name| matches.value_source(name) == Some(ValueSource::CommandLine))
+    };
+    Given {
+        format: typed(&["kv_type", "cache_type_k", "cache_type_v"]),
+        context: typed(&["ctx"]),
+        prefill: typed(&["prefill", "profile", "auto", "h2o_local", "h2o_heavy"]),
+        decode: typed(&["decode", "profile"]),
+    }
 }
 
 /// Parses the arguments of another program, its name first, as those of `riffle` are: with the spellings of llama.cpp, and with one line
@@ -118,14 +136,11 @@ fn in_our_words(error: &clap::Error, command: Option<&str>) -> Option<String> {
     let first = arguments.first()?;
     match error.kind() {
         ErrorKind::MissingRequiredArgument => {
-            let models = if arguments.iter().any(|argument| argument.starts_with("--model ")) {
-                "; riffle list shows the models that are here, riffle pull gets one"
-            } else {
-                ""
-            };
+            // The line begins with the name of the program.
+            let command = command.map(|command| command.strip_prefix("riffle ").unwrap_or(command));
             Some(format!(
-                "{} needs {}{models}",
-                command.unwrap_or("riffle"),
+                "{} needs {}",
+                command.unwrap_or("the command"),
                 arguments.join(" and ")
             ))
         }

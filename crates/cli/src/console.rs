@@ -7,11 +7,20 @@
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
+use terminal_size::{Height, Width, terminal_size_of};
 
 use crate::failure::Failure;
 use crate::shown;
+use crate::wrap::{self, ReplyLines};
+
+/// Columns of a terminal from which on lines are broken between words.
+const LEAST_COLUMNS: usize = 20;
+
+/// The lines of the answer that is being written to a terminal.
+static REPLY: Mutex<ReplyLines> = Mutex::new(ReplyLines::new());
 
 /// True if the last text on standard output left its line without an end.
 static LINE_IS_OPEN: AtomicBool = AtomicBool::new(false);
@@ -27,7 +36,47 @@ pub(crate) fn print_answer(text: &str) -> Result<(), Failure> {
     write(&shown::answer(text, io::stdout().is_terminal()))
 }
 
+/// Writes a piece of a conversation's answer to standard output: to a terminal with lines broken between words, elsewhere as
+/// [`print_answer`]. The last word appears with what is printed next.
+pub(crate) fn print_reply(text: &str) -> Result<(), Failure> {
+    let Some(width) = output_columns() else {
+        return print_answer(text);
+    };
+    let shown = reply().push(&shown::answer(text, true), width);
+    write_now(&shown)
+}
+
+/// As [`print`], with lines broken between words on a terminal.
+pub(crate) fn print_wrapped(text: &str) -> Result<(), Failure> {
+    match output_columns() {
+        Some(width) => print(&wrap::wrapped(text, width)),
+        None => print(text),
+    }
+}
+
+fn reply() -> MutexGuard<'static, ReplyLines> {
+    REPLY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Columns of a terminal of a usable width.
+fn columns(size: Option<(Width, Height)>) -> Option<usize> {
+    let (Width(width), _) = size?;
+    Some(usize::from(width)).filter(|width| *width >= LEAST_COLUMNS)
+}
+
+/// Columns of standard output, where that is a terminal.
+fn output_columns() -> Option<usize> {
+    columns(terminal_size_of(io::stdout()))
+}
+
+/// Writes behind the word of an answer that was held back.
 fn write(text: &str) -> Result<(), Failure> {
+    let width = output_columns().unwrap_or(usize::MAX);
+    let held = reply().finish(width);
+    write_now(&(held + text))
+}
+
+fn write_now(text: &str) -> Result<(), Failure> {
     if let Some(last) = text.chars().next_back() {
         LINE_IS_OPEN.store(last != '\n', Ordering::Relaxed);
     }
@@ -48,20 +97,28 @@ pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
 pub(crate) fn note(text: impl Display) {
     // An answer that cannot be written is reported where its text is printed.
     let _ = end_line();
-    let _ = writeln!(io::stderr().lock(), "{}", shown::shown(&text.to_string()));
+    let _ = writeln!(io::stderr().lock(), "{}", fitted(&text.to_string()));
 }
 
 /// A note beside an answer, on standard error: dim where that is a terminal that shows colours.
 pub(crate) fn aside(text: impl Display) {
     // As in `note`.
     let _ = end_line();
-    let text = text.to_string();
-    let shown = shown::shown(&text);
+    let shown = fitted(&text.to_string());
     let _ = if has_colours(&io::stderr()) {
         writeln!(io::stderr().lock(), "\u{1b}[2m{shown}\u{1b}[0m")
     } else {
         writeln!(io::stderr().lock(), "{shown}")
     };
+}
+
+/// A text as standard error shows it: without control characters, and on a terminal with lines broken between words.
+fn fitted(text: &str) -> String {
+    let shown = shown::shown(text);
+    match columns(terminal_size_of(io::stderr())) {
+        Some(width) => wrap::wrapped(&shown, width).into_owned(),
+        None => shown.into_owned(),
+    }
 }
 
 /// True if colours are written there: on a terminal, unless NO_COLOR is set (no-color.org).
@@ -72,7 +129,8 @@ pub(crate) fn has_colours(stream: &impl IsTerminal) -> bool {
 
 /// Ends the line of standard output that an answer left open.
 pub(crate) fn end_line() -> Result<(), Failure> {
-    if LINE_IS_OPEN.load(Ordering::Relaxed) {
+    let holds_word = reply().holds_word();
+    if holds_word || LINE_IS_OPEN.load(Ordering::Relaxed) {
         print("\n")
     } else {
         Ok(())

@@ -134,6 +134,7 @@ impl From<ChatError> for Failure {
     fn from(error: ChatError) -> Self {
         match error {
             ChatError::Engine(error) => error.into(),
+            ChatError::Keep(_) => Self::new(format!("{error} with --no-keep")),
             error => Self::new(error),
         }
     }

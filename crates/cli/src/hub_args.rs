@@ -8,6 +8,7 @@ use clap_complete::Shell;
 use riffle_engine::DraftSpec;
 use riffle_hub::{HubError, OtherPrograms, Settings};
 
+use crate::model::NamedModel;
 use crate::numbers;
 
 #[derive(Debug, Args)]
@@ -63,33 +64,37 @@ pub(crate) struct ManArguments {
 }
 
 /// Reads a model: a path that exists, or else the name of a model that riffle or another program has pulled, for which its path stands.
-pub(crate) fn model() -> impl TypedValueParser<Value = PathBuf> {
-    PathBufValueParser::new().try_map(|path| resolved(path).map_err(|error| error.to_string()))
+pub(crate) fn model() -> impl TypedValueParser<Value = NamedModel> {
+    PathBufValueParser::new().try_map(|name| resolved(name).map_err(|error| error.to_string()))
 }
 
 /// Reads a `--draft`, whose small model may be named as [`model`] may.
 pub(crate) fn draft(text: &str) -> Result<DraftSpec, String> {
     let spec: DraftSpec = text.parse().map_err(numbers::requirement)?;
     match spec.model() {
-        Some(path) => {
-            let path = resolved(path.to_owned())?;
-            Ok(spec.with_model(path))
+        Some(name) => {
+            let model = resolved(name.to_owned())?;
+            Ok(spec.with_model(model.path))
         }
         None => Ok(spec),
     }
 }
 
-fn resolved(path: PathBuf) -> Result<PathBuf, String> {
-    if path.symlink_metadata().is_ok() {
-        return Ok(path);
+/// The model of a name or a path.
+pub(crate) fn resolved(name: PathBuf) -> Result<NamedModel, String> {
+    let at = |path: PathBuf, name: PathBuf| Ok(NamedModel { name, path });
+    if name.symlink_metadata().is_ok() {
+        return at(name.clone(), name);
     }
-    let Some(text) = path.to_str() else { return Ok(path) };
+    let Some(text) = name.to_str() else {
+        return at(name.clone(), name);
+    };
     let found = Settings::from_environment()
         .and_then(|settings| riffle_hub::locate(&settings, &OtherPrograms::from_environment(), text));
     match found {
-        Ok(Some(found)) => Ok(found),
+        Ok(Some(path)) => at(path, name),
         // The loader reports a path that is no file and no name.
-        Ok(None) => Ok(path),
+        Ok(None) => at(name.clone(), name),
         Err(HubError::NotStored { name }) => Err(format!(
             "there is no such file or folder, nor a model of that name here; get it: riffle pull {name}"
         )),

@@ -23,7 +23,9 @@ mod flags;
 mod help;
 mod hub_args;
 mod interrupt;
+mod keep_args;
 mod llama_cpp;
+mod model;
 mod numbers;
 mod prefix_cache;
 mod progress;
@@ -34,6 +36,8 @@ mod serving_args;
 mod shipped;
 mod shown;
 mod unused;
+mod user_folders;
+mod wrap;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -24,7 +24,7 @@ pub(crate) struct PrefillDisplay {
 impl PrefillDisplay {
     pub(crate) fn new(engine: &Engine) -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(8));
-        let style = ProgressStyle::with_template("reading {bar:20} {pos}/{len} tokens  {msg}")
+        let style = ProgressStyle::with_template("reading {bar:16} {pos}/{len} tokens  {wide_msg}")
             .unwrap_or_else(|_| ProgressStyle::default_bar());
         bar.set_style(style);
         let now = Instant::now();
@@ -114,8 +114,8 @@ impl Gauge {
 /// A bar of a thousand steps.
 fn share_bar() -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(1000), ProgressDrawTarget::stderr_with_hz(8));
-    let style =
-        ProgressStyle::with_template("{bar:30} {percent}%  {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
+    let style = ProgressStyle::with_template("{bar:16} {percent}%  {wide_msg}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
     bar.set_style(style);
     bar
 }

@@ -9,7 +9,7 @@ use riffle_engine::{DraftSpec, Engine, EngineOptions, with_threads};
 use riffle_server::{Limits, ServerOptions};
 
 use crate::args::{EngineArguments, ModelArguments};
-use crate::commands::{engine_options, note_activations};
+use crate::commands::{engine_options, note_activations, note_template};
 use crate::failure::Failure;
 use crate::prefix_cache::PrefixCacheArguments;
 use crate::{hub_args, numbers};
@@ -76,13 +76,19 @@ pub struct ServingArguments {
 }
 
 impl ServingArguments {
-    /// The file or folder of the model.
-    pub fn model_path(&self) -> &Path {
-        &self.model.model
+    /// The file or folder of the model. Where none is given, a note on standard error says which one is taken.
+    ///
+    /// # Errors
+    /// No model is given, none was used before, and not exactly one is here.
+    pub fn model_path(&self) -> Result<&Path, Failure> {
+        self.model.path()
     }
 
     /// The name that clients see the model under.
-    pub fn model_name(&self) -> String {
+    ///
+    /// # Errors
+    /// As [`model_path`](Self::model_path).
+    pub fn model_name(&self) -> Result<String, Failure> {
         let of_path = |path: &Path| {
             if let Some(name) = riffle_hub::ModelName::of_path(path) {
                 return name.repository();
@@ -95,10 +101,10 @@ impl ServingArguments {
             };
             name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
         };
-        self.alias
-            .first()
-            .cloned()
-            .unwrap_or_else(|| of_path(self.model_path()))
+        match self.alias.first() {
+            Some(alias) => Ok(alias.clone()),
+            None => self.model_path().map(of_path),
+        }
     }
 
     /// Requests that are read or answered at a time.
@@ -119,7 +125,7 @@ impl ServingArguments {
     /// # Errors
     /// For a model that cannot be read, for options that make no sense, and where memory is too small.
     pub fn load(&self, bodies_bytes: u64) -> Result<Arc<Engine>, Failure> {
-        let path = self.model_path();
+        let path = self.model_path()?;
         let options = riffle_server::engine_options(path, self.engine_options()?, self.parallel, bodies_bytes)?;
         let engine = with_threads(self.engine.threads, || Engine::load(path, options))??;
         note_activations(
@@ -127,6 +133,8 @@ impl ServingArguments {
             engine.model().config(),
             engine.options().machine.device.is_some(),
         );
+        note_template(&engine);
+        self.model.remember();
         Ok(engine)
     }
 
@@ -140,7 +148,7 @@ impl ServingArguments {
             threads: self.engine.threads,
             parallel: self.parallel,
             draft: self.draft.clone(),
-            model_name: self.model_name(),
+            model_name: self.model_name()?,
             aliases: self.alias.iter().skip(1).cloned().collect(),
             has_strict_names: self.strict_names,
             limits: Limits {

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::guard::{self, Fault};
 use crate::kind::{OtherKind, Sniffed, sniff};
-use crate::{Document, DocumentError, DocumentKind, Limits, archive, docx, epub, folder, html, pdf, plain};
+use crate::{Document, DocumentError, DocumentKind, Limits, archive, docx, epub, folder, html, names, pdf, plain};
 
 /// Documents in the order of the given files, and the files of folders that were left out.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -48,19 +48,25 @@ pub fn read(paths: &[impl AsRef<Path>], limits: &Limits) -> Result<Collection, D
     }
     let mut collection = Collection::default();
     let mut text_bytes = 0;
+    let mut typed = Vec::new();
     for path in paths {
         let path = path.as_ref();
         let name = path.display().to_string();
+        let before = collection.documents.len();
         if path.is_dir() {
             read_folder(&name, path, limits, &mut collection, &mut text_bytes)?;
-            continue;
+        } else {
+            let document = read_file(&name, path, limits, text_bytes)?;
+            if document.text.trim().is_empty() {
+                return Err(DocumentError::Empty { name });
+            }
+            add(&mut collection, document, limits, &mut text_bytes)?;
         }
-        let document = read_file(&name, path, limits, text_bytes)?;
-        if document.text.trim().is_empty() {
-            return Err(DocumentError::Empty { name });
-        }
-        add(&mut collection, document, limits, &mut text_bytes)?;
+        let added = &mut collection.documents[before..];
+        typed.extend(added.iter().map(|document| document.name.clone()));
+        names::shorten(added, path);
     }
+    names::tell_apart(&mut collection.documents, typed);
     Ok(collection)
 }
 

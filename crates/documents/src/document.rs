@@ -9,7 +9,8 @@ use crate::DocumentKind;
 /// A document as a model reads it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Document {
-    /// The path that was given; for a file of a folder the folder and the path in it.
+    /// Name of the file; for a file of a folder the folder's name and the path in it. Documents that would have one name in common have
+    /// the paths that were given.
     pub name: String,
     /// Kind of the file.
     pub kind: DocumentKind,

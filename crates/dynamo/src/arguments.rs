@@ -42,13 +42,13 @@ impl Arguments {
         // Before Dynamo's runtime waits for etcd.
         self.serving.check()?;
         refuse_roles(&self.dynamo)?;
-        let files = frontend_files(self.frontend_files.as_deref(), self.serving.model_path())?;
+        let files = frontend_files(self.frontend_files.as_deref(), self.serving.model_path()?)?;
         let config = WorkerConfig {
             namespace: self.dynamo.namespace,
             component: self.dynamo.component,
             endpoint: self.dynamo.endpoint,
             model_name: files.display().to_string(),
-            served_model_name: Some(self.serving.model_name()),
+            served_model_name: Some(self.serving.model_name()?),
             endpoint_types: self.dynamo.endpoint_types,
             custom_jinja_template: self.dynamo.custom_jinja_template,
             tool_call_parser: self.dynamo.dyn_tool_call_parser,

@@ -98,7 +98,9 @@ impl Running {
 #[async_trait]
 impl LLMEngine for RiffleWorker {
     async fn start(&self, _worker_id: u64) -> Result<EngineConfig, DynamoError> {
-        tracing::info!(model = %self.arguments.model_path().display(), "loading the model");
+        if let Ok(model) = self.arguments.model_path() {
+            tracing::info!(model = %model.display(), "loading the model");
+        }
         let (arguments, holdings) = (self.arguments.clone(), self.holdings.clone());
         let started = spawn_blocking(move || Running::start(&arguments, holdings)).await;
         let running = match started {

@@ -106,6 +106,6 @@ pub use scheduler::{
 pub use sequence::{Checkpoint, DeviceUsage, Sequence, SequenceCounts, SequenceObservers};
 pub use session::Session;
 pub use sharing::{
-    DEFAULT_PREFIX_CACHE_BYTES, PrefixCacheOptions, PrefixReport, SharedReport, SharedStoreOptions, adopt_prefix,
-    fill_prefix, prefix_cuts, share_prefix, store_prefix,
+    DEFAULT_PREFIX_CACHE_BYTES, KeepOptions, KeptText, PrefixCacheOptions, PrefixReport, SharedReport,
+    SharedStoreOptions, adopt_prefix, document_cache_folder, fill_prefix, prefix_cuts, share_prefix, store_prefix,
 };

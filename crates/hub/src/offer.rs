@@ -1,6 +1,7 @@
 //! Which of a repository's quantisations suits a machine.
 
 use crate::quantisation::{is_legacy, is_plain};
+use crate::tried::{TRIED, TriedModel};
 
 /// A GGUF model that a repository offers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,6 +85,15 @@ impl Machine {
             .iter()
             .find_map(|among| self.best_among(offers, *among))
             .or_else(|| (0..offers.len()).min_by_key(|&at| offers[at].bytes))
+    }
+
+    /// The largest model of [`TRIED`](crate::TRIED) that fits and answers at a comfortable rate, else the smallest one that fits. `None` where
+    /// none fits.
+    pub fn best_tried(&self) -> Option<&'static TriedModel> {
+        let fits = |model: &&TriedModel| model.memory_bytes() <= self.memory_bytes;
+        let is_comfortable = |model: &&TriedModel| self.tokens_per_s(model.file_bytes) >= COMFORTABLE;
+        let largest = TRIED.iter().rev().filter(fits).find(is_comfortable);
+        largest.or_else(|| TRIED.iter().find(fits))
     }
 
     fn best_among(&self, offers: &[Offer], among: &dyn Fn(&Offer) -> bool) -> Option<usize> {
@@ -178,6 +188,21 @@ mod tests {
         let without = FOUR.iter().filter(|(name, _)| !name.contains("Q4_K")).copied();
         assert_eq!(best(&without.collect::<Vec<_>>(), 64, 5.0), "IQ4_XS");
         assert_eq!(best(&[("Q8_0", 4280), ("Q6_K", 3310)], 64, 5.0), "Q6_K");
+    }
+
+    #[test]
+    fn the_tried_model_to_begin_with_fits_and_is_fast_enough() {
+        let named = |gigabytes: u64, gigabytes_per_s: f64| {
+            let machine = Machine {
+                memory_bytes: gigabytes * GB,
+                bytes_per_s: gigabytes_per_s * 1e9,
+            };
+            machine.best_tried().map(|model| model.name)
+        };
+        assert_eq!(named(64, 51.0), Some("qwen3:8b"));
+        assert_eq!(named(4, 51.0), Some("qwen3.5:4b"));
+        assert_eq!(named(64, 0.5), Some("smollm2:135m"), "none is fast enough");
+        assert_eq!(named(0, 51.0), None);
     }
 
     #[test]

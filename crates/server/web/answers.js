@@ -2,6 +2,7 @@
 
 import { isUnderWay, saveConversation } from "./conversations.js";
 import { textOf } from "./document-texts.js";
+import { framed } from "./framing.js";
 import { streamAnswer } from "./server.js";
 import { serverState } from "./server-state.js";
 import { settings } from "./settings.js";
@@ -136,9 +137,10 @@ async function messagesOf(messages) {
 
 /** Documents first: whoever asks again about them finds them read. */
 async function questionOf(message) {
-    const parts = [];
+    const hasTemplate = serverState.status?.has_chat_template !== false;
+    let content = "";
     for (const document of message.documents) {
-        parts.push(`Document ${document.name}:\n\n${await textOf(document.id)}\n\nEnd of document ${document.name}.`);
+        content += framed(document.name, await textOf(document.id), hasTemplate);
     }
-    return [...parts, message.text].filter(Boolean).join("\n\n");
+    return content + message.text;
 }

@@ -41,7 +41,6 @@ pub(crate) fn engine_with_template(model: &str, template: &str, options: EngineO
 /// Answers of at most `max_tokens` tokens.
 pub(crate) fn chat_options(max_tokens: usize, temperature: f32) -> ChatOptions {
     ChatOptions {
-        system: None,
         generate: Some(GenerateOptions {
             max_tokens,
             sampling: SamplingOptions {
@@ -50,6 +49,7 @@ pub(crate) fn chat_options(max_tokens: usize, temperature: f32) -> ChatOptions {
             },
             ..GenerateOptions::default()
         }),
+        ..ChatOptions::default()
     }
 }
 

@@ -5,16 +5,14 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use riffle_ask::{
-    Amount, Answer, AskError, AskEvent, AskOptions, Choice, Conversation, KeepOptions, Passage, Scope, default_cache_folder,
-};
+use riffle_ask::{Amount, Answer, AskError, AskEvent, AskOptions, Choice, Conversation, Passage, Scope};
 use riffle_documents::{Collection, Document, LeftOut};
-use riffle_engine::{DEFAULT_PREFIX_CACHE_BYTES, GenerateOptions, StopReason, with_threads};
+use riffle_engine::{GenerateOptions, StopReason, with_threads};
 use serde::Serialize;
 
 use super::documents::{note_documents, read_documents};
 use super::run::generate_options;
-use super::{check_folder, engine_options, grouped, note_activations, print, print_json};
+use super::{engine_options, grouped, note_activations, note_template, print, print_json};
 use crate::ask_args::AskArguments;
 use crate::failure::Failure;
 use crate::interrupt::StopAnswer;
@@ -28,6 +26,7 @@ pub(crate) fn ask(arguments: &AskArguments) -> Result<(), Failure> {
     if questions.iter().any(|question| question.trim().is_empty()) {
         return Err(AskError::EmptyQuestion.into());
     }
+    let model = arguments.model.path()?;
     let follows = arguments.follow || questions.is_empty();
     let collection = read_documents(&files)?;
     let options = AskOptions {
@@ -42,16 +41,18 @@ pub(crate) fn ask(arguments: &AskArguments) -> Result<(), Failure> {
             _ => Amount::Fitting,
         },
         scopes: scopes(arguments)?,
-        keep: keep(arguments)?,
+        keep: arguments.keep.options()?,
         answer_tokens: arguments.generate.tokens,
         first_question: questions.first().cloned().unwrap_or_default(),
     };
     with_threads(arguments.engine.threads, || {
         let Collection { documents, left_out } = collection;
-        let mut conversation = Conversation::open(&arguments.model.model, documents, options)?;
+        let mut conversation = Conversation::open(model, documents, options)?;
+        arguments.model.remember();
         let engine = conversation.engine();
         let on_device = engine.options().machine.device.is_some();
         note_activations(&arguments.engine, engine.model().config(), on_device);
+        note_template(engine);
         introduce(&conversation, &left_out, arguments.verbose);
         let mut asker = Asker {
             generate: generate_options(engine, &arguments.generate),
@@ -109,19 +110,6 @@ fn looks_like_a_file(word: &str) -> bool {
     let has_ending = ending
         .is_some_and(|ending| (1..=5).contains(&ending.len()) && ending.chars().all(|c| c.is_ascii_alphanumeric()));
     !word.contains(char::is_whitespace) && (has_ending || word.contains('/'))
-}
-
-fn keep(arguments: &AskArguments) -> Result<Option<KeepOptions>, Failure> {
-    if arguments.no_keep {
-        return Ok(None);
-    }
-    check_folder("--keep", arguments.keep.as_deref())?;
-    let folder = arguments.keep.clone().or_else(default_cache_folder);
-    Ok(folder.map(|folder| KeepOptions {
-        folder,
-        budget_bytes: arguments.keep_budget.unwrap_or(DEFAULT_PREFIX_CACHE_BYTES),
-        is_needed: arguments.keep.is_some(),
-    }))
 }
 
 /// Pages and chapters on the command line.
@@ -223,7 +211,7 @@ impl Asker<'_> {
                     display.finish();
                     reading.say(None);
                     if !json {
-                        output = console::print_answer(text);
+                        output = console::print_reply(text);
                     }
                 }
             }
@@ -243,7 +231,7 @@ impl Asker<'_> {
         }
         if !json {
             print("\n")?;
-            print(&passages_text(&answer.passages))?;
+            console::print_wrapped(&passages_text(&answer.passages))?;
             if self.arguments.verbose {
                 console::note(summary(&answer));
             }

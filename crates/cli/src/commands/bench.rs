@@ -151,7 +151,7 @@ fn model(arguments: &BenchModelArguments) -> Result<(), Failure> {
         &arguments.output,
     );
     measured.keep(|watch| {
-        let engine = Engine::load(&arguments.model.model, engine_options)?;
+        let engine = Engine::load(arguments.model.path()?, engine_options)?;
         let about = json!({
             "prompt_tokens": options.prompt_tokens,
             "generated_tokens": options.generated_tokens,
@@ -180,7 +180,7 @@ fn batch(arguments: &BenchBatchArguments) -> Result<(), Failure> {
         &arguments.output,
     );
     measured.keep(|watch| {
-        let engine = Engine::load(&arguments.model.model, engine_options)?;
+        let engine = Engine::load(arguments.model.path()?, engine_options)?;
         let about = json!({
             "prompt_tokens": options.prompt_tokens,
             "shared_tokens": options.shared_tokens,

@@ -46,8 +46,9 @@ pub(crate) fn calibrate(arguments: &CalibrateArguments) -> Result<(), Failure> {
         length: arguments.length,
         cost: CostModel::measure(),
     };
+    let model = arguments.model.path()?;
     let report = with_threads(arguments.engine.threads, || {
-        riffle_eval::calibrate(&arguments.model.model, &options, &text, &calibration, &mut |line| {
+        riffle_eval::calibrate(model, &options, &text, &calibration, &mut |line| {
             console::note(line);
         })
     })??;
@@ -76,7 +77,7 @@ fn importance(arguments: &CalibrateArguments, out: &Path) -> Result<(), Failure>
     };
     let interrupt = Interrupt::install()?;
     let matrix = with_threads(arguments.engine.threads, || -> Result<ImportanceMatrix, Failure> {
-        let engine = Engine::load(&arguments.model.model, options)?;
+        let engine = Engine::load(arguments.model.path()?, options)?;
         let tokenizer = engine.tokenizer()?;
         let mut tokens = Vec::new();
         for document in &collection.documents {

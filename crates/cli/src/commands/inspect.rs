@@ -10,10 +10,11 @@ use serde_json::{Value, json};
 use super::{grouped, print, print_json};
 use crate::args::InspectArguments;
 use crate::failure::Failure;
+use crate::model::given_or_found;
 use crate::shown::name;
 
 pub(crate) fn inspect(arguments: &InspectArguments) -> Result<(), Failure> {
-    let info = riffle_model::inspect(&arguments.path)?;
+    let info = riffle_model::inspect(given_or_found(arguments.model.as_ref())?.path)?;
     if arguments.json {
         return print_json(&as_json(&info, arguments.tensors));
     }

@@ -25,7 +25,7 @@ pub(crate) mod tokenize;
 use std::io::{self, IsTerminal};
 use std::path::Path;
 
-use riffle_engine::{EngineError, EngineOptions, Profile, StreamWindow, human_bytes};
+use riffle_engine::{Engine, EngineError, EngineOptions, Profile, StreamWindow, human_bytes};
 use riffle_files::FileError;
 use riffle_kv::{DiskTier, KvTiers};
 use riffle_model::ModelConfig;
@@ -167,6 +167,16 @@ pub(crate) fn note_activations(arguments: &EngineArguments, config: &ModelConfig
     let given = arguments.activations;
     if let Some(note) = given.and_then(|given| riffle_engine::activations_note(config, given, on_device)) {
         console::note(flags::typed(&note));
+    }
+}
+
+/// Warns of a model that goes on with texts and was not made to answer.
+pub(crate) fn note_template(engine: &Engine) {
+    if engine.chat_template().is_none() {
+        console::note(
+            "this model has no chat template: it continues text, and its answers may make no sense; take one made for conversation, \
+             often named -Instruct or -it (riffle pull --list)",
+        );
     }
 }
 

@@ -61,6 +61,7 @@ impl RequestsPlan {
 }
 
 pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
+    let model = arguments.model.path()?;
     let mut options = engine_options(&arguments.engine)?;
     match &arguments.file {
         Some(path) => plan_text(
@@ -76,9 +77,9 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
     }
     if let Some(parallel) = arguments.parallel {
         let bodies = Limits::default().bodies_bytes as u64;
-        options = riffle_server::engine_options(&arguments.model.model, options, parallel, bodies)?;
+        options = riffle_server::engine_options(model, options, parallel, bodies)?;
     }
-    let info = options.model.inspect(&arguments.model.model)?;
+    let info = options.model.inspect(model)?;
     let mut plan = riffle_engine::plan_questions(&info, &options, arguments.question.len())?;
     let requests = arguments
         .parallel
@@ -98,7 +99,7 @@ pub(crate) fn plan(arguments: &PlanArguments) -> Result<(), Failure> {
     }
     let inputs = described_activations(&info.config, options.model.activations, plan.device.is_some());
     let bytes_per_s = match &plan.experts {
-        Some(_) => options.model.expert_read_rate(&arguments.model.model)?,
+        Some(_) => options.model.expert_read_rate(model)?,
         None => None,
     };
     let mut text = table(&plan, &arguments.engine.kv_formats(), &inputs, bytes_per_s);

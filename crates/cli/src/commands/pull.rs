@@ -16,7 +16,7 @@ pub(crate) fn pull(arguments: &PullArguments) -> Result<(), Failure> {
 }
 
 /// This machine, for the choice of a model.
-pub(super) fn machine() -> Machine {
+pub(crate) fn machine() -> Machine {
     Machine {
         memory_bytes: available_memory_bytes(),
         bytes_per_s: riffle_eval::memory_read_rate(),

@@ -10,7 +10,7 @@ use riffle_engine::{
 };
 use riffle_model::ExpertStatistics;
 
-use super::{engine_options, grouped, note_activations, print, print_json, read_input};
+use super::{engine_options, grouped, note_activations, note_template, print, print_json, read_input};
 use crate::args::{GenerateArguments, RunArguments};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
@@ -18,6 +18,7 @@ use crate::progress::PrefillDisplay;
 use crate::{console, flags};
 
 pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
+    let model = arguments.model.path()?;
     let mut options = engine_options(&arguments.engine)?;
     let most = largest_text_bytes(&options);
     let prompt = if arguments.continues {
@@ -31,7 +32,8 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
     options.model.draft_model = arguments.generate.draft.model().map(Path::to_owned);
     options.model.draft_predictor = arguments.generate.draft.uses_predictor();
     with_threads(arguments.engine.threads, || {
-        let engine = Engine::load(&arguments.model.model, options)?;
+        let engine = Engine::load(model, options)?;
+        arguments.model.remember();
         let on_device = engine.options().machine.device.is_some();
         note_activations(&arguments.engine, engine.model().config(), on_device);
         let request = RunRequest {
@@ -46,6 +48,9 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
         };
         if arguments.question.is_empty() {
             return answer(&engine, &request, arguments.json);
+        }
+        if request.chat {
+            note_template(&engine);
         }
         let text = request.prompt.clone().unwrap_or_default();
         let questions = arguments.question.iter();

@@ -18,7 +18,7 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     let server = Server::bind(&engine, options)?;
     let stopper = server.stopper();
     interrupt::on_interrupt(move || stopper.stop())?;
-    console::note(introduction(arguments, &engine, server.address()));
+    console::note(introduction(arguments, &engine, server.address())?);
     if let Some(addresses) = server.kv_events() {
         let replays = addresses.replays.as_ref();
         let replays = replays.map_or_else(String::new, |address| format!(", replays at {address}"));
@@ -31,19 +31,19 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     Ok(server.run()?)
 }
 
-fn introduction(arguments: &ServeArguments, engine: &Engine, address: SocketAddr) -> String {
+fn introduction(arguments: &ServeArguments, engine: &Engine, address: SocketAddr) -> Result<String, Failure> {
     let plan = engine.plan();
     let room = engine.options().cache.pool_tokens.unwrap_or(plan.context_tokens);
-    format!(
+    Ok(format!(
         "serving {model} at http://{address} (page), http://{address}/v1 (programs)
 context {context} tokens, {parallel} requests at a time with room for {room} tokens together, KV at most {kv}
 Ctrl-C ends it; a second Ctrl-C ends it at once",
-        model = arguments.serving.model_name(),
+        model = arguments.serving.model_name()?,
         context = grouped(plan.context_tokens),
         parallel = arguments.serving.parallel(),
         room = grouped(room),
         kv = human_bytes(plan.kv_bytes),
-    )
+    ))
 }
 
 /// Bytes of all bodies together: eight of the longest at a time.

@@ -29,7 +29,7 @@ fn compress(arguments: &CompressArguments) -> Result<(), Failure> {
     // Measuring reads tokens in a second sequence beside the session.
     options.machine.sequences = 2;
     with_threads(arguments.engine.threads, || {
-        let engine = Engine::load(&arguments.model.model, options)?;
+        let engine = Engine::load(arguments.model.path()?, options)?;
         note_activations(
             &arguments.engine,
             engine.model().config(),

@@ -12,7 +12,7 @@ use crate::console;
 use crate::failure::Failure;
 
 pub(crate) fn tokenize(arguments: &TokenizeArguments) -> Result<(), Failure> {
-    let model = &arguments.model.model;
+    let model = arguments.model.path()?;
     let tokenizer =
         riffle_model::load_tokenizer(model)?.ok_or_else(|| EngineError::NoTokenizer(model.display().to_string()))?;
     match &arguments.decode {

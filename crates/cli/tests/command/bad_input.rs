@@ -355,14 +355,7 @@ fn a_command_line_that_riffle_does_not_have_is_one_line_with_the_nearest() {
         (&["rum"][..], &["'rum'", "'run'"][..]),
         (&["eval", "needel"], &["'needel'", "'needle'"]),
         (&["run", "--modl", "x"], &["--modl", "--model", "see riffle run --help"]),
-        (
-            &["run", "--prompt", "x"],
-            &[
-                "riffle run needs --model <PATH>",
-                "riffle pull gets one",
-                "see riffle run --help",
-            ],
-        ),
+        (&["rm"], &["riffle: rm needs <NAME>", "see riffle rm --help"]),
         (
             &["run", "--model", "x", "--prompt", "a", "--file", "b"],
             &["--prompt", "cannot be used with", "--file"],

@@ -8,6 +8,7 @@ mod book;
 mod chat;
 mod chunks;
 mod commands;
+mod default_model;
 #[cfg(feature = "pull")]
 #[cfg(target_os = "linux")]
 mod experts;
@@ -25,6 +26,7 @@ mod output;
 mod policies;
 mod quantize;
 mod sessions;
+mod shared_documents;
 mod strangers;
 #[path = "../testing/mod.rs"]
 mod testing;

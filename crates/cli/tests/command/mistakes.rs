@@ -5,13 +5,8 @@ use std::fs;
 use crate::testing::{assert_refused, riffle, shipped_model};
 
 /// Words with `_` for a space and MODEL for the shipped model; the exit status; parts of the line.
-const MISTAKES: [(&str, i32, &[&str]); 34] = [
-    (
-        "ask notes.txt When?",
-        2,
-        &["riffle ask needs --model <PATH>", "riffle list", "riffle pull"],
-    ),
-    ("rm", 2, &["riffle rm needs <NAME>", "see riffle rm --help"]),
+const MISTAKES: [(&str, i32, &[&str]); 33] = [
+    ("rm", 2, &["riffle: rm needs <NAME>", "see riffle rm --help"]),
     ("--prompt x", 2, &["'--prompt' needs a command before it", "riffle run"]),
     (
         "run model.gguf --prompt x",
@@ -104,7 +99,7 @@ const MISTAKES: [(&str, i32, &[&str]); 34] = [
     (
         "serve --model MODEL --port 0 --kv-events-replay tcp://127.0.0.1:0",
         2,
-        &["riffle serve needs --kv-events"],
+        &["riffle: serve needs --kv-events"],
     ),
     (
         "serve --model MODEL --port 0 --kv-events tcp://127.0.0.1:0 --kv-events-replay nonsense",

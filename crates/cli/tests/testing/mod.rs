@@ -21,10 +21,15 @@ pub fn shipped_model() -> PathBuf {
     riffle_testing::fixture("model")
 }
 
-/// The command, ready for arguments; standard input is empty.
+/// The command, ready for arguments; standard input is empty. It keeps nothing in the folders of the user who tests.
 pub fn riffle() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_riffle"));
-    command.stdin(Stdio::null());
+    let folders = Path::new(env!("CARGO_TARGET_TMPDIR")).join("user");
+    command
+        .stdin(Stdio::null())
+        .env("XDG_CACHE_HOME", folders.join("cache"))
+        .env("XDG_STATE_HOME", folders.join("state"))
+        .env_remove("RIFFLE_MODEL");
     command
 }
 

@@ -1,6 +1,6 @@
 //! Folders, as their ignore rules leave them.
 
-use riffle_documents::{DocumentError, Limits, read};
+use riffle_documents::{Collection, DocumentError, Limits, read};
 
 use crate::{Made, place};
 use riffle_testing::documents::pdf;
@@ -20,12 +20,7 @@ fn a_source_tree_is_read_by_its_ignore_rules_and_binary_files_are_counted() {
     made.file("tree/empty.txt", b"");
     made.file("tree/broken.pdf", b"%PDF-1.4\n");
     let collection = read(&[made.folder.path().join("tree")], &Limits::default()).unwrap();
-    let names: Vec<&str> = collection
-        .documents
-        .iter()
-        .map(|document| document.name.rsplit_once("tree/").expect("a name").1)
-        .collect();
-    assert_eq!(names, ["a.md", "b/lib.rs", "paper.pdf"]);
+    assert_eq!(names(&collection), ["tree/a.md", "tree/b/lib.rs", "tree/paper.pdf"]);
     assert_eq!(place(&collection.documents[1], "fn two"), "line 3");
     let left_out = collection.left_out;
     assert_eq!((left_out.binary, left_out.empty, left_out.failures.len()), (1, 1, 2));
@@ -33,6 +28,32 @@ fn a_source_tree_is_read_by_its_ignore_rules_and_binary_files_are_counted() {
         left_out.failures[0].contains("broken.pdf: this PDF file is damaged"),
         "{left_out:?}"
     );
+}
+
+fn names(collection: &Collection) -> Vec<&str> {
+    let documents = collection.documents.iter();
+    documents.map(|document| document.name.as_str()).collect()
+}
+
+#[test]
+fn a_document_has_the_same_name_from_whatever_folder_it_is_named() {
+    let made = Made::new();
+    made.file("one/a.txt", b"text");
+    made.file("one/b/c.txt", b"text");
+    made.file("two/a.txt", b"text");
+    let of = |paths: &[&str]| {
+        let paths: Vec<_> = paths.iter().map(|path| made.folder.path().join(path)).collect();
+        read(&paths, &Limits::default()).unwrap()
+    };
+    assert_eq!(names(&of(&["one/a.txt"])), ["a.txt"]);
+    assert_eq!(names(&of(&["one/b/../a.txt"])), ["a.txt"]);
+    assert_eq!(names(&of(&["one"])), ["one/a.txt", "one/b/c.txt"]);
+    assert_eq!(names(&of(&["one/"])), ["one/a.txt", "one/b/c.txt"]);
+    assert_eq!(names(&of(&["one/b/.."])), ["a.txt", "b/c.txt"]);
+    // Names that would be the same are the paths that were given.
+    let both = of(&["one/a.txt", "two/a.txt", "one/b/c.txt"]);
+    let typed = |path: &str| made.folder.path().join(path).display().to_string();
+    assert_eq!(names(&both), [&*typed("one/a.txt"), &*typed("two/a.txt"), "c.txt"]);
 }
 
 #[test]

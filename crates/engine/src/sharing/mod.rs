@@ -5,11 +5,13 @@
 //! | `beginning.rs` | lengths at which a sequence may go on from another, and policies that allow it |
 //! | `memory.rs` | sequences of one pool that hold the same pages |
 //! | `disk.rs` | a folder of pages |
+//! | `keep.rs` | that folder as conversations about documents use it |
 //! | `measured.rs` | that folder, with counts and times of its use |
 //! | `store.rs` | a store that other processes and machines share |
 
 mod beginning;
 mod disk;
+mod keep;
 mod measured;
 mod memory;
 mod store;
@@ -20,6 +22,7 @@ pub(crate) use beginning::{
 };
 pub(crate) use disk::{PrefixSearch, fill_next, find_prefix};
 pub use disk::{fill_prefix, store_prefix};
+pub use keep::{KeepOptions, KeptText, document_cache_folder};
 pub(crate) use measured::MeasuredPrefixCache;
 pub use measured::{DEFAULT_PREFIX_CACHE_BYTES, PrefixCacheOptions, PrefixReport};
 pub use memory::{adopt_prefix, share_prefix};

@@ -57,6 +57,7 @@ const FILES: &[File] = &[
     file!("documents.js", SCRIPT),
     file!("elements.js", SCRIPT),
     file!("epub.js", SCRIPT),
+    file!("framing.js", SCRIPT),
     file!("html-text.js", SCRIPT),
     file!("inline.js", SCRIPT),
     file!("markdown.js", SCRIPT),

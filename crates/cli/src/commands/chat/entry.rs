@@ -27,8 +27,8 @@ pub(crate) const COMMANDS: [(&str, &str); 16] = [
     ("/load PATH", "go on with a saved conversation"),
     ("/system [TEXT]", "instructions for the model; - removes them"),
     (
-        "/policy [prefill=POLICY] [decode=POLICY]",
-        "what attention reads (riffle policies lists them)",
+        "/policy [prefill=P] [decode=P]",
+        "what attention reads; riffle policies lists the policies",
     ),
     (
         "/set [NAME VALUE]",

@@ -15,8 +15,8 @@ use rustyline::{ColorMode, Config, Context, Editor, Helper};
 
 use super::entry::{COMMANDS, is_whole};
 use crate::commands::LARGEST_TEXT_BYTES;
-use crate::console;
 use crate::failure::Failure;
+use crate::{console, user_folders};
 
 /// The next input of a source.
 pub(crate) enum Typed {
@@ -142,17 +142,7 @@ fn next_of_lines(input: &mut impl BufRead) -> Result<Typed, Failure> {
 
 /// History file of messages, in the system's folder for the state of programs; `None` if there is no such folder.
 fn history_path() -> Option<PathBuf> {
-    let folder = |name: &str| {
-        std::env::var_os(name)
-            .map(PathBuf::from)
-            .filter(|path| path.is_absolute())
-    };
-    let state = if cfg!(windows) {
-        folder("LOCALAPPDATA")
-    } else {
-        folder("XDG_STATE_HOME").or_else(|| Some(folder("HOME")?.join(".local/state")))
-    };
-    Some(state?.join("riffle").join("chat_history"))
+    Some(user_folders::state_folder()?.join("chat_history"))
 }
 
 /// Makes sure that the file is there and readable by its owner alone.

@@ -9,19 +9,19 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
-use riffle_chat::{ChatError, ChatOptions, Conversation, Document, MOST_BRANCHES, TurnReport, Undone};
-use riffle_documents::Collection;
-use riffle_engine::{Engine, RunEvent, StopReason, human_bytes, with_threads};
+use riffle_chat::{Attached, ChatError, ChatOptions, Conversation, Document, MOST_BRANCHES, TurnReport, Undone};
+use riffle_documents::{Collection, framed};
+use riffle_engine::{Engine, EngineOptions, RunEvent, StopReason, human_bytes, with_threads};
 use riffle_policy::PolicyRules;
 
 use super::documents::{note_documents, read_documents};
 use super::run::{audit_text, generate_options};
-use super::{engine_options, grouped, note_activations};
+use super::{engine_options, grouped, note_activations, note_template};
 use crate::chat_args::ChatArguments;
-use crate::console;
 use crate::failure::Failure;
 use crate::interrupt::StopAnswer;
 use crate::progress::PrefillDisplay;
+use crate::{console, flags};
 use entry::{COMMANDS, Command, Entry, entry};
 use input::{Input, Typed};
 
@@ -29,24 +29,32 @@ use input::{Input, Typed};
 const SHOWN_FROM_TOKENS: usize = 512;
 
 pub(crate) fn chat(arguments: &ChatArguments) -> Result<(), Failure> {
+    let model = arguments.model.path()?;
     let mut options = engine_options(&arguments.engine)?;
     options.machine.sequences = MOST_BRANCHES;
     options.model.draft_model = arguments.generate.draft.model().map(Path::to_owned);
     options.model.draft_predictor = arguments.generate.draft.uses_predictor();
-    let documents: Vec<Vec<Document>> = arguments
-        .files
-        .iter()
-        .map(|path| documents_of(path))
-        .collect::<Result<_, _>>()?;
+    let keep = arguments.keep.options()?;
+    let documents = match &arguments.files[..] {
+        [] => Vec::new(),
+        files => documents_of(files)?,
+    };
+    options.cache.keeps_beginnings = keep.is_some() && !documents.is_empty();
     with_threads(arguments.engine.threads, || {
-        let engine = Engine::load(&arguments.model.model, options)?;
+        let mut engine = Engine::load(model, options.clone())?;
+        arguments.model.remember();
+        if !documents.is_empty() && !arguments.given.prefill && options.sequence.window.is_none() {
+            engine = for_documents(engine, &options, &documents)?;
+        }
         let on_device = engine.options().machine.device.is_some();
         note_activations(&arguments.engine, engine.model().config(), on_device);
         let options = ChatOptions {
             system: arguments.system.clone(),
             generate: Some(generate_options(&engine, &arguments.generate)),
+            keep,
         };
         let conversation = Conversation::new(Arc::clone(&engine), options).map_err(Failure::from)?;
+        note_template(&engine);
         let input = Input::open(!arguments.no_history)?;
         let mut talk = Talk {
             conversation,
@@ -54,9 +62,12 @@ pub(crate) fn chat(arguments: &ChatArguments) -> Result<(), Failure> {
             output: Ok(()),
         };
         if input.is_terminal() {
-            talk.introduce(&arguments.model.model);
+            talk.introduce(model);
         }
-        talk.attach_all(documents.into_iter().flatten())?;
+        if let Some(why) = talk.conversation.not_kept() {
+            console::note(flags::typed(&format!("nothing is kept for later: {why}")));
+        }
+        talk.attach_all(documents)?;
         let taken = talk.take_turns(input);
         if let Some(audit) = &talk.conversation.report().audit {
             console::note(audit_text(audit));
@@ -65,15 +76,30 @@ pub(crate) fn chat(arguments: &ChatArguments) -> Result<(), Failure> {
     })?
 }
 
-/// Reads a document, or the documents of a folder.
-fn documents_of(path: &Path) -> Result<Vec<Document>, Failure> {
-    let Collection { documents, left_out } = read_documents(&[path])?;
+/// The engine under the policy by which `riffle ask` reads documents of this length, so that each finds what the other has read.
+fn for_documents(engine: Arc<Engine>, options: &EngineOptions, documents: &[Document]) -> Result<Arc<Engine>, Failure> {
+    let has_template = engine.chat_template().is_some();
+    let text = documents.iter();
+    let text = text.map(|document| framed(&document.name, &document.text, has_template));
+    let tokens = engine.tokenizer()?.encode(&text.collect::<String>(), false)?.len();
+    let reading = riffle_ask::reading_options(&engine, options, tokens)?;
+    if reading.sequence.prefill == options.sequence.prefill {
+        return Ok(engine);
+    }
+    let policy = reading.sequence.prefill.base.name();
+    console::note(format!(
+        "documents of {} tokens are read by {policy}; --prefill full reads them by full attention",
+        grouped(tokens)
+    ));
+    Ok(engine.with_options(reading)?)
+}
+
+/// Reads documents, and the documents of folders.
+fn documents_of(paths: &[impl AsRef<Path>]) -> Result<Vec<Document>, Failure> {
+    let Collection { documents, left_out } = read_documents(paths)?;
     note_documents(&documents, &left_out);
     let documents = documents.into_iter().map(|document| Document {
-        name: match path.file_name() {
-            Some(name) if !path.is_dir() => name.to_string_lossy().into_owned(),
-            _ => document.name,
-        },
+        name: document.name,
         text: document.text,
     });
     Ok(documents.collect())
@@ -149,7 +175,7 @@ impl Talk {
     fn carry_out(&mut self, command: Command) -> Result<(), Failure> {
         match command {
             Command::Help => console::aside(help()),
-            Command::File(path) => return self.attach_all(documents_of(&path)?),
+            Command::File(path) => return self.attach_all(documents_of(&[path])?),
             Command::Undo => console::aside(undone(&self.conversation.undo()?)),
             Command::Retry => {
                 if self.conversation.generate_options().sampling.temperature == 0.0 {
@@ -270,9 +296,9 @@ impl Talk {
         };
         let read = stop.during(|| self.conversation.attach(document, &mut observe));
         display.finish();
+        self.note_keeping();
         match read {
-            Ok(0) => console::aside(format!("{name} is read with your next message")),
-            Ok(tokens) => console::aside(format!("{name}: {} tokens read; ask about it", grouped(tokens))),
+            Ok(attached) => console::aside(attached_text(&name, attached)),
             Err(error) if error.is_interrupted() => {
                 console::aside(format!(
                     "stopped; the rest of {name} is read with your next message, /undo removes it"
@@ -297,7 +323,7 @@ impl Talk {
                 RunEvent::Prefill(progress) => display.update(progress),
                 RunEvent::Text(text) => {
                     display.finish();
-                    *output = console::print_answer(text);
+                    *output = console::print_reply(text);
                 }
             }
             match output {
@@ -310,6 +336,7 @@ impl Talk {
         if self.output.is_ok() {
             self.output = console::end_line();
         }
+        self.note_keeping();
         match answered {
             Ok(report) => self.note_end(&report),
             Err(error) if error.is_interrupted() => {
@@ -318,6 +345,12 @@ impl Talk {
             Err(error) => return Err(error.into()),
         }
         Ok(())
+    }
+
+    /// Says what became of the folder of kept text.
+    fn note_keeping(&mut self) {
+        let notices = self.conversation.take_notices();
+        notices.iter().for_each(|notice| console::note(flags::typed(notice)));
     }
 
     /// Says why an answer is not whole.
@@ -339,8 +372,21 @@ impl Talk {
 }
 
 fn help() -> String {
-    let lines = COMMANDS.iter().map(|(usage, about)| format!("{usage:<41} {about}"));
+    let lines = COMMANDS.iter().map(|(usage, about)| format!("{usage:<30}  {about}"));
     lines.collect::<Vec<_>>().join("\n")
+}
+
+fn attached_text(name: &str, attached: Attached) -> String {
+    let name = crate::shown::name(name);
+    match (attached.read_tokens, attached.found_tokens) {
+        (0, 0) => format!("{name} is read with your next message"),
+        (read, 0) => format!("{name}: {} tokens read; ask about it", grouped(read)),
+        (read, found) => format!(
+            "{name}: {} tokens found on disk, {} read; ask about it",
+            grouped(found),
+            grouped(read)
+        ),
+    }
 }
 
 fn undone(undone: &Undone) -> String {

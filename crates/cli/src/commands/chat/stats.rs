@@ -58,10 +58,14 @@ fn last_turn(turn: &TurnReport) -> String {
     };
     format!(
         "
-last turn {read} read{again}, {reused} kept from before, at {rate:.0} tokens/s; first token after {first:.2} s
+last turn {read} read{again}, {reused} kept from before{found}, at {rate:.0} tokens/s; first token after {first:.2} s
 answer    {written} at {decode:.1} tokens/s, ended by {stop}",
         read = tokens_text(turn.read_tokens),
         reused = grouped(turn.reused_tokens),
+        found = match turn.found_tokens {
+            0 => String::new(),
+            found => format!(" ({} of them on disk)", grouped(found)),
+        },
         rate = turn.prefill_tokens_per_s,
         first = turn.time_to_first_token_ms / 1e3,
         written = tokens_text(turn.generated_tokens),

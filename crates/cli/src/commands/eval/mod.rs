@@ -28,11 +28,12 @@ pub(crate) fn eval(arguments: &EvalArguments) -> Result<(), Failure> {
 
 fn logits(arguments: &LogitsArguments) -> Result<(), Failure> {
     unused::refuse_in_logits(&arguments.engine)?;
+    let model = arguments.model.path()?;
     let options = engine_options(&arguments.engine)?;
     let tokens = riffle_eval::read_tokens(&arguments.tokens)?;
     riffle_eval::check_logits(&arguments.out)?;
     let report = with_threads(arguments.engine.threads, || {
-        let engine = Engine::load(&arguments.model.model, options)?;
+        let engine = Engine::load(model, options)?;
         riffle_eval::write_logits(&engine, &tokens, &arguments.out)
     })??;
     if arguments.json {

@@ -1,0 +1,197 @@
+//! Texts of conversations that are kept on disk: documents are read once, in whichever program they were read first.
+
+use std::env;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use riffle_kv::{KvError, PrefixCache};
+
+use super::beginning::prefix_cuts;
+use super::disk::{fill_prefix, store_prefix};
+use super::measured::DEFAULT_PREFIX_CACHE_BYTES;
+use crate::{EngineError, EngineOptions, PrefillProgress, Session};
+
+/// A folder in which pages of documents are kept, found by content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeepOptions {
+    /// The folder; it is made if it is not there.
+    pub folder: PathBuf,
+    /// Bytes that its pages take at most; those used longest ago go first.
+    pub budget_bytes: u64,
+    /// True if a folder that cannot be used is an error; otherwise nothing is kept.
+    pub is_needed: bool,
+}
+
+impl KeepOptions {
+    /// The folder that this user's programs share, [`document_cache_folder`]; `None` if there is no such place.
+    pub fn of_user() -> Option<Self> {
+        document_cache_folder().map(|folder| Self {
+            folder,
+            budget_bytes: DEFAULT_PREFIX_CACHE_BYTES,
+            is_needed: false,
+        })
+    }
+
+    /// Opens the folder; the second value says why nothing is kept, where that is so.
+    ///
+    /// # Errors
+    /// [`KvError`] for a folder that is needed and cannot be used.
+    pub fn open(&self) -> Result<(Option<PrefixCache>, Option<String>), KvError> {
+        make_private(&self.folder);
+        match PrefixCache::open(&self.folder, self.budget_bytes) {
+            Ok(cache) => Ok((Some(cache), None)),
+            Err(error) if self.is_needed => Err(error),
+            Err(error) => Ok((None, Some(error.to_string()))),
+        }
+    }
+}
+
+/// Makes the folder, if it is not there, for this user alone: its pages tell what the documents say. A failure here
+/// shows when the cache opens the folder.
+fn make_private(folder: &Path) {
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    let _ = builder.create(folder);
+}
+
+/// Folder of this user's cache for documents: `riffle/documents` in `$XDG_CACHE_HOME` or where the platform keeps
+/// caches. `None` if there is no such place.
+pub fn document_cache_folder() -> Option<PathBuf> {
+    let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let platform = || {
+        if cfg!(target_os = "windows") {
+            absolute("LOCALAPPDATA")
+        } else if cfg!(target_os = "macos") {
+            absolute("HOME").map(|home| home.join("Library/Caches"))
+        } else {
+            absolute("HOME").map(|home| home.join(".cache"))
+        }
+    };
+    let caches = absolute("XDG_CACHE_HOME").or_else(platform)?;
+    Some(caches.join("riffle").join("documents"))
+}
+
+/// A folder of kept text as a conversation uses it. A folder that cannot be read or written is given up, and a notice says so; the
+/// conversation goes on without it.
+#[derive(Default)]
+pub struct KeptText {
+    cache: Option<PrefixCache>,
+    problem: Option<String>,
+    notices: Vec<String>,
+}
+
+impl KeptText {
+    /// Opens the folder of `options`; without options nothing is kept.
+    ///
+    /// # Errors
+    /// [`KvError`] for a folder that is needed and cannot be used.
+    pub fn open(options: Option<&KeepOptions>) -> Result<Self, KvError> {
+        let (cache, problem) = match options {
+            Some(options) => options.open()?,
+            None => (None, None),
+        };
+        Ok(Self {
+            cache,
+            problem,
+            notices: Vec::new(),
+        })
+    }
+
+    /// True if text is kept under these options: their policies can use pages that another process computed, and no window moves on.
+    pub fn serves(&self, options: &EngineOptions) -> bool {
+        let sequence = &options.sequence;
+        self.cache.is_some()
+            && sequence.prefill.follows_from_keys()
+            && sequence.decode.follows_from_keys()
+            && sequence.window.is_none()
+            && options.model.token_selection.is_none()
+    }
+
+    /// Why nothing is kept, where that was asked for and is not possible.
+    pub fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
+    }
+
+    /// Notices for the user since the last call, a line each.
+    pub fn take_notices(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notices)
+    }
+
+    /// Fills an empty session with the pages of `tokens` that the folder holds. Returns their tokens.
+    ///
+    /// # Errors
+    /// As [`fill_prefix`], apart from those of the folder.
+    pub fn find(&mut self, session: &mut Session, tokens: &[u32]) -> Result<usize, EngineError> {
+        let Some(cache) = self
+            .cache
+            .as_ref()
+            .filter(|_| self.serves(session.sequence().engine().options()) && session.tokens().is_empty())
+        else {
+            return Ok(0);
+        };
+        let filled = fill_prefix(session.sequence_mut(), cache, tokens);
+        self.notices.extend(cache.take_notice());
+        match filled {
+            Ok(_) => Ok(session.tokens().len()),
+            Err(EngineError::Kv(error)) => {
+                self.give_up(error.to_string());
+                Ok(0)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Reads the tokens of a prompt that the session does not hold, and keeps them. `tokens` begins with those that it holds.
+    ///
+    /// # Errors
+    /// As [`Session::prefill`]. Tokens that were read by then are kept.
+    pub fn read(
+        &mut self,
+        session: &mut Session,
+        tokens: &[u32],
+        observe: &mut dyn FnMut(PrefillProgress) -> ControlFlow<()>,
+    ) -> Result<(), EngineError> {
+        let first = session.tokens().len();
+        let serves = self.serves(session.sequence().engine().options());
+        let cuts = if serves {
+            prefix_cuts(session.sequence(), tokens.len())
+        } else {
+            Vec::new()
+        };
+        let cuts = cuts.into_iter().filter(|cut| *cut < tokens.len());
+        for cut in cuts.chain([tokens.len()]) {
+            let start = session.tokens().len();
+            if cut <= start {
+                continue;
+            }
+            let read = session.prefill(&tokens[start..cut], &mut |progress| {
+                observe(PrefillProgress {
+                    tokens_done: (start - first) as f64 + progress.tokens_done,
+                    tokens: tokens.len() - first,
+                    ..progress
+                })
+            });
+            if serves {
+                self.store(session);
+            }
+            read?;
+        }
+        Ok(())
+    }
+
+    fn store(&mut self, session: &Session) {
+        if let Some(cache) = &self.cache
+            && let Err(error) = store_prefix(session.sequence(), cache)
+        {
+            self.give_up(error.to_string());
+        }
+    }
+
+    fn give_up(&mut self, problem: String) {
+        self.cache = None;
+        self.notices.push(format!("what was read could not be kept: {problem}"));
+        self.problem = Some(problem);
+    }
+}
