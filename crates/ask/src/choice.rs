@@ -138,7 +138,12 @@ pub(crate) fn choose(
         });
     }
     let mut options = wanted.clone();
-    let prefill = prefill_policy(engine, wanted, given.prefill, need.parts_tokens.unwrap_or(need.document_tokens))?;
+    let prefill = prefill_policy(
+        engine,
+        wanted,
+        given.prefill,
+        need.parts_tokens.unwrap_or(need.document_tokens),
+    )?;
     let decode = decode_policy(wanted, given.decode);
     if let Some(chunk) = prefill.rules.preferred_chunk_tokens().filter(|_| !given.prefill) {
         options.machine.chunk_tokens = chunk.min(options.machine.batch_tokens);

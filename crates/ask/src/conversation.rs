@@ -7,10 +7,9 @@ use std::time::Instant;
 
 use riffle_documents::Document;
 use riffle_engine::{
-    AttentionWatch, Engine, EngineError, EngineOptions, GenerateOptions, PrefillProgress, PromptText, Session,
-    StopReason, fill_prefix, prefix_cuts, store_prefix,
+    AttentionWatch, Engine, EngineError, EngineOptions, GenerateOptions, KeptText, PrefillProgress, PromptText,
+    Session, StopReason,
 };
-use riffle_kv::PrefixCache;
 use riffle_policy::PolicyRules;
 use serde::Serialize;
 
@@ -139,10 +138,9 @@ pub struct Conversation {
     usual: AttentionWatch,
     /// The prompt of the first question, where all of the text is read.
     first: Option<(String, Prompt)>,
-    keep: Option<PrefixCache>,
-    not_kept: Option<String>,
-    /// Notices for the user about the folder, not yet told.
-    notices: Vec<String>,
+    kept: KeptText,
+    /// Why the policies of this conversation let nothing be kept.
+    unkept: Option<String>,
     /// The model's layers whose attention is watched; none where tokens may be evicted.
     watched: Range<usize>,
 }
@@ -184,17 +182,14 @@ impl Conversation {
             choice,
             chooser,
         } = Opened::new((model.as_ref(), &engine), &loading, &options, &documents, &prompt)?;
-        let (keep, not_kept) = match &options.keep {
-            Some(_) if !follows_from_keys(&engine) => (
-                None,
-                Some(format!(
-                    "{} has to see the documents each time",
-                    engine.options().sequence.decode
-                )),
-            ),
-            Some(keep) => keep.open()?,
-            None => (None, None),
-        };
+        let kept = KeptText::open(options.keep.as_ref())?;
+        let is_useless = options.keep.is_some() && kept.problem().is_none() && !kept.serves(engine.options());
+        let unkept = is_useless.then(|| {
+            format!(
+                "{} has to see the documents each time",
+                engine.options().sequence.decode
+            )
+        });
         Ok(Self {
             session: Session::new(&engine)?,
             watched: watched(&engine),
@@ -207,9 +202,8 @@ impl Conversation {
             choice,
             turns: Vec::new(),
             usual: AttentionWatch::default(),
-            keep,
-            not_kept,
-            notices: Vec::new(),
+            kept,
+            unkept,
         })
     }
 
@@ -225,12 +219,12 @@ impl Conversation {
 
     /// Why nothing is kept on disk, where that was asked for and is not possible.
     pub fn not_kept(&self) -> Option<&str> {
-        self.not_kept.as_deref()
+        self.unkept.as_deref().or(self.kept.problem())
     }
 
     /// Notices for the user about the folder of kept text since the last call, a line each.
     pub fn take_notices(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.notices)
+        self.kept.take_notices()
     }
 
     /// The documents.
@@ -257,7 +251,7 @@ impl Conversation {
         let start = Instant::now();
         let (parts, prompt) = self.prompt(question, &mut || observe(AskEvent::Waiting))?;
         self.check_room(&prompt)?;
-        let found_tokens = self.find(&prompt)?;
+        let found_tokens = self.kept.find(&mut self.session, &prompt.tokens)?;
         let reused_tokens = self.session.keep_shared(&prompt.tokens)?;
         let beginning = AskEvent::Begins(Beginning {
             documents: &self.documents,
@@ -315,7 +309,11 @@ impl Conversation {
             return Ok((self.named.clone(), prompt));
         }
         let Some(chooser) = &self.chooser else {
-            let parts = if self.turns.is_empty() { self.named.clone() } else { Vec::new() };
+            let parts = if self.turns.is_empty() {
+                self.named.clone()
+            } else {
+                Vec::new()
+            };
             let prompt = self.make_prompt(&parts, question, poll)?;
             return Ok((parts, prompt));
         };
@@ -346,7 +344,8 @@ impl Conversation {
 
     fn make_prompt(&self, parts: &[Part], question: &str, poll: &mut Poll<'_>) -> Result<Prompt, AskError> {
         let asked = (parts, question);
-        self.maker.prompt(&self.engine, &self.documents, &self.turns, asked, poll)
+        self.maker
+            .prompt(&self.engine, &self.documents, &self.turns, asked, poll)
     }
 
     fn has_room(&self, prompt: &Prompt) -> bool {
@@ -377,50 +376,14 @@ impl Conversation {
         })
     }
 
-    /// Fills an empty session with the documents' pages from the cache.
-    fn find(&mut self, prompt: &Prompt) -> Result<usize, AskError> {
-        let Some(keep) = self.keep.as_ref().filter(|_| self.session.tokens().is_empty()) else {
-            return Ok(0);
-        };
-        let filled = fill_prefix(self.session.sequence_mut(), keep, &prompt.tokens);
-        self.notices.extend(keep.take_notice());
-        match filled {
-            Ok(_) => Ok(self.session.tokens().len()),
-            Err(EngineError::Kv(error)) => {
-                self.lose_keep(error.to_string());
-                Ok(0)
-            }
-            Err(error) => Err(error.into()),
-        }
-    }
-
     /// Reads the documents as far as they are not known, and keeps them.
     fn read_documents(&mut self, prompt: &Prompt, observe: &mut Observe<'_>) -> Result<(), AskError> {
-        let first = self.session.tokens().len();
         let end = prompt.document_tokens.min(prompt.tokens.len().saturating_sub(1));
-        if first >= end {
+        if self.session.tokens().len() >= end {
             return Ok(());
         }
-        let cuts = match self.keep {
-            Some(_) => prefix_cuts(self.session.sequence(), end),
-            None => Vec::new(),
-        };
-        for cut in cuts.into_iter().filter(|cut| *cut < end).chain([end]) {
-            let start = self.session.tokens().len();
-            if cut <= start {
-                continue;
-            }
-            let read = self.session.prefill(&prompt.tokens[start..cut], &mut |progress| {
-                observe(AskEvent::Reading(PrefillProgress {
-                    tokens_done: (start - first) as f64 + progress.tokens_done,
-                    tokens: end - first,
-                    ..progress
-                }))
-            });
-            self.store();
-            read?;
-        }
-        Ok(())
+        let mut observe = |progress| observe(AskEvent::Reading(progress));
+        Ok(self.kept.read(&mut self.session, &prompt.tokens[..end], &mut observe)?)
     }
 
     /// Reads the rest of the prompt, and returns the attention of the question. The words before it show what every question looks at.
@@ -458,21 +421,6 @@ impl Conversation {
         outcome?;
         Ok(watch)
     }
-
-    /// Writes the session's pages to the cache. A cache that cannot be written is not tried again.
-    fn store(&mut self) {
-        if let Some(keep) = &self.keep
-            && let Err(error) = store_prefix(self.session.sequence(), keep)
-        {
-            self.lose_keep(error.to_string());
-        }
-    }
-
-    fn lose_keep(&mut self, why: String) {
-        self.keep = None;
-        self.notices.push(format!("what was read could not be kept: {why}"));
-        self.not_kept = Some(why);
-    }
 }
 
 /// Refuses what forgets documents.
@@ -489,12 +437,6 @@ fn refuse(options: &EngineOptions) -> Result<(), AskError> {
         Some((_, option, why)) => Err(AskError::Option { option, why }),
         None => Ok(()),
     }
-}
-
-/// True if the policies can use pages that another process computed.
-fn follows_from_keys(engine: &Engine) -> bool {
-    let options = engine.options();
-    options.sequence.prefill.follows_from_keys() && options.sequence.decode.follows_from_keys()
 }
 
 fn watched(engine: &Engine) -> Range<usize> {

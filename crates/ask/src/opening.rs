@@ -129,8 +129,7 @@ fn stretched(
 fn is_about_room(error: &AskError) -> bool {
     matches!(
         error,
-        AskError::TooLong { .. }
-            | AskError::Engine(EngineError::OutOfMemory { .. } | EngineError::TierTooSmall { .. })
+        AskError::TooLong { .. } | AskError::Engine(EngineError::OutOfMemory { .. } | EngineError::TierTooSmall { .. })
     )
 }
 

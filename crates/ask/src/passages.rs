@@ -117,7 +117,10 @@ fn token_scores(prompt: &Prompt, usual: &AttentionWatch, watches: &[&AttentionWa
 /// The mass of a token that a head gives it in any case, for each query.
 fn usual_mass<'a>(usual: &'a AttentionWatch, head: &WatchedHead) -> impl Fn(usize) -> f64 + 'a {
     let (layer, kv_head) = (head.layer, head.kv_head);
-    let same = usual.heads().iter().find(|other| (other.layer, other.kv_head) == (layer, kv_head));
+    let same = usual
+        .heads()
+        .iter()
+        .find(|other| (other.layer, other.kv_head) == (layer, kv_head));
     let queries = usual.queries().max(1) as f64;
     move |token| {
         let mass = same.and_then(|head| head.mass.get(token));

@@ -49,7 +49,9 @@ impl PrefillDisplay {
             let rate = progress.tokens_done / elapsed_s.max(1e-9);
             let (done, tokens) = (progress.tokens_done, progress.tokens);
             let behind = if message.is_empty() { "" } else { ", " };
-            console::note(format!("reading {done:.0}/{tokens} tokens, {rate:.0} tokens/s{behind}{message}"));
+            console::note(format!(
+                "reading {done:.0}/{tokens} tokens, {rate:.0} tokens/s{behind}{message}"
+            ));
         }
     }
 
@@ -95,7 +97,10 @@ impl Gauge {
     /// The time left after `measured` of the work, with `left` still to do; empty before anything was measured.
     fn time_left(&self, measured: f64, left: f64) -> String {
         if measured > 0.0 {
-            format!(", {} left", duration(self.start.elapsed().as_secs_f64() * left / measured))
+            format!(
+                ", {} left",
+                duration(self.start.elapsed().as_secs_f64() * left / measured)
+            )
         } else {
             String::new()
         }

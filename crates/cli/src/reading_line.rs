@@ -76,7 +76,11 @@ impl Reading {
     fn line(&self, forecast: Option<(&TimeLeft, f64)>) -> String {
         let Self { text, tokens, .. } = self;
         let Some((forecast, total_s)) = forecast else {
-            let known = if self.tokens < SAID_FROM_TOKENS { "; read before" } else { "" };
+            let known = if self.tokens < SAID_FROM_TOKENS {
+                "; read before"
+            } else {
+                ""
+            };
             return format!("{text}{known}{}", self.others(None));
         };
         let time = match self.known_tokens {
@@ -88,7 +92,11 @@ impl Reading {
                 duration(total_s)
             ),
         };
-        let later = if self.is_chosen { "" } else { "; later questions at once" };
+        let later = if self.is_chosen {
+            ""
+        } else {
+            "; later questions at once"
+        };
         let faster = if total_s > LONG_SECONDS && !self.is_chosen {
             let parts = forecast.seconds_for(0, PARTS_TOKENS.min(self.text_tokens));
             let parts = parts.map_or_else(String::new, |parts_s| format!(" in about {}", duration(parts_s)));
@@ -115,7 +123,10 @@ fn described(beginning: &Beginning<'_>) -> String {
     let tokens = beginning.tokens + beginning.known_tokens;
     let Beginning { documents, parts, .. } = beginning;
     if !beginning.is_chosen {
-        let pages: usize = parts.iter().map(|part| pages_of(&documents[part.document], part).count()).sum();
+        let pages: usize = parts
+            .iter()
+            .map(|part| pages_of(&documents[part.document], part).count())
+            .sum();
         let pages = match pages {
             0 => String::new(),
             1 => " (1 page)".to_owned(),
@@ -206,7 +217,11 @@ mod tests {
     }
 
     fn part(start: usize, end: usize) -> Part {
-        Part { document: 0, start, end }
+        Part {
+            document: 0,
+            start,
+            end,
+        }
     }
 
     fn beginning<'a>(documents: &'a [Document], parts: &'a [Part], is_chosen: bool) -> Beginning<'a> {
@@ -224,7 +239,10 @@ mod tests {
     fn a_text_that_is_read_whole_is_told_by_its_tokens_and_pages() {
         let documents = [report()];
         let parts = [part(0, 3000)];
-        assert_eq!(described(&beginning(&documents, &parts, false)), "reads 26,576 tokens (300 pages)");
+        assert_eq!(
+            described(&beginning(&documents, &parts, false)),
+            "reads 26,576 tokens (300 pages)"
+        );
     }
 
     #[test]
@@ -240,7 +258,16 @@ mod tests {
     #[test]
     fn times_are_told_in_the_units_that_people_use() {
         let told = [40.4, 119.0, 121.0, 203.0, 596.0, 3000.0, 11_100.0, 45_807.0].map(duration);
-        let expected = ["40 s", "119 s", "2 min 00 s", "3 min 20 s", "10 min", "50 min", "3 h 05 min", "12 h 43 min"];
+        let expected = [
+            "40 s",
+            "119 s",
+            "2 min 00 s",
+            "3 min 20 s",
+            "10 min",
+            "50 min",
+            "3 h 05 min",
+            "12 h 43 min",
+        ];
         assert_eq!(told, expected);
     }
 }

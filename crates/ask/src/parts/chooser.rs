@@ -29,7 +29,8 @@ impl PartChooser {
         let parts = cut(documents, &named);
         let tokens_before = |byte: usize| prompt.offsets.partition_point(|range| range.end <= byte);
         let tokens_of = |part: &Part| {
-            let holds = |(whole, _): &&(Part, _)| whole.document == part.document && whole.range().contains(&part.start);
+            let holds =
+                |(whole, _): &&(Part, _)| whole.document == part.document && whole.range().contains(&part.start);
             let Some((whole, place)) = prompt.parts.iter().find(holds) else {
                 return PLACE_TOKENS;
             };

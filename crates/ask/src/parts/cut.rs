@@ -58,7 +58,10 @@ fn piece_end(text: &str, at: usize) -> usize {
     if line <= PART_BYTES {
         return at + line;
     }
-    let most = (0..=PART_BYTES).rev().find(|end| rest.is_char_boundary(*end)).unwrap_or(line);
+    let most = (0..=PART_BYTES)
+        .rev()
+        .find(|end| rest.is_char_boundary(*end))
+        .unwrap_or(line);
     let window = &rest[..most];
     let ends_sentence = |(place, sign): (usize, char)| {
         let behind = place + sign.len_utf8();
@@ -122,7 +125,10 @@ mod tests {
     fn a_chapter_begins_a_part() {
         let text = "Short end of a chapter.\nNext chapter\nIts text.\n";
         let next = text.find("Next").unwrap();
-        assert_eq!(texts(text, &[next]), ["Short end of a chapter.\n", "Next chapter\nIts text.\n"]);
+        assert_eq!(
+            texts(text, &[next]),
+            ["Short end of a chapter.\n", "Next chapter\nIts text.\n"]
+        );
     }
 
     #[test]

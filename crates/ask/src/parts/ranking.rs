@@ -74,7 +74,11 @@ impl Ranking {
 /// The numbers of the parts with the best scores that take at most `budget` tokens together. The parts that begin documents come first:
 /// titles and authors stand there. Where no part has a score, parts at equal distances stand for the text.
 pub(crate) fn best(parts: &[Part], scores: &[f64], tokens: &[usize], budget: usize) -> BTreeSet<usize> {
-    let begins = |number: &usize| number.checked_sub(1).is_none_or(|before| parts[before].document != parts[*number].document);
+    let begins = |number: &usize| {
+        number
+            .checked_sub(1)
+            .is_none_or(|before| parts[before].document != parts[*number].document)
+    };
     let mut order: Vec<usize> = (0..parts.len()).filter(|number| scores[*number] > 0.0).collect();
     order.sort_by(|one, other| scores[*other].total_cmp(&scores[*one]).then(one.cmp(other)));
     if order.is_empty() {
@@ -117,9 +121,18 @@ mod tests {
 
     /// A long text with one sentence about a ship in its middle.
     fn book() -> String {
-        let about = |subject: &str| format!("Many sentences are written about {subject} in this long text of ours.\n").repeat(60);
+        let about = |subject: &str| {
+            format!("Many sentences are written about {subject} in this long text of ours.\n").repeat(60)
+        };
         let fact = "The ship sailed from Nantucket on a cold Christmas day.\n";
-        [about("gardens"), about("bread"), fact.to_owned(), about("music"), about("paper")].concat()
+        [
+            about("gardens"),
+            about("bread"),
+            fact.to_owned(),
+            about("music"),
+            about("paper"),
+        ]
+        .concat()
     }
 
     fn ranking(texts: &[&str]) -> (Vec<Document>, Ranking) {
@@ -132,7 +145,9 @@ mod tests {
     fn chosen(ranking: &Ranking, documents: &[Document], scores: &[f64], budget: usize) -> Vec<String> {
         let tokens: Vec<usize> = ranking.parts().iter().map(|part| part.range().len() / 4).collect();
         let best = best(ranking.parts(), scores, &tokens, budget);
-        best.iter().map(|number| ranking.parts()[*number].text(documents).to_owned()).collect()
+        best.iter()
+            .map(|number| ranking.parts()[*number].text(documents).to_owned())
+            .collect()
     }
 
     #[test]
@@ -142,7 +157,10 @@ mod tests {
         let scores = ranking.scores("Where do ships sail from?", None);
         let read = chosen(&ranking, &documents, &scores, 1000);
         assert!(read.iter().any(|text| text.contains("Nantucket")), "{read:?}");
-        assert!(read[0].starts_with("Many sentences are written about gardens"), "the beginning");
+        assert!(
+            read[0].starts_with("Many sentences are written about gardens"),
+            "the beginning"
+        );
     }
 
     #[test]

@@ -83,7 +83,11 @@ fn language(text: &str) -> Lang {
     let found: Vec<Lang> = samples.collect();
     let count = |language: &Lang| found.iter().filter(|other| *other == language).count();
     let best = found.iter().map(count).max().unwrap_or(0);
-    found.iter().copied().find(|language| count(language) == best).unwrap_or(Lang::Eng)
+    found
+        .iter()
+        .copied()
+        .find(|language| count(language) == best)
+        .unwrap_or(Lang::Eng)
 }
 
 /// A sign of a script that is written without spaces: those for words of Chinese and Japanese, and the Japanese syllables.

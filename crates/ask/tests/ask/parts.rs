@@ -130,13 +130,20 @@ fn pages_and_parts_are_read_where_they_are_asked_for() {
     let answer = ask(&mut conversation, 1);
     let second = &conversation.documents()[0].places[1].range;
     assert_eq!(answer.parts.len(), 1);
-    assert_eq!((answer.parts[0].start, answer.parts[0].end + 1), (second.start, second.end));
-    let refused = Conversation::open(fixture("model"), vec![long_book()], pages("2", "99")).err().unwrap();
+    assert_eq!(
+        (answer.parts[0].start, answer.parts[0].end + 1),
+        (second.start, second.end)
+    );
+    let refused = Conversation::open(fixture("model"), vec![long_book()], pages("2", "99"))
+        .err()
+        .unwrap();
     assert!(matches!(refused, AskError::Place(_)), "{refused}");
 }
 
 #[test]
 fn all_of_a_text_that_does_not_fit_is_refused_where_somebody_asked_for_all() {
-    let refused = Conversation::open(fixture("model"), vec![long_book()], options(Amount::Whole)).err().unwrap();
+    let refused = Conversation::open(fixture("model"), vec![long_book()], options(Amount::Whole))
+        .err()
+        .unwrap();
     assert!(matches!(refused, AskError::TooLong { is_given: true, .. }), "{refused}");
 }

@@ -65,9 +65,9 @@ impl TimeLeft {
                 window: config.windows.get(layer).copied().flatten(),
                 policy: options.sequence.prefill.policy(layer, 0).clone(),
             };
-            let alike = layers.iter_mut().find(|other| {
-                (other.shape, other.window, &other.policy) == (own.shape, own.window, &own.policy)
-            });
+            let alike = layers
+                .iter_mut()
+                .find(|other| (other.shape, other.window, &other.policy) == (own.shape, own.window, &own.policy));
             match alike {
                 Some(other) => other.count += 1.0,
                 None => layers.push(own),
