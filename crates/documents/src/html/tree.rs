@@ -19,6 +19,9 @@ const PIECE_BYTES: usize = 1 << 20;
 /// Names of elements that one page may make up.
 const NAMES: usize = 10_000;
 
+/// Elements of one page whose attributes are kept.
+const KEPT_ATTRIBUTES: usize = 200_000;
+
 /// Attributes that are read.
 const ATTRIBUTES: [&str; 10] = [
     "alt",
@@ -89,6 +92,8 @@ struct Node {
     last: NodeId,
     previous: NodeId,
     next: NodeId,
+    /// How deep it lies.
+    depth: u16,
     kind: NodeKind,
 }
 
@@ -201,6 +206,7 @@ impl Tree {
             last: NONE,
             previous: NONE,
             next: NONE,
+            depth: 0,
             kind,
         });
         number
@@ -299,7 +305,6 @@ struct Sink {
     tree: RefCell<Tree>,
     /// How deep the element lies that is open now.
     depth: Cell<usize>,
-    depths: RefCell<HashMap<NodeId, usize>>,
 }
 
 impl Sink {
@@ -312,7 +317,6 @@ impl Sink {
         Self {
             tree: RefCell::new(tree),
             depth: Cell::new(0),
-            depths: RefCell::default(),
         }
     }
 
@@ -322,10 +326,9 @@ impl Sink {
             NodeOrText::AppendText(words) => tree.add_text(parent, next, &words),
             NodeOrText::AppendNode(child) => {
                 tree.place(parent, child, next);
-                // Only elements that are open have an entry.
-                let depth = self.depths.borrow().get(&parent).copied().unwrap_or(0) + 1;
-                self.depths.borrow_mut().insert(child, depth);
-                self.depth.set(depth);
+                let depth = tree.nodes[parent as usize].depth.saturating_add(1);
+                tree.nodes[child as usize].depth = depth;
+                self.depth.set(usize::from(depth));
             }
         }
     }
@@ -362,7 +365,7 @@ impl TreeSink for Sink {
         let mut tree = self.tree.borrow_mut();
         let name = tree.name(name);
         let node = tree.add(NodeKind::Element(name));
-        if node != DOCUMENT && !attributes.is_empty() {
+        if node != DOCUMENT && !attributes.is_empty() && tree.attributes.len() < KEPT_ATTRIBUTES {
             let attributes = attributes.into_iter();
             let read = attributes.map(|attribute| (attribute.name.local, attribute.value.to_string()));
             tree.attributes.insert(node, read.collect());
@@ -396,9 +399,8 @@ impl TreeSink for Sink {
     fn append_doctype_to_document(&self, _: StrTendril, _: StrTendril, _: StrTendril) {}
 
     fn pop(&self, node: &NodeId) {
-        if let Some(depth) = self.depths.borrow_mut().remove(node) {
-            self.depth.set(depth.saturating_sub(1));
-        }
+        let depth = self.tree.borrow().nodes[*node as usize].depth;
+        self.depth.set(usize::from(depth).saturating_sub(1));
     }
 
     fn get_template_contents(&self, target: &NodeId) -> NodeId {
@@ -419,6 +421,11 @@ impl TreeSink for Sink {
     }
 
     fn add_attrs_if_missing(&self, _: &NodeId, _: Vec<Attribute>) {}
+
+    fn allow_declarative_shadow_roots(&self, _: &NodeId) -> bool {
+        // Their contents are read as those of templates.
+        false
+    }
 
     fn remove_from_parent(&self, target: &NodeId) {
         self.tree.borrow_mut().take_off(*target);
@@ -475,8 +482,11 @@ impl Filter {
         if is_xhtml && let Some((_, local)) = tag.name.rsplit_once(':') {
             tag.name = LocalName::from(local);
         }
-        tag.attrs
-            .retain(|attribute| ATTRIBUTES.contains(&&*attribute.name.local));
+        tag.attrs.retain(|attribute| {
+            let name = &*attribute.name.local;
+            // Only chapters of books begin at named places.
+            ATTRIBUTES.contains(&name) && (is_xhtml || !["id", "name"].contains(&name))
+        });
         if LOOKS.contains(&&*tag.name) {
             return self.plain(tag, line);
         }
