@@ -10,11 +10,13 @@ use html5ever::tokenizer::{BufferQueue, Tag, TagKind, Token, TokenSink, TokenSin
 use html5ever::tree_builder::{TreeBuilder, TreeBuilderOpts};
 use html5ever::{Attribute, LocalName, QualName, local_name, ns};
 
+use crate::guard;
+
 /// Elements within one another; tags of those beyond are left out, their text is kept.
 const DEPTH: usize = 256;
 
 /// Bytes that the tokenizer takes at once.
-const PIECE_BYTES: usize = 1 << 20;
+const PIECE_BYTES: usize = 1 << 18;
 
 /// Names of elements that one page may make up.
 const NAMES: usize = 10_000;
@@ -140,6 +142,7 @@ impl Tree {
         let mut rest = &*text;
         // The tokenizer takes copies, so it gets a piece at a time.
         while !rest.is_empty() {
+            guard::check();
             let (piece, behind) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
             let input = BufferQueue::default();
             input.push_back(piece.into());
