@@ -1,9 +1,22 @@
 //! Runs parsers of others so that neither a panic nor an endless loop of theirs is one of this process.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Once, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+thread_local! {
+    /// End of the time of the parser that runs on this thread.
+    static DEADLINE: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// Ends the parser of this thread once its time is over: its caller has given it up.
+pub(crate) fn check() {
+    if DEADLINE.get().is_some_and(|deadline| Instant::now() > deadline) {
+        resume_unwind(Box::new("late"));
+    }
+}
 
 /// The name of the threads that parse, by which their panics are told from others.
 const THREAD: &str = "riffle-document";
@@ -16,7 +29,7 @@ const STACK_BYTES: usize = 256 << 20;
 pub(crate) enum Fault {
     /// It panicked.
     Panicked,
-    /// It did not end in time. Its thread goes on until the process ends.
+    /// It did not end in time. Its thread ends at its next [`check`].
     TimedOut,
     /// No thread could be started.
     NoThread(String),
@@ -28,6 +41,7 @@ pub(crate) fn run<T: Send + 'static>(time: Duration, parse: impl FnOnce() -> T +
     let (send, receive) = mpsc::channel();
     let thread = thread::Builder::new().name(THREAD.to_owned()).stack_size(STACK_BYTES);
     let started = thread.spawn(move || {
+        DEADLINE.set(Some(Instant::now() + time));
         // The caller may have given up waiting.
         let _ = send.send(catch_unwind(AssertUnwindSafe(parse)));
     });

@@ -341,7 +341,7 @@ mod tests {
             "book.pdf: no chapter is called \"whale\"; its chapters are \"Loomings\", \"The Sea again\""
         );
         assert!(matches!(
-            book.chapter_range("o"),
+            book.chapter_range("in"),
             Err(PlaceError::SeveralChapters { .. })
         ));
     }

@@ -4,6 +4,10 @@ use quick_xml::events::{BytesStart, Event};
 use quick_xml::reader::Reader;
 
 use crate::encoding::decode_markup;
+use crate::guard;
+
+/// Events between two looks at the clock.
+const CLOCK: u32 = 1 << 12;
 
 /// Contents of an XML part, in order.
 pub(crate) enum XmlEvent<'a> {
@@ -23,7 +27,10 @@ pub(crate) fn each(bytes: Vec<u8>, take: &mut dyn FnMut(XmlEvent<'_>)) -> Result
     let text = decode_markup(bytes);
     let mut reader = Reader::from_str(&text);
     reader.config_mut().check_end_names = false;
-    loop {
+    for events in 0u32.. {
+        if events % CLOCK == 0 {
+            guard::check();
+        }
         match reader.read_event().map_err(|error| error.to_string())? {
             Event::Start(start) => take(XmlEvent::Start(start.local_name().into_inner(), &start)),
             Event::Empty(start) => {
@@ -50,10 +57,11 @@ pub(crate) fn each(bytes: Vec<u8>, take: &mut dyn FnMut(XmlEvent<'_>)) -> Result
                     take(XmlEvent::Text(character.encode_utf8(&mut [0; 4])));
                 }
             }
-            Event::Eof => return Ok(()),
+            Event::Eof => break,
             _ => {}
         }
     }
+    Ok(())
 }
 
 /// The value of an attribute, by its name without a prefix.

@@ -10,14 +10,19 @@ use html5ever::tokenizer::{BufferQueue, Tag, TagKind, Token, TokenSink, TokenSin
 use html5ever::tree_builder::{TreeBuilder, TreeBuilderOpts};
 use html5ever::{Attribute, LocalName, QualName, local_name, ns};
 
+use crate::guard;
+
 /// Elements within one another; tags of those beyond are left out, their text is kept.
 const DEPTH: usize = 256;
 
 /// Bytes that the tokenizer takes at once.
-const PIECE_BYTES: usize = 1 << 20;
+const PIECE_BYTES: usize = 1 << 18;
 
 /// Names of elements that one page may make up.
 const NAMES: usize = 10_000;
+
+/// Elements of one page whose attributes are kept.
+const KEPT_ATTRIBUTES: usize = 200_000;
 
 /// Attributes that are read.
 const ATTRIBUTES: [&str; 10] = [
@@ -89,6 +94,8 @@ struct Node {
     last: NodeId,
     previous: NodeId,
     next: NodeId,
+    /// How deep it lies.
+    depth: u16,
     kind: NodeKind,
 }
 
@@ -135,6 +142,7 @@ impl Tree {
         let mut rest = &*text;
         // The tokenizer takes copies, so it gets a piece at a time.
         while !rest.is_empty() {
+            guard::check();
             let (piece, behind) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
             let input = BufferQueue::default();
             input.push_back(piece.into());
@@ -201,6 +209,7 @@ impl Tree {
             last: NONE,
             previous: NONE,
             next: NONE,
+            depth: 0,
             kind,
         });
         number
@@ -299,7 +308,6 @@ struct Sink {
     tree: RefCell<Tree>,
     /// How deep the element lies that is open now.
     depth: Cell<usize>,
-    depths: RefCell<HashMap<NodeId, usize>>,
 }
 
 impl Sink {
@@ -312,7 +320,6 @@ impl Sink {
         Self {
             tree: RefCell::new(tree),
             depth: Cell::new(0),
-            depths: RefCell::default(),
         }
     }
 
@@ -322,10 +329,9 @@ impl Sink {
             NodeOrText::AppendText(words) => tree.add_text(parent, next, &words),
             NodeOrText::AppendNode(child) => {
                 tree.place(parent, child, next);
-                // Only elements that are open have an entry.
-                let depth = self.depths.borrow().get(&parent).copied().unwrap_or(0) + 1;
-                self.depths.borrow_mut().insert(child, depth);
-                self.depth.set(depth);
+                let depth = tree.nodes[parent as usize].depth.saturating_add(1);
+                tree.nodes[child as usize].depth = depth;
+                self.depth.set(usize::from(depth));
             }
         }
     }
@@ -362,7 +368,7 @@ impl TreeSink for Sink {
         let mut tree = self.tree.borrow_mut();
         let name = tree.name(name);
         let node = tree.add(NodeKind::Element(name));
-        if node != DOCUMENT && !attributes.is_empty() {
+        if node != DOCUMENT && !attributes.is_empty() && tree.attributes.len() < KEPT_ATTRIBUTES {
             let attributes = attributes.into_iter();
             let read = attributes.map(|attribute| (attribute.name.local, attribute.value.to_string()));
             tree.attributes.insert(node, read.collect());
@@ -396,9 +402,8 @@ impl TreeSink for Sink {
     fn append_doctype_to_document(&self, _: StrTendril, _: StrTendril, _: StrTendril) {}
 
     fn pop(&self, node: &NodeId) {
-        if let Some(depth) = self.depths.borrow_mut().remove(node) {
-            self.depth.set(depth.saturating_sub(1));
-        }
+        let depth = self.tree.borrow().nodes[*node as usize].depth;
+        self.depth.set(usize::from(depth).saturating_sub(1));
     }
 
     fn get_template_contents(&self, target: &NodeId) -> NodeId {
@@ -419,6 +424,11 @@ impl TreeSink for Sink {
     }
 
     fn add_attrs_if_missing(&self, _: &NodeId, _: Vec<Attribute>) {}
+
+    fn allow_declarative_shadow_roots(&self, _: &NodeId) -> bool {
+        // Their contents are read as those of templates.
+        false
+    }
 
     fn remove_from_parent(&self, target: &NodeId) {
         self.tree.borrow_mut().take_off(*target);
@@ -475,8 +485,11 @@ impl Filter {
         if is_xhtml && let Some((_, local)) = tag.name.rsplit_once(':') {
             tag.name = LocalName::from(local);
         }
-        tag.attrs
-            .retain(|attribute| ATTRIBUTES.contains(&&*attribute.name.local));
+        tag.attrs.retain(|attribute| {
+            let name = &*attribute.name.local;
+            // Only chapters of books begin at named places.
+            ATTRIBUTES.contains(&name) && (is_xhtml || !["id", "name"].contains(&name))
+        });
         if LOOKS.contains(&&*tag.name) {
             return self.plain(tag, line);
         }

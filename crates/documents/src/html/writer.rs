@@ -296,6 +296,8 @@ impl<'t> Writer<'t> {
         };
         self.builder.prefix(format!("{indent}{mark} "));
         self.children(node, depth);
+        // A mark without text behind it is none.
+        self.builder.prefix(String::new());
         self.builder.end_line(1);
     }
 

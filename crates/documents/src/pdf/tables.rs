@@ -40,9 +40,12 @@ pub(super) fn rows(mut rows: Vec<Row>, gutters: &[Gutter]) -> Vec<Row> {
     merged
 }
 
-/// True for a row that is none: a cell alone that goes on below stands in another column than the first.
+/// False for a cell that stands alone behind the first column: it goes on in the row above. Rows of a group leave the first cell empty.
 fn is_complete(row: &Row) -> bool {
-    row.segments.first().is_none_or(|segment| segment.column == 1)
+    let mut columns = row.segments.iter().map(|segment| segment.column);
+    columns
+        .next()
+        .is_none_or(|first| first == 1 || columns.any(|column| column != first))
 }
 
 /// Distances between a line and the next one of the same column, with the numbers of both rows.
