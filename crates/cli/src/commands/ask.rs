@@ -28,7 +28,7 @@ pub(crate) fn ask(arguments: &AskArguments) -> Result<(), Failure> {
     }
     let model = arguments.model.path()?;
     let follows = arguments.follow || questions.is_empty();
-    let collection = read_documents(&files)?;
+    let collection = read_documents(&files, arguments.engine.memory)?;
     let options = AskOptions {
         engine: engine_options(&arguments.engine)?
             .with_draft_model(arguments.generate.draft.model().map(Path::to_owned))
@@ -95,6 +95,12 @@ fn words(arguments: &AskArguments) -> Result<(Vec<String>, Vec<String>), Failure
             return Ok((files, questions));
         }
     };
+    let is_word = |word: &&String| !Path::new(word).exists() && !looks_like_a_file(word);
+    if let Some(word) = before.iter().find(is_word) {
+        return Err(Failure::new(format!(
+            "{word:?} is no file: put the question in quotes, as one word behind the documents"
+        )));
+    }
     if looks_like_a_file(&last) {
         return Err(Failure::new(format!(
             "{last}: no such file; check the path. If it is the question, give it with --question"

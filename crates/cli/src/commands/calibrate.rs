@@ -62,7 +62,7 @@ pub(crate) fn calibrate(arguments: &CalibrateArguments) -> Result<(), Failure> {
 /// Collects an importance matrix from documents.
 fn importance(arguments: &CalibrateArguments, out: &Path) -> Result<(), Failure> {
     ImportanceMatrix::check_write(out)?;
-    let collection = read_documents(&arguments.documents)?;
+    let collection = read_documents(&arguments.documents, None)?;
     note_documents(&collection.documents, &collection.left_out);
     let width = arguments.chunk_size;
     let options = observing(engine_options(&arguments.engine)?.with_context_tokens(Some(width)));

@@ -10,9 +10,13 @@ use crate::{console, shown};
 /// Files left out of folders that are named; the others are counted.
 const NAMED_FAILURES: usize = 5;
 
-/// Reads files and folders within the limits that every command has.
-pub(crate) fn read_documents(paths: &[impl AsRef<Path>]) -> Result<Collection, Failure> {
-    Ok(riffle_documents::read(paths, &Limits::default())?)
+/// Reads files and folders within the limits that every command has, and within the memory that the user allows.
+pub(crate) fn read_documents(paths: &[impl AsRef<Path>], memory_bytes: Option<u64>) -> Result<Collection, Failure> {
+    let limits = Limits {
+        memory_bytes,
+        ..Limits::default()
+    };
+    Ok(riffle_documents::read(paths, &limits)?)
 }
 
 /// Names the files of folders that were not read, and the parts of documents that were lost.

@@ -37,7 +37,7 @@ pub(crate) fn chat(arguments: &ChatArguments) -> Result<(), Failure> {
     let keep = arguments.keep.options()?;
     let documents = match &arguments.files[..] {
         [] => Vec::new(),
-        files => documents_of(files)?,
+        files => documents_of(files, arguments.engine.memory)?,
     };
     options.cache.keeps_beginnings = keep.is_some() && !documents.is_empty();
     with_threads(arguments.engine.threads, || {
@@ -95,8 +95,8 @@ fn for_documents(engine: Arc<Engine>, options: &EngineOptions, documents: &[Docu
 }
 
 /// Reads documents, and the documents of folders.
-fn documents_of(paths: &[impl AsRef<Path>]) -> Result<Vec<Document>, Failure> {
-    let Collection { documents, left_out } = read_documents(paths)?;
+fn documents_of(paths: &[impl AsRef<Path>], memory_bytes: Option<u64>) -> Result<Vec<Document>, Failure> {
+    let Collection { documents, left_out } = read_documents(paths, memory_bytes)?;
     note_documents(&documents, &left_out);
     let documents = documents.into_iter().map(|document| Document {
         name: document.name,
@@ -175,7 +175,10 @@ impl Talk {
     fn carry_out(&mut self, command: Command) -> Result<(), Failure> {
         match command {
             Command::Help => console::aside(help()),
-            Command::File(path) => return self.attach_all(documents_of(&[path])?),
+            Command::File(path) => {
+                let memory_bytes = self.conversation.engine().options().machine.memory_budget_bytes;
+                return self.attach_all(documents_of(&[path], memory_bytes)?);
+            }
             Command::Undo => console::aside(undone(&self.conversation.undo()?)),
             Command::Retry => {
                 if self.conversation.generate_options().sampling.temperature == 0.0 {
