@@ -77,7 +77,7 @@ fn place_of_fact(report: &Value) -> String {
 fn a_text_is_read_once_and_answers_show_where_they_come_from() {
     let desk = Desk::new();
     let text = desk.file("book.txt", book(60).as_bytes());
-    let first = desk.ask(&[&text, QUESTION, "-n", "6"]);
+    let first = desk.ask(&[&text, QUESTION, "-n", "6", "--verbose"]);
     let said = stdout(&first);
     assert!(said.contains("70452"), "{said}");
     assert!(
@@ -89,7 +89,7 @@ fn a_text_is_read_once_and_answers_show_where_they_come_from() {
         notes.contains("1 document, ") && notes.contains("keys and values in f16"),
         "{notes}"
     );
-    assert!(notes.contains("(0 of "), "{notes}");
+    assert!(notes.contains("\nreads ") && notes.contains("(0 of "), "{notes}");
 
     let second = json(&desk.ask(&[&text, QUESTION, "-n", "6", "--json"]));
     assert_eq!(place_of_fact(&second), "line 21");
@@ -198,22 +198,46 @@ fn what_is_given_is_not_chosen_and_memory_chooses_the_format() {
 }
 
 #[test]
-fn documents_that_do_not_fit_are_refused_with_numbers_before_they_are_read() {
+fn a_text_longer_than_the_context_is_read_in_parts_and_all_of_it_is_refused_with_numbers() {
     let desk = Desk::new();
-    let text = desk.file("book.txt", book(60).as_bytes());
-    let output = desk.ask(&[&text, "Who?", "--ctx", "512"]);
+    let text = desk.file("book.txt", book(400).as_bytes());
+    let output = desk.ask(&[&text, QUESTION, "--ctx", "2048", "-n", "6"]);
+    let (said, notes) = (stdout(&output), stderr(&output));
+    assert!(said.contains("70452") && said.contains("line 134 ("), "{said}\n{notes}");
+    assert!(notes.contains("tokens reads ") && notes.contains(" that the question needs, in "), "{notes}");
+    assert!(notes.contains("\n--whole reads all of it"), "{notes}");
+
+    let whole = desk.ask(&[&text, "Who?", "--ctx", "2048", "--whole"]);
     assert_refused(
-        &output,
+        &whole,
         1,
-        &[
-            "the documents take",
-            "--ctx holds 512",
-            "give fewer or shorter documents",
-        ],
+        &["all of the documents takes", "--ctx holds 2048", "read the parts", "choose pages"],
     );
     let long = desk.file("long.txt", book(400).repeat(9).as_bytes());
-    let output = desk.ask(&[&long, "Who?"]);
-    assert_refused(&output, 1, &["the model was made for 131072", "--rope-scaling"]);
+    let report = json(&desk.ask(&[&long, QUESTION, "-n", "6", "--json"]));
+    assert!(report["choice"]["document_tokens"].as_u64().expect("tokens") > 131_072);
+    assert!(report["answers"][0]["prompt_tokens"].as_u64().expect("tokens") < 9000);
+    place_of_fact(&report);
+}
+
+#[test]
+fn pages_and_chapters_can_be_chosen() {
+    let desk = Desk::new();
+    let pdf = desk.file("a.pdf", &make::pdf(&["Words of one page.", FACT, "Words of another page."]));
+    let report = json(&desk.ask(&[&pdf, QUESTION, "--pages", "2-3", "-n", "6", "--json"]));
+    assert_eq!(place_of_fact(&report), "page 2");
+    assert_eq!(report["answers"][0]["parts"].as_array().expect("parts").len(), 1);
+    let refused = desk.ask(&[&pdf, "Who?", "--pages", "2-9"]);
+    assert_refused(&refused, 1, &["a.pdf: no page is labelled \"9\"", "\"3\""]);
+    assert_refused(&desk.ask(&[&pdf, "Who?", "--pages", "2-"]), 1, &["--pages 2-", "such as 10-60"]);
+
+    let epub = desk.file("a.epub", &make::epub(&[("Visions", "Words."), ("Horsemen", FACT)]));
+    let report = json(&desk.ask(&[&epub, QUESTION, "--chapter", "horse", "-n", "6", "--json"]));
+    assert_eq!(place_of_fact(&report), "chapter \"Horsemen\"");
+    let refused = desk.ask(&[&epub, "Who?", "--chapter", "Whales"]);
+    assert_refused(&refused, 1, &["no chapter is called \"Whales\"", "Visions"]);
+    let refused = desk.ask(&[&pdf, "Where", "is", "it"]);
+    assert_refused(&refused, 1, &["\"Where\" is no file", "put the question in quotes"]);
 }
 
 #[test]
@@ -226,6 +250,7 @@ fn damage_in_what_is_kept_costs_time_and_no_answer() {
             QUESTION,
             "-n",
             "6",
+            "--verbose",
             "--keep",
             &desk.path("kept").display().to_string(),
         ])
