@@ -14,6 +14,9 @@ use crate::console;
 
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
+/// Fewer tokens are read without lines.
+const LINES_FROM_TOKENS: usize = 256;
+
 pub(crate) struct PrefillDisplay {
     bar: ProgressBar,
     start: Instant,
@@ -44,7 +47,8 @@ impl PrefillDisplay {
         self.bar.set_length(progress.tokens as u64);
         self.bar.set_position(progress.tokens_done as u64);
         self.bar.set_message(message.clone());
-        if self.bar.is_hidden() && self.last_line.elapsed() >= LINE_EVERY {
+        let is_long = progress.tokens >= LINES_FROM_TOKENS;
+        if self.bar.is_hidden() && is_long && self.last_line.elapsed() >= LINE_EVERY {
             self.last_line = Instant::now();
             let rate = progress.tokens_done / elapsed_s.max(1e-9);
             let (done, tokens) = (progress.tokens_done, progress.tokens);
