@@ -9,8 +9,6 @@ mod tables;
 
 use std::path::{Path, PathBuf};
 
-use riffle_policy::PolicySpec;
-
 use crate::files::{REPORT, write_file};
 use crate::pictures::Picture;
 use crate::record::{Record, Results, RunSettings};
@@ -114,7 +112,7 @@ fn short_policy(policy: &str) -> String {
     let Some((name, parameters)) = policy.split_once(':') else {
         return policy.to_owned();
     };
-    let Ok(default) = name.parse::<PolicySpec>().map(|spec| spec.to_string()) else {
+    let Ok(default) = crate::parse_policy(name).map(|rules| rules.base.to_string()) else {
         return policy.to_owned();
     };
     let default: Vec<&str> = default.split([':', ',']).collect();
