@@ -80,7 +80,7 @@ pub fn perplexity(
     if precision != AttentionPrecision::Exact {
         choices.push((&fitted[0].choice, precision));
     }
-    let dense = choices.len();
+    let first_fitted = choices.len();
     choices.extend(fitted[1..].iter().map(|policy| (&policy.choice, precision)));
     let buckets = buckets(options.window_tokens);
     let reader = |(choice, attention): &(&PolicyChoice, AttentionPrecision)| {
@@ -117,7 +117,7 @@ pub fn perplexity(
     let rows = readers.iter().enumerate().map(|(number, reader)| {
         let scores: Vec<&WindowScore> = found.iter().skip(number).step_by(readers.len()).collect();
         let row = row(RunSettings::from_engine(&reader.engine), &scores, &buckets);
-        match number.checked_sub(dense) {
+        match number.checked_sub(first_fitted) {
             Some(place) => row.under_budget(options.budget, fitted[1 + place].fit.clone()),
             None => row,
         }

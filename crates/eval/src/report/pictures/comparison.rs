@@ -112,12 +112,7 @@ impl<'a> Compared<'a> {
             cells: self
                 .tasks
                 .iter()
-                .flat_map(|task| {
-                    self.policies
-                        .iter()
-                        .map(|policy| cell(policy, task))
-                        .collect::<Vec<_>>()
-                })
+                .flat_map(|task| self.runs.iter().map(|run| cell(run, task)).collect::<Vec<_>>())
                 .collect(),
             scale_label: "mean score".to_owned(),
             scale_names: vec!["0%".to_owned(), "100%".to_owned()],
