@@ -116,11 +116,9 @@ pub fn perplexity(
     })?;
     let rows = readers.iter().enumerate().map(|(number, reader)| {
         let scores: Vec<&WindowScore> = found.iter().skip(number).step_by(readers.len()).collect();
-        let row = row(RunSettings::from_engine(&reader.engine), &scores, &buckets);
-        match number.checked_sub(first_fitted) {
-            Some(place) => row.under_budget(options.budget, fitted[1 + place].fit.clone()),
-            None => row,
-        }
+        let place = number.checked_sub(first_fitted);
+        let fit = place.and_then(|place| fitted[1 + place].fit.clone());
+        row(RunSettings::from_engine(&reader.engine), &scores, &buckets).under_budget(options.budget, fit)
     });
     let rows: Vec<PerplexityRow> = rows.collect();
     Ok(PerplexityTable {

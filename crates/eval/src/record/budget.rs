@@ -88,8 +88,9 @@ impl ComparisonRow {
 }
 
 impl PerplexityRow {
-    /// The row of a policy that was fitted to a budget.
+    /// The row with its budget, if its policy was fitted to one.
     pub(crate) fn under_budget(self, budget: Option<f64>, fit: Option<BudgetFit>) -> Self {
+        let budget = budget.filter(|_| fit.is_some());
         Self {
             budget,
             budget_kept: keeps(budget, self.density),
