@@ -172,6 +172,12 @@ pub(crate) struct GenerateArguments {
     /// End the answer before this text; may be given several times
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, hide_short_help = true)]
     pub(crate) stop: Vec<String>,
+    /// Let an answer go on that writes the same tokens again and again
+    ///
+    /// Without this it ends once up to 256 tokens stand there at least four times in a row, with 128 repeated tokens. Answers under
+    /// penalties for repetition, and those that have to have a form, are never ended so.
+    #[arg(long, hide_short_help = true)]
+    pub(crate) allow_loops: bool,
     /// Guess tokens and verify several in one pass: auto, none, ngram, sparse, mtp or model:PATH
     ///
     /// The answer is the same to the byte. ngram guesses the tokens that followed where the text was alike before. sparse lets the model
@@ -308,7 +314,7 @@ pub(crate) struct CalibrateArguments {
     /// Tokens of the text to read
     ///
     /// [default: what the context holds; with --imatrix all]
-    #[arg(long, value_name = "N", value_parser = numbers::tokens)]
+    #[arg(long, alias = "lengths", value_name = "N", value_parser = numbers::tokens)]
     pub(crate) length: Option<usize>,
     /// Share of the true attention that each head must keep
     ///

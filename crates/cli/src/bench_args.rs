@@ -158,7 +158,7 @@ pub(crate) struct BenchContextArguments {
     #[command(flatten)]
     pub(crate) subject: SubjectArguments,
     /// Tokens of the prompts
-    #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens, default_value = "1024,4096,16384")]
+    #[arg(long, alias = "length", value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens, default_value = "1024,4096,16384")]
     pub(crate) lengths: Vec<usize>,
     /// Policy to measure; may be given several times
     ///

@@ -42,14 +42,14 @@ pub(crate) enum Measurement {
     /// Compare policies on the same tasks, at equal budgets if asked
     #[command(
         after_help = "Example:\n  riffle eval compare --policy streaming --policy decode=quest --budget 0.1",
-        after_long_help = "Examples:\n  riffle eval compare --lengths 4096 --tasks needle:multi-key:late,niah_multiquery\n  riffle eval compare --policy streaming --policy decode=quest:dense_layers=0,block=64 --policy oracle-top-k --budget 0.1 --out results\n\nA policy is prefill=POLICY or decode=POLICY (see riffle policies); random, oracle-top-k and oracle-top-p are known here\nas well, as are auto:SHARE and profiles (FILE.toml). Prefill policies are asked with the document, decode policies token by token behind it. Policies act at any\nlength here; from=auto gives them back their guard for short prompts."
+        after_long_help = "Examples:\n  riffle eval compare --lengths 4096 --tasks needle:multi-key:late,niah_multiquery\n  riffle eval compare --tasks file:mine.jsonl --policy streaming --budget 0.2 --out results\n  riffle eval compare --policy streaming --policy decode=quest:dense_layers=0,block=64 --policy oracle-top-k --budget 0.1 --out results\n\nA policy is prefill=POLICY or decode=POLICY (see riffle policies); random, oracle-top-k and oracle-top-p are known here\nas well, as are auto:SHARE and profiles (FILE.toml). Prefill policies are asked with the document, decode policies token by token behind it. Policies act at any\nlength here; from=auto gives them back their guard for short prompts."
     )]
     Compare(Box<CompareArguments>),
     /// Measure how much of the true attention a policy keeps
     ///
     /// By layer, head and place in the text, with attention sinks, and whether the heaviest keys of a head stay the same from
     /// chunk to chunk.
-    #[command(after_help = "Example:\n  riffle eval audit --prefill xattention --length 8192 --out results")]
+    #[command(after_help = "Example:\n  riffle eval audit --prefill xattention --lengths 8192 --out results")]
     Audit(Box<AuditArguments>),
     /// Make one HTML page of all records in a folder
     #[command(after_help = "Example:\n  riffle eval needle --out results && riffle eval report results")]
@@ -132,7 +132,7 @@ pub(crate) struct NeedleArguments {
     #[command(flatten)]
     pub(crate) subject: SubjectArguments,
     /// Document lengths in tokens
-    #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens, default_value = "4096,16384")]
+    #[arg(long, alias = "length", value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens, default_value = "4096,16384")]
     pub(crate) lengths: Vec<usize>,
     /// Depths of the facts, 1/(N+1) to N/(N+1)
     #[arg(long, value_name = "N", value_parser = numbers::samples, default_value = "10")]
@@ -140,8 +140,8 @@ pub(crate) struct NeedleArguments {
     /// Documents of each kind and length
     ///
     /// Each has other facts.
-    #[arg(long, value_name = "N", value_parser = numbers::documents, default_value = "3")]
-    pub(crate) documents: u64,
+    #[arg(long, alias = "documents", value_name = "N", value_parser = numbers::documents, default_value = "3")]
+    pub(crate) samples: u64,
     /// How many facts are hidden and asked for
     ///
     /// single: one in the text. multi-key: one at every depth, one asked for. multi-value: three values of one name.
@@ -176,7 +176,7 @@ pub(crate) struct RulerArguments {
     #[arg(long, value_name = "TASK,…", value_delimiter = ',')]
     pub(crate) tasks: Vec<String>,
     /// Prompt lengths in tokens
-    #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens, default_value = "4096")]
+    #[arg(long, alias = "length", value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens, default_value = "4096")]
     pub(crate) lengths: Vec<usize>,
     /// Prompts of each task and length
     #[arg(long, value_name = "N", value_parser = numbers::documents, default_value = "10")]
@@ -206,6 +206,10 @@ pub(crate) struct QuestionArguments {
 }
 
 impl QuestionArguments {
+    pub(crate) fn is_given(&self) -> bool {
+        self.questions.is_some()
+    }
+
     /// The questions of the file; none without one.
     pub(crate) fn read(&self) -> Result<Vec<GivenQuestion>, EvalError> {
         let questions = self.questions.as_deref().map(riffle_eval::read_questions);
@@ -264,9 +268,10 @@ pub(crate) struct CompareArguments {
     /// POLICY, prefill=POLICY or decode=POLICY [default: one of each kind and the baselines]
     #[arg(long, value_name = "POLICY")]
     pub(crate) policy: Vec<String>,
-    /// Tasks, such as needle:multi-key:late or vt
+    /// Tasks, such as needle:multi-key:late, vt or file:mine.jsonl
     ///
-    /// needle:KIND:WHEN as in riffle eval needle, or a task of riffle eval ruler.
+    /// needle:KIND:WHEN as in riffle eval needle, a task of riffle eval ruler, or a file of your own questions. Each line of the file
+    /// is {"context": "…", "question": "…", "answers": ["…"]}; an answer counts if it holds any of the answers.
     #[arg(
         long,
         value_name = "TASK,…",
@@ -274,20 +279,25 @@ pub(crate) struct CompareArguments {
         default_value = "needle:multi-key:late,needle:multi-key:middle"
     )]
     pub(crate) tasks: Vec<String>,
-    /// Document lengths in tokens
-    #[arg(long, value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens, default_value = "4096")]
-    pub(crate) lengths: Vec<usize>,
-    /// Prompts of a ruler task, documents of a needle task
-    #[arg(long, value_name = "N", value_parser = numbers::documents, default_value = "3")]
-    pub(crate) samples: u64,
-    /// Depths of needle tasks
-    #[arg(long, value_name = "N", value_parser = numbers::samples, default_value = "10")]
-    pub(crate) depths: usize,
-    /// Share of the query-key pairs that every policy may read
+    /// Document lengths in tokens [default: 4096]
     ///
-    /// Policies are fitted to it at each length [default: policies as they are]
-    #[arg(long, value_name = "SHARE", value_parser = numbers::share_above_zero)]
-    pub(crate) budget: Option<f64>,
+    /// Files have lengths of their own.
+    #[arg(long, alias = "length", value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens)]
+    pub(crate) lengths: Vec<usize>,
+    /// Prompts of a ruler task, documents of a needle task [default: 3]
+    ///
+    /// Of a file every line is asked.
+    #[arg(long, alias = "documents", value_name = "N", value_parser = numbers::documents)]
+    pub(crate) samples: Option<u64>,
+    /// Depths of needle tasks [default: 10]
+    #[arg(long, value_name = "N", value_parser = numbers::samples)]
+    pub(crate) depths: Option<usize>,
+    /// Share of the query-key pairs that every policy may read, or several
+    ///
+    /// Policies are fitted to each share at each length [default: policies as they are]. A policy that misses one by more than a tenth is
+    /// marked: ▲ reads more, ▼ less. Shares are counted over the layers in which a policy may choose.
+    #[arg(long, value_name = "SHARE,…", value_delimiter = ',', value_parser = numbers::share_above_zero)]
+    pub(crate) budget: Vec<f64>,
     /// Read once what prompts begin with alike
     ///
     /// A policy reads the common beginning of its prompts once. All decode policies that do not learn share one dense
@@ -309,8 +319,8 @@ pub(crate) struct AuditArguments {
     #[command(flatten)]
     pub(crate) subject: SubjectArguments,
     /// Tokens of the text [default: what the context holds]
-    #[arg(long, value_name = "N", value_parser = numbers::tokens)]
-    pub(crate) length: Option<usize>,
+    #[arg(long, alias = "length", value_name = "N", value_parser = numbers::tokens)]
+    pub(crate) lengths: Option<usize>,
     /// First tokens that count as sinks
     #[arg(long, value_name = "N", value_parser = numbers::tokens, default_value = "4")]
     pub(crate) sinks: usize,

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 /// Fields that messages of the libraries name, and the flags that set them. No two commands have different flags for one field.
-const FLAGS: [(&str, &str); 52] = [
+const FLAGS: [(&str, &str); 53] = [
     ("activations", "--activations"),
     ("adapters", "--lora"),
     ("api_keys", "--api-key-file"),
@@ -22,6 +22,7 @@ const FLAGS: [(&str, &str); 52] = [
     ("draft", "--draft"),
     ("draft_model", "--draft"),
     ("draft_predictor", "--draft"),
+    ("ends_loops", "--allow-loops"),
     ("host", "--host"),
     ("keep", "--keep"),
     ("kv_events", "--kv-events"),

@@ -42,6 +42,13 @@ pub struct ServingArguments {
     /// Tokens of an answer whose request does not say how many
     #[arg(short = 'n', long = "tokens", aliases = ["predict", "n-predict"], value_name = "N", value_parser = numbers::tokens, default_value = "4096")]
     pub(crate) tokens: usize,
+    /// Let an answer go on that writes the same tokens again and again
+    ///
+    /// Without this it ends once up to 256 tokens stand there at least four times in a row, with 128 repeated tokens. Answers under
+    /// penalties for repetition, and those that have to have a form, are never ended so.
+    /// A request may say otherwise: "riffle": {"allow_loops": true}.
+    #[arg(long, hide_short_help = true)]
+    pub(crate) allow_loops: bool,
     #[command(flatten)]
     pub(crate) prefix: PrefixCacheArguments,
     /// Seconds that what was read stays in memory after its last use [default: until its room is needed]
@@ -157,6 +164,7 @@ impl ServingArguments {
                 ..Limits::default()
             },
             default_max_tokens: self.tokens,
+            ends_loops: !self.allow_loops,
             prefix_cache: places.folder,
             shared_store: places.store,
             keep_alive: self.keep_alive.map(Duration::from_secs),

@@ -52,6 +52,37 @@ pub(crate) fn refuse_in_logits(arguments: &EngineArguments) -> Result<(), Failur
     )
 }
 
+/// Policies of h2o-chunk are compared by their own names.
+pub(crate) fn refuse_h2o(command: &str, arguments: &EngineArguments) -> Result<(), Failure> {
+    let instead = "give --policy h2o-chunk:local=N,heavy=N";
+    refuse(
+        command,
+        &[
+            ("--h2o-local", arguments.h2o_local.is_some(), instead),
+            ("--h2o-heavy", arguments.h2o_heavy.is_some(), instead),
+        ],
+    )
+}
+
+/// For questions that no task asks.
+pub(crate) fn refuse_questions(command: &str, is_unused: bool) -> Result<(), Failure> {
+    let instead = "only the tasks qa_1 and qa_2 ask them, and none is among --tasks";
+    refuse(command, &[("--questions", is_unused, instead)])
+}
+
+/// For options of `riffle eval compare` that made tasks act on, where all tasks come from files.
+pub(crate) fn refuse_task_options(options: &[(&'static str, bool)]) -> Result<(), Failure> {
+    let instead = "every line of a file is asked, with the context that stands there";
+    let options: Vec<Unused> = options.iter().map(|(name, given)| (*name, *given, instead)).collect();
+    refuse("riffle eval compare", &options)
+}
+
+/// For depths without a needle task.
+pub(crate) fn refuse_depths(is_unused: bool) -> Result<(), Failure> {
+    let instead = "no task of --tasks is a needle task";
+    refuse("riffle eval compare", &[("--depths", is_unused, instead)])
+}
+
 /// Refuses a budget of the device tier that bounds nothing: of a CPU alone, it is memory beside that of --kv-ram-budget.
 pub(crate) fn refuse_device_budget(arguments: &EngineArguments, options: &EngineOptions) -> Result<(), Failure> {
     match arguments.kv_device_budget {

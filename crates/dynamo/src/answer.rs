@@ -75,7 +75,7 @@ fn chunk_of(token: u32, probabilities: Option<TokenProbabilities>) -> LLMEngineO
 
 fn last_chunk(report: &RequestReport, written: usize) -> LLMEngineOutput {
     let chunk = match &report.generation.stop {
-        StopReason::EndOfText => LLMEngineOutput::stop(),
+        StopReason::EndOfText | StopReason::Loop { .. } => LLMEngineOutput::stop(),
         StopReason::StopString(text) => LLMEngineOutput {
             stop_reason: Some(DynamoStop::String(text.clone())),
             ..LLMEngineOutput::stop()

@@ -46,6 +46,7 @@ pub(crate) async fn asked(
         stop_tokens,
         min_tokens: stops.min_tokens.unwrap_or(0) as usize,
         ignores_end: stops.ignore_eos.unwrap_or(false),
+        ends_loops: options.ends_loops,
         probabilities: request.output_options.logprobs.map(|most| most as usize),
         form,
         draft: options.draft.clone().where_possible(),

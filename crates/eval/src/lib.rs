@@ -107,16 +107,16 @@ pub use pictures::{Bar, HeatCell, HeatMap, LineChart, Picture, Scale, Series, Sh
 pub use policy_rates::{KeyKind, PolicyRate, PolicyRateOptions, PolicyRates, measure_policies};
 pub use read_ceiling::memory_read_rate;
 pub use record::{
-    AskPlace, ComparisonRow, ComparisonTable, Header, MachineInfo, ModelSummary, NeedleCell, NeedleKind, NeedleSample,
-    NeedleTable, PerplexityBucket, PerplexityPosition, PerplexityRow, PerplexityTable, Record, RecordFolder, Results,
-    RulerCell, RulerSample, RulerTable, RunSettings, SCHEMA, TextSummary, now_utc,
+    AskPlace, BudgetFit, ComparisonRow, ComparisonTable, Header, MachineInfo, ModelSummary, NeedleCell, NeedleKind,
+    NeedleSample, NeedleTable, PerplexityBucket, PerplexityPosition, PerplexityRow, PerplexityTable, Record,
+    RecordFolder, Results, RulerCell, RulerSample, RulerTable, RunSettings, SCHEMA, TextSummary, now_utc,
 };
 pub use report::write_report;
 pub use statistics::{Interval, Paired};
 pub use table::Table;
 pub use tasks::{
-    Ask, ChainAnswer, Corpus, DocumentsWording, GivenQuestion, HiddenFact, ListWording, NeedleOptions, NiahWording,
-    OutsideTask, RulerOptions, RulerTask, Task, TaskPrompt, VariablesWording, Wording, digest, needle, read_questions,
-    ruler,
+    Ask, ChainAnswer, Corpus, DocumentsWording, FileTask, GivenQuestion, HiddenFact, ListWording, NeedleOptions,
+    NiahWording, OutsideTask, RulerOptions, RulerTask, Task, TaskPrompt, VariablesWording, Wording, digest, needle,
+    read_questions, ruler,
 };
 pub use weight_divergence::{WeightDivergence, WeightDivergenceOptions, weight_divergence};

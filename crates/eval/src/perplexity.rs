@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::EvalError;
 use crate::cells::{Cell, CellStep, StepWatch, run_cells};
 use crate::choice::PolicyChoice;
-use crate::compare::{Fitted, check_budget};
+use crate::compare::{Fitted, FittedChoice, check_budget};
 use crate::journal::Journal;
 use crate::record::{PerplexityBucket, PerplexityRow, PerplexityTable, RunSettings};
 use crate::tasks::{Watch, go_on, most_likely};
@@ -76,11 +76,12 @@ pub fn perplexity(
     }
     let fitted = choices(engine, options, watch)?;
     // Others are compared with dense attention that multiplies exactly. One that does not is such another.
-    let mut choices = vec![(&fitted[0], AttentionPrecision::Exact)];
+    let mut choices = vec![(&fitted[0].choice, AttentionPrecision::Exact)];
     if precision != AttentionPrecision::Exact {
-        choices.push((&fitted[0], precision));
+        choices.push((&fitted[0].choice, precision));
     }
-    choices.extend(fitted[1..].iter().map(|policy| (policy, precision)));
+    let first_fitted = choices.len();
+    choices.extend(fitted[1..].iter().map(|policy| (&policy.choice, precision)));
     let buckets = buckets(options.window_tokens);
     let reader = |(choice, attention): &(&PolicyChoice, AttentionPrecision)| {
         Ok(WindowReader {
@@ -115,7 +116,9 @@ pub fn perplexity(
     })?;
     let rows = readers.iter().enumerate().map(|(number, reader)| {
         let scores: Vec<&WindowScore> = found.iter().skip(number).step_by(readers.len()).collect();
-        row(RunSettings::from_engine(&reader.engine), &scores, &buckets)
+        let place = number.checked_sub(first_fitted);
+        let fit = place.and_then(|place| fitted[1 + place].fit.clone());
+        row(RunSettings::from_engine(&reader.engine), &scores, &buckets).under_budget(options.budget, fit)
     });
     let rows: Vec<PerplexityRow> = rows.collect();
     Ok(PerplexityTable {
@@ -132,10 +135,13 @@ fn choices(
     engine: &Arc<Engine>,
     options: &PerplexityOptions,
     watch: &mut StepWatch<'_>,
-) -> Result<Vec<PolicyChoice>, EvalError> {
+) -> Result<Vec<FittedChoice>, EvalError> {
     check_budget(options.budget)?;
-    let mut fitted = Fitted::new(engine, &options.tokens, options.budget, 0);
-    let mut choices = vec![PolicyChoice::full()];
+    let mut fitted = Fitted::new(engine, &options.tokens, 0);
+    let mut choices = vec![FittedChoice {
+        choice: PolicyChoice::full(),
+        fit: None,
+    }];
     for policy in options.policies.iter().filter(|policy| !policy.is_full()) {
         let step = CellStep {
             done: 0.0,
@@ -145,7 +151,7 @@ fn choices(
             cells: 1,
             cell: &format!("fitting {policy}"),
         };
-        choices.push(fitted.choice(policy, options.window_tokens, &mut |_| watch(&step))?);
+        choices.push(fitted.choice(policy, options.budget, options.window_tokens, &mut |_| watch(&step))?);
     }
     Ok(choices)
 }
@@ -401,7 +407,10 @@ fn row(settings: RunSettings, scores: &[&WindowScore], buckets: &[Range<usize>])
     let scored = sums.iter().zip(buckets).filter(|(sums, _)| sums.tokens > 0);
     PerplexityRow {
         settings,
-        density: pairs.read as f64 / pairs.causal.max(1) as f64,
+        density: pairs.density(),
+        budget: None,
+        budget_kept: None,
+        fit: None,
         all: all.bucket(&whole),
         buckets: scored.map(|(sums, positions)| sums.bucket(positions)).collect(),
     }

@@ -13,6 +13,8 @@ pub struct Table {
     pub columns: Vec<String>,
     /// `[rows][columns]`.
     pub rows: Vec<Vec<String>>,
+    /// Lines below the table that explain marks in it.
+    pub notes: Vec<String>,
 }
 
 impl Table {
@@ -21,6 +23,7 @@ impl Table {
             caption: caption.into(),
             columns: columns.iter().map(|name| (*name).to_owned()).collect(),
             rows: Vec::new(),
+            notes: Vec::new(),
         }
     }
 
@@ -59,6 +62,7 @@ impl Table {
             text += line.trim_end();
             text.push('\n');
         }
+        self.notes.iter().for_each(|note| text += &format!("{note}\n"));
         text
     }
 
@@ -73,6 +77,7 @@ impl Table {
         for row in &self.rows {
             text += &line(&mut row.iter().map(bars));
         }
+        self.notes.iter().for_each(|note| text += &format!("\n{note}\n"));
         text
     }
 
@@ -105,7 +110,11 @@ impl Table {
             }
             html += "</tr>\n";
         }
-        html + "</tbody></table></div>\n"
+        html += "</tbody></table></div>\n";
+        for note in &self.notes {
+            let _ = writeln!(html, "<p class=\"note\">{}</p>", escaped(note));
+        }
+        html
     }
 
     /// True if every cell begins as a number does, or is blank.
@@ -137,6 +146,10 @@ mod tests {
                 .ends_with("| policy | tokens/s |\n| --- | ---: |\n| full | 9 |\n| <b>\\| | 1200 |\n")
         );
         let html = table.to_html();
+        table.notes = vec!["▲ over > 20%".to_owned()];
+        assert!(table.to_text().ends_with("1200\n▲ over > 20%\n"));
+        assert!(table.to_markdown().ends_with("1200 |\n\n▲ over > 20%\n"));
+        assert!(table.to_html().ends_with("<p class=\"note\">▲ over &gt; 20%</p>\n"));
         assert!(html.contains("<td>&lt;b&gt;|</td><td class=\"number\">1200</td>") && html.contains("a &lt; b"));
     }
 }

@@ -64,7 +64,7 @@ impl Answered {
         let dict = PyDict::new(py);
         dict.set_item("text", text)?;
         dict.set_item("tokens", tokens)?;
-        dict.set_item("stop_reason", stop_name(stop))?;
+        dict.set_item("stop_reason", stop.name())?;
         dict.set_item(
             "stop",
             match stop {
@@ -84,15 +84,5 @@ impl Answered {
             .collect();
         dict.set_item("probabilities", probabilities)?;
         Ok(dict)
-    }
-}
-
-fn stop_name(stop: &StopReason) -> &'static str {
-    match stop {
-        StopReason::EndOfText => "end_of_text",
-        StopReason::StopString(_) => "stop_string",
-        StopReason::MaxTokens => "max_tokens",
-        StopReason::ContextFull => "context_full",
-        StopReason::Interrupted => "interrupted",
     }
 }

@@ -85,7 +85,7 @@ impl GivenTasks {
             samples: self.samples,
             depths: self.depths,
             seed: self.seed,
-            budget: self.budget,
+            budgets: self.budget.into_iter().collect(),
             shares: self.shares,
         })
     }

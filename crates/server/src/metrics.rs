@@ -416,7 +416,7 @@ impl Metrics {
         self.count_end(match report.generation.stop {
             StopReason::MaxTokens | StopReason::ContextFull => "length",
             StopReason::Interrupted => "abort",
-            StopReason::EndOfText | StopReason::StopString(_) => "stop",
+            StopReason::EndOfText | StopReason::StopString(_) | StopReason::Loop { .. } => "stop",
         });
     }
 

@@ -32,6 +32,8 @@ pub struct ServerOptions {
     pub limits: Limits,
     /// Tokens of an answer whose request does not say how many.
     pub default_max_tokens: usize,
+    /// End answers that write the same tokens again and again, where a request does not say otherwise.
+    pub ends_loops: bool,
     /// Share of the time that prompts get while answers are written.
     pub prompt_share: f64,
     /// Draft source of requests that name none, if the model can draft.
@@ -89,6 +91,7 @@ impl Default for ServerOptions {
             allowed_hosts: Vec::new(),
             limits: Limits::default(),
             default_max_tokens: 4096,
+            ends_loops: true,
             prompt_share: 0.5,
             draft: DraftSpec::NONE,
             prefix_cache: None,

@@ -72,6 +72,9 @@ function reportLine({ report, timings }) {
     if (report.kept_mass) {
         parts.push(`${share(report.kept_mass.mean)} of mass kept`);
     }
+    if (report.ended_by === "loop") {
+        parts.push("ended, since it repeats itself");
+    }
     return parts.join(" · ");
 }
 

@@ -190,6 +190,7 @@ pub(super) fn generate_options(engine: &Engine, arguments: &GenerateArguments) -
             ..model
         },
         stops: arguments.stop.clone(),
+        ends_loops: !arguments.allow_loops,
         draft: arguments.draft.clone(),
         ..GenerateOptions::default()
     }

@@ -22,7 +22,7 @@ fn a_needle_record_is_kept_printed_and_gone_on_with() {
             "1024",
             "--depths",
             "3",
-            "--documents",
+            "--samples",
             "1",
             "--ask",
             "late,end",
@@ -79,11 +79,68 @@ fn policies_are_compared_in_one_table() {
 }
 
 #[test]
+fn the_books_own_questions_are_asked_and_policies_that_miss_their_budgets_are_marked() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().display().to_string();
+    let questions = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/src/questions.jsonl");
+    let task = format!("file:{questions}");
+    let compare = |more: &[&str]| {
+        let base = ["eval", "compare", "--tasks", &*task, "--policy", "streaming", "--policy", "decode=quest"];
+        stdout(&run(&[&base[..], &["--budget", "0.1,0.9"], more].concat()))
+    };
+    let text = compare(&["--out", &*out, "--name", "own"]);
+    for part in ["as run", "streaming:window=1", "% ▲", "misses its budget of 10%", "questions.jsonl", "XXH3"] {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+    let record = json(&fs::read_to_string(folder.path().join("own.json")).expect("the record"));
+    let rows = record["results"]["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 5);
+    assert!(rows.iter().all(|row| row["task"] == *task && row["score"]["samples"] == 3), "{rows:?}");
+    assert_eq!((&rows[0]["density"], &rows[0]["budget_kept"]), (&Value::from(1.0), &Value::Null));
+    assert_eq!((&rows[1]["budget"], &rows[1]["budget_kept"]), (&Value::from(0.1), &Value::from(false)));
+    assert!(rows[1]["fit"]["parameter"].as_str().is_some_and(|text| text.starts_with("window=")), "{rows:?}");
+    let csv = compare(&["--csv"]);
+    assert!(csv.lines().next().is_some_and(|head| head.contains("budget_kept") && head.contains("fit.parameter")));
+    for (picture, parts) in [
+        ("own-scores-prefill.svg", &[">full<", ">streaming 10%<", ">streaming 90%<", "▲"][..]),
+        ("own-scores-decode.svg", &[">full<", ">quest 10%<"]),
+        ("own-shares-prefill.svg", &[">full<", ">streaming<", "share of the causal pairs read", ">100%<"]),
+    ] {
+        let svg = fs::read_to_string(folder.path().join(picture)).expect("a picture");
+        assert!(parts.iter().all(|part| svg.contains(part)), "{picture}: {svg}");
+    }
+    stdout(&run(&["eval", "report", &*out]));
+    let page = fs::read_to_string(folder.path().join("report.html")).expect("the page");
+    for part in ["as run", "misses its budget of 10%", "of the pairs", "Score over the share of pairs read"] {
+        assert!(page.contains(part), "no {part:?}");
+    }
+}
+
+#[test]
+fn options_of_one_meaning_have_one_name_and_answer_to_the_other() {
+    for (measurement, shown, hidden) in [
+        ("needle", "--lengths", "--length"),
+        ("needle", "--samples", "--documents"),
+        ("ruler", "--lengths", "--length"),
+        ("compare", "--lengths", "--length"),
+        ("compare", "--samples", "--documents"),
+        ("audit", "--lengths", "--length"),
+    ] {
+        let help = stdout(&run(&["eval", measurement, "--help"]));
+        let is_shown = |name: &str| help.contains(&format!("{name} <"));
+        assert!(is_shown(shown) && !is_shown(hidden), "{measurement} {shown}: {help}");
+        let output = run(&["eval", measurement, hidden, "0"]);
+        assert_refused(&output, 2, &[shown]);
+    }
+}
+
+#[test]
 fn what_cannot_be_measured_is_refused_in_one_line() {
     let folder = tempfile::tempdir().expect("a folder");
     let short = folder.path().join("short.txt");
     fs::write(&short, "Nothing much.").expect("a file");
     let short = short.display().to_string();
+    let own = format!("file:{short}");
     for (arguments, parts) in [
         (
             &["needle", "--kinds", "several"][..],
@@ -108,7 +165,9 @@ fn what_cannot_be_measured_is_refused_in_one_line() {
             &["no-such-file", "--wording takes"],
         ),
         (&["ruler", "--questions", &*short], &["JSON array"]),
-        (&["compare", "--questions", &*short], &["JSON array"]),
+        (&["compare", "--tasks", "qa_1", "--questions", &*short], &["JSON array"]),
+        (&["compare", "--tasks", &*own], &["short.txt: line 1:", "\"answers\""]),
+        (&["compare", "--tasks", "file:no-such.jsonl"], &["no-such.jsonl: no such file"]),
         (&["perplexity", "--window", "100000000"], &["use a shorter window"]),
         (
             &["perplexity", "--policy", "prefill=quest"],
@@ -118,7 +177,7 @@ fn what_cannot_be_measured_is_refused_in_one_line() {
         (&["compare", "--budget", "2"], &["--budget is 2"]),
         (
             &["compare", "--tasks", "mytask"],
-            &["needle:KIND:WHEN", "multi-key", "second-turn", "vt"],
+            &["needle:KIND:WHEN", "multi-key", "second-turn", "vt", "file:PATH.jsonl"],
         ),
         (&["needle", "--depths", "1000"], &["--depths must be 1 to 512"]),
         (&["compare", "--tasks", "needle:single:second-turn"], &["KIND:PLACE"]),

@@ -141,7 +141,7 @@ fn what_cannot_be_measured_is_one_line() {
         (&["eval", "audit", "--length", "20"], &["at least 128 tokens"]),
         (
             &["eval", "audit", "--length", "99999999"],
-            &["--length 99999999", "prophets.txt"],
+            &["--lengths 99999999", "prophets.txt"],
         ),
         (
             &["eval", "audit", "--length", "512", "--map", "9:0"],

@@ -135,7 +135,7 @@ impl CaseFiles {
                 text,
                 given("--lengths", "256"),
                 given("--depths", "1"),
-                given("--documents", "1"),
+                given("--samples", "1"),
                 given("--kinds", "single"),
                 given("--ask", "end"),
             ],
@@ -156,7 +156,7 @@ impl CaseFiles {
                 given("--policy", "streaming"),
                 given("--tasks", "needle:single:end"),
             ],
-            "eval audit" => vec![model, text, given("--length", "256")],
+            "eval audit" => vec![model, text, given("--lengths", "256")],
             "bench attention" => vec![given("--only", "decode q4_0 1x16384 d128")],
             "bench kv" => vec![
                 given("--tokens", "1024"),

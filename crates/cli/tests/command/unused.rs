@@ -5,7 +5,7 @@ use std::fs;
 use crate::testing::{assert_refused, riffle, run_shipped, run_with_input, shipped_model, stderr, stdout};
 
 /// Words with MODEL for the shipped model and parts of the line that refuses them.
-const UNUSED: [(&str, &[&str]); 20] = [
+const UNUSED: [(&str, &[&str]); 28] = [
     (
         "calibrate --prefill xattention",
         &["--prefill", "--candidate", "riffle run"],
@@ -25,6 +25,14 @@ const UNUSED: [(&str, &[&str]); 20] = [
     ("eval ruler --audit", &["--audit", "riffle eval audit"]),
     ("eval perplexity --audit", &["--audit", "riffle eval audit"]),
     ("eval compare --audit", &["--audit", "riffle eval audit"]),
+    ("eval compare --tasks vt --depths 5", &["--depths", "no task of --tasks is a needle task"]),
+    ("eval compare --tasks file:own.jsonl --lengths 512", &["--lengths", "every line of a file is asked"]),
+    ("eval compare --tasks file:own.jsonl --samples 2", &["--samples", "every line of a file is asked"]),
+    ("eval compare --questions notes.txt", &["--questions", "qa_1"]),
+    ("eval ruler --tasks vt --questions notes.txt", &["--questions", "qa_1"]),
+    ("eval compare --h2o-local 64", &["--h2o-local", "--policy h2o-chunk:local=N"]),
+    ("eval compare --h2o-heavy 64", &["--h2o-heavy", "--policy h2o-chunk:local=N"]),
+    ("eval perplexity --h2o-heavy 64", &["--h2o-heavy", "--policy h2o-chunk:local=N"]),
     (
         "run --prompt x --kv-device-budget 1G --device cpu",
         &["--kv-device-budget is 1.0 GiB", "--kv-ram-budget"],
@@ -60,6 +68,8 @@ fn an_option_that_a_command_does_not_act_on_is_refused_by_who_does() {
     let folder = tempfile::tempdir().expect("a folder");
     fs::write(folder.path().join("notes.txt"), "The meeting is on Monday.").expect("a file");
     fs::write(folder.path().join("ids.json"), "[1, 2, 3]").expect("a file");
+    let own = r#"{"context": "Ann sails.", "question": "Who sails?", "answers": ["Ann"]}"#;
+    fs::write(folder.path().join("own.jsonl"), own).expect("a file");
     for (words, parts) in UNUSED {
         let mut command = riffle();
         command.current_dir(folder.path()).args(words.split(' '));
@@ -72,7 +82,7 @@ fn an_option_that_a_command_does_not_act_on_is_refused_by_who_does() {
         assert_refused(&command.output().expect("the binary runs"), 1, parts);
     }
     let left: Vec<_> = fs::read_dir(folder.path()).expect("a folder").collect();
-    assert_eq!(left.len(), 2, "nothing is written: {left:?}");
+    assert_eq!(left.len(), 3, "nothing is written: {left:?}");
 }
 
 #[test]

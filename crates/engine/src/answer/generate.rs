@@ -22,6 +22,9 @@ pub struct GenerateOptions {
     pub min_tokens: usize,
     /// Go on after the model's end of a text.
     pub ignores_end: bool,
+    /// End an answer that writes the same tokens again and again: up to 256 tokens, at least four times, with 128 repeated tokens. Has
+    /// no effect under a form, under penalties for repetition, and where the model's end is ignored.
+    pub ends_loops: bool,
     /// Tell how likely each token was, with so many of the likeliest tokens in its place.
     pub probabilities: Option<usize>,
     /// The form that the answer has to have.
@@ -39,6 +42,7 @@ impl Default for GenerateOptions {
             stop_tokens: Vec::new(),
             min_tokens: 0,
             ignores_end: false,
+            ends_loops: false,
             probabilities: None,
             form: None,
             draft: DraftSpec::NONE,
@@ -60,6 +64,25 @@ pub enum StopReason {
     ContextFull,
     /// The caller asked to stop.
     Interrupted,
+    /// The answer wrote the same tokens again and again.
+    Loop {
+        /// Tokens that repeat.
+        period_tokens: usize,
+    },
+}
+
+impl StopReason {
+    /// Its name in reports.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::EndOfText => "end_of_text",
+            Self::StopString(_) => "stop_string",
+            Self::MaxTokens => "max_tokens",
+            Self::ContextFull => "context_full",
+            Self::Interrupted => "interrupted",
+            Self::Loop { .. } => "loop",
+        }
+    }
 }
 
 impl fmt::Display for StopReason {
@@ -70,6 +93,13 @@ impl fmt::Display for StopReason {
             Self::MaxTokens => write!(f, "token limit (`max_tokens`)"),
             Self::ContextFull => write!(f, "context full (`context_tokens`)"),
             Self::Interrupted => write!(f, "interrupted"),
+            Self::Loop { period_tokens: 1 } => write!(f, "loop: the same token again and again (`ends_loops`)"),
+            Self::Loop { period_tokens } => {
+                write!(
+                    f,
+                    "loop: the same {period_tokens} tokens again and again (`ends_loops`)"
+                )
+            }
         }
     }
 }

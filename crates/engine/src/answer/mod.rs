@@ -4,6 +4,7 @@ pub(crate) mod constraint;
 mod draws;
 pub(crate) mod generate;
 pub(crate) mod probabilities;
+mod repetition;
 pub(crate) mod stop;
 
 use riffle_model::StreamDecoder;
@@ -14,6 +15,7 @@ use crate::{
 };
 use draws::Draws;
 pub(crate) use draws::Guess;
+use repetition::LoopWatch;
 
 /// Tokens of the text before that a continued answer's text depends on: a character is at most four bytes.
 const CONTEXT_TOKENS: usize = 8;
@@ -23,6 +25,8 @@ pub(crate) struct Answer {
     draws: Draws,
     decoder: StreamDecoder,
     matcher: StopMatcher,
+    /// `None` where loops may go on.
+    loops: Option<LoopWatch>,
     text: String,
     tokens: Vec<u32>,
 }
@@ -44,6 +48,7 @@ impl Answer {
         sequence.engine().tokenizer()?;
         Ok(Self {
             matcher: StopMatcher::new(options.stops.iter().cloned()),
+            loops: LoopWatch::for_options(&options),
             draws: Draws::new(sequence, options)?,
             decoder: StreamDecoder::default(),
             text: String::new(),
@@ -116,10 +121,13 @@ impl Answer {
             self.matcher.push(&piece)
         };
         self.text.push_str(&text);
+        let period = self.loops.as_mut().and_then(|loops| loops.push(&self.tokens));
+        let period = period.filter(|_| self.tokens.len() > self.draws.options.min_tokens);
         let stop = match self.matcher.matched() {
             Some(stop) => Some(StopReason::StopString(stop.to_owned())),
             None if is_complete => Some(StopReason::EndOfText),
             None if self.is_full() => Some(StopReason::MaxTokens),
+            None if period.is_some() => period.map(|period_tokens| StopReason::Loop { period_tokens }),
             None if tokens_left(sequence).saturating_add(sequence.tokens().len() - tokens) == 0 => {
                 Some(StopReason::ContextFull)
             }

@@ -15,7 +15,8 @@ pub struct AttentionTime {
     pub attend_ms: f64,
 }
 
-/// Pairs of query position and key, over all layers and KV heads.
+/// Pairs of query position and key, over all KV heads of the layers in which a policy may choose. Layers with a window of their own,
+/// and layers that read the keys of another layer, are not counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PairCount {
     /// Pairs that were read.

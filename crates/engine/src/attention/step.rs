@@ -62,7 +62,11 @@ impl AttentionState {
             None => dense_rows(&chunk, policies, [&own, &selections]),
         };
         let scans = policies.iter_mut().map(Policy::take_scan).collect();
-        let counts = self.count_pairs(step, &chunk, [&own, &selections], &more);
+        let counts = match step.window {
+            // No policy chooses in this layer, so that its pairs would only blur the share that policies read.
+            Some(_) => vec![PairCount::default(); step.heads.kv_heads],
+            None => self.count_pairs(step, &chunk, [&own, &selections], &more),
+        };
         if step.phase == Phase::Decode {
             let Slot(slot) = input.slot.after(chunk.tokens.start);
             counts.iter().for_each(|count| self.counters.count_row(slot, *count));

@@ -88,7 +88,7 @@ pub struct RunReport {
     pub prefill_tokens_per_s: f64,
     /// Tokens generated a second after the first; 0 when fewer than two were.
     pub decode_tokens_per_s: f64,
-    /// Share of causal query-key pairs that attention read.
+    /// Share of causal query-key pairs that attention read, over the layers in which a policy may choose.
     pub density: f64,
     /// The time of attention while the prompt was read, by part.
     pub prefill_attention: AttentionTime,

@@ -123,7 +123,7 @@ pub struct DeviceUsage {
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct SequenceCounts {
-    /// The pairs of query and key that were read, over all layers and heads.
+    /// The pairs of query and key that were read, over all heads of the layers in which a policy may choose.
     pub pairs: PairCount,
     /// The time of attention in prompts.
     pub prefill_time: AttentionTime,

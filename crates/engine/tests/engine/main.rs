@@ -21,6 +21,7 @@ mod hybrid;
 mod joined;
 mod layer_attention;
 mod long_rotation;
+mod loops;
 mod mixed;
 mod mixed_states;
 mod other_mixers;

@@ -199,3 +199,21 @@ fn a_prefix_cache_keeps_beginnings_whole_where_it_is_planned_for_and_short_ones_
         assert!(bits(session.logits()) == bits(alone.logits()));
     }
 }
+
+#[test]
+fn shares_of_pairs_are_counted_where_a_policy_may_choose() {
+    let model = sliding_model();
+    let tokens = 300;
+    let pairs = |policy: &str| {
+        let options = options(Format::F16, 16).with_prefill(policy.parse().unwrap());
+        let mut session = Session::new(&engine(&model, options)).unwrap();
+        session.prefill(&prompt(tokens), &mut go_on).unwrap();
+        session.sequence().counts().pairs
+    };
+    let (full, narrow) = (pairs("full"), pairs("streaming:sinks=4,window=16"));
+    assert_eq!((full.density(), full.causal), (1.0, narrow.causal));
+    let kept = |query: usize| (0..=query).filter(|key| *key < 4 || query - key < 16).count();
+    let kept: usize = (0..tokens).map(kept).sum();
+    let share = kept as f64 / (tokens * (tokens + 1) / 2) as f64;
+    assert!((narrow.density() - share).abs() < 1e-12, "{narrow:?} {share}");
+}

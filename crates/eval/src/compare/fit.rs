@@ -8,6 +8,7 @@ use riffle_policy::{BudgetParameter, Phase};
 
 use crate::EvalError;
 use crate::choice::PolicyChoice;
+use crate::record::BudgetFit;
 use crate::tasks::{Watch, go_on};
 
 /// Runs of the model that a fit takes at most.
@@ -19,38 +20,48 @@ const CLOSE: f64 = 0.03;
 /// Tokens that a decode policy is measured on.
 const STEPS: usize = 24;
 
-/// Fitted policies, by policy and length.
+/// A policy as it is to be run.
+#[derive(Debug, Clone)]
+pub(crate) struct FittedChoice {
+    pub(crate) choice: PolicyChoice,
+    /// How it was fitted; `None` for a policy that is run as it is.
+    pub(crate) fit: Option<BudgetFit>,
+}
+
+/// Fitted policies, by policy, budget and length.
 pub(crate) struct Fitted<'a> {
     engine: &'a Arc<Engine>,
     /// Tokens of the text that densities are measured on.
     hay: &'a [u32],
-    budget: Option<f64>,
     seed: u64,
-    known: HashMap<(String, usize), PolicyChoice>,
+    known: HashMap<(String, u64, usize), FittedChoice>,
 }
 
 impl<'a> Fitted<'a> {
-    pub(crate) fn new(engine: &'a Arc<Engine>, hay: &'a [u32], budget: Option<f64>, seed: u64) -> Self {
+    pub(crate) fn new(engine: &'a Arc<Engine>, hay: &'a [u32], seed: u64) -> Self {
         Self {
             engine,
             hay,
-            budget,
             seed,
             known: HashMap::new(),
         }
     }
 
-    /// The policy as it is to be run at this length.
+    /// The policy as it is to be run at this length; without a budget as it is.
     pub(crate) fn choice(
         &mut self,
         choice: &PolicyChoice,
+        budget: Option<f64>,
         context_tokens: usize,
         watch: &mut Watch<'_>,
-    ) -> Result<PolicyChoice, EvalError> {
-        let Some(budget) = self.budget.filter(|_| !choice.is_full()) else {
-            return Ok(choice.clone());
+    ) -> Result<FittedChoice, EvalError> {
+        let Some(budget) = budget.filter(|_| !choice.is_full()) else {
+            return Ok(FittedChoice {
+                choice: choice.clone(),
+                fit: None,
+            });
         };
-        let key = (choice.to_string(), context_tokens);
+        let key = (choice.to_string(), budget.to_bits(), context_tokens);
         if let Some(known) = self.known.get(&key) {
             return Ok(known.clone());
         }
@@ -65,21 +76,31 @@ impl<'a> Fitted<'a> {
         context_tokens: usize,
         budget: f64,
         watch: &mut Watch<'_>,
-    ) -> Result<PolicyChoice, EvalError> {
+    ) -> Result<FittedChoice, EvalError> {
         let parameter = choice.single().and_then(|policy| policy.info().traits.budget);
         let parameter = parameter.ok_or_else(|| {
             EvalError::Option(format!(
                 "policy {choice} has no parameter that sets how much it reads: leave it out, or leave --budget out"
             ))
         })?;
-        search(&parameter.at(context_tokens), budget, &mut |value| {
+        let found = search(&parameter.at(context_tokens), budget, &mut |value| {
+            let text = parameter.scale.text(value);
             let policy = choice
                 .policy
-                .with(parameter.name, &parameter.scale.text(value))
+                .with(parameter.name, &text)
                 .map_err(riffle_engine::EngineError::from)?;
             let choice = choice.with_policy(policy);
             let density = self.density(&choice, context_tokens, watch)?;
-            Ok((density, choice))
+            Ok((density, (choice, text)))
+        })?;
+        let (choice, text) = found.choice;
+        Ok(FittedChoice {
+            choice,
+            fit: Some(BudgetFit {
+                parameter: format!("{}={}", parameter.name, short_number(&text)),
+                density: found.density,
+                reaches: found.reaches,
+            }),
         })
     }
 
@@ -105,7 +126,27 @@ impl<'a> Fitted<'a> {
                 causal: after.causal - pairs.causal,
             };
         }
-        Ok(pairs.read as f64 / pairs.causal.max(1) as f64)
+        Ok(pairs.density())
+    }
+}
+
+/// The value that a search ended with.
+#[derive(Debug)]
+struct Closest<T> {
+    /// Share of the pairs read with it.
+    density: f64,
+    /// The policy with it.
+    choice: T,
+    /// True if the budget lies between shares that were measured, or close to one.
+    reaches: bool,
+}
+
+/// A number without zeros at its end.
+fn short_number(text: &str) -> &str {
+    if text.contains('.') {
+        text.trim_end_matches('0').trim_end_matches('.')
+    } else {
+        text
     }
 }
 
@@ -114,15 +155,18 @@ fn search<T>(
     parameter: &BudgetParameter,
     budget: f64,
     measure: &mut dyn FnMut(f64) -> Result<(f64, T), EvalError>,
-) -> Result<T, EvalError> {
+) -> Result<Closest<T>, EvalError> {
     let (mut low, mut high) = (parameter.low, parameter.high);
     let mut value = parameter.scale.middle(low, high);
-    let mut best: Option<(f64, T)> = None;
+    let mut best: Option<(f64, f64, T)> = None;
+    let (mut is_below, mut is_above) = (false, false);
     for _ in 0..TRIES {
         let (density, found) = measure(value)?;
         let miss = (density - budget).abs() / budget;
-        if best.as_ref().is_none_or(|(least, _)| miss < *least) {
-            best = Some((miss, found));
+        is_below |= density <= budget * (1.0 + CLOSE);
+        is_above |= density >= budget * (1.0 - CLOSE);
+        if best.as_ref().is_none_or(|(least, ..)| miss < *least) {
+            best = Some((miss, density, found));
         }
         if miss <= CLOSE {
             break;
@@ -139,8 +183,12 @@ fn search<T>(
         }
         value = next;
     }
-    best.map(|(_, found)| found)
-        .ok_or_else(|| EvalError::Option("no policy was tried".to_owned()))
+    let (_, density, choice) = best.ok_or_else(|| EvalError::Option("no policy was tried".to_owned()))?;
+    Ok(Closest {
+        density,
+        choice,
+        reaches: is_below && is_above,
+    })
 }
 
 #[cfg(test)]
@@ -158,20 +206,25 @@ mod tests {
             rising,
         };
         let linear = parameter(0.0, 1.0, BudgetScale::Linear, true);
-        let found = search(&linear, 0.1, &mut |value| Ok((value * value, value))).unwrap();
+        let found = search(&linear, 0.1, &mut |value| Ok((value * value, value)))
+            .unwrap()
+            .choice;
         assert!((found * found - 0.1).abs() <= 0.1 * CLOSE, "{found}");
         let left_out = parameter(0.0, 1.0 - 1e-6, BudgetScale::LeftOut, true);
-        let found = search(&left_out, 0.5, &mut |value| Ok((-(1.0 - value).log10() / 6.0, value))).unwrap();
+        let found = search(&left_out, 0.5, &mut |value| Ok((-(1.0 - value).log10() / 6.0, value)));
+        let found = found.unwrap().choice;
         assert!((1.0 - found - 1e-3).abs() < 3e-4, "{found}");
         let falling = parameter(1e-6, 0.5, BudgetScale::Logarithm, false);
-        let found = search(&falling, 0.2, &mut |value| Ok((-value.log10() / 6.0, value))).unwrap();
+        let found = search(&falling, 0.2, &mut |value| Ok((-value.log10() / 6.0, value)));
+        let found = found.unwrap().choice;
         assert!((0.05..0.08).contains(&found), "{found}");
         let whole = parameter(1.0, 4096.0, BudgetScale::Whole, true);
         let found = search(&whole, 0.1, &mut |value| Ok((value / 4096.0, value))).unwrap();
-        assert!((found - 410.0).abs() < 15.0, "{found}");
+        assert!((found.choice - 410.0).abs() < 15.0 && found.reaches, "{found:?}");
         // A policy that never reads less than a quarter ends at its least.
         let found = search(&whole, 0.1, &mut |value| Ok(((value / 4096.0).max(0.25), value))).unwrap();
-        assert!(found < 1100.0, "{found}");
+        assert!(found.choice < 1100.0 && found.density == 0.25, "{found:?}");
+        assert!(!found.reaches, "{found:?}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod fit;
 mod task;
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use riffle_engine::Engine;
@@ -14,11 +15,13 @@ use crate::baselines::baselines;
 use crate::cells::{Cell, StepWatch, run_cells};
 use crate::choice::PolicyChoice;
 use crate::journal::Journal;
-use crate::record::{ComparisonRow, ComparisonTable, RunSettings};
+use crate::record::{BudgetFit, ComparisonRow, ComparisonTable, RunSettings, TextSummary, keeps};
 use crate::statistics::Interval;
-use crate::tasks::{Corpus, Cost, NeedleTest, QuestionPlace, Reader, RulerTest, Watch, check_lengths};
+use crate::tasks::{
+    Corpus, Cost, NeedleTest, Prompt, QuestionPlace, Reader, RulerTest, Watch, check_lengths, match_any,
+};
 
-pub(crate) use fit::Fitted;
+pub(crate) use fit::{Fitted, FittedChoice};
 pub use task::CompareTask;
 
 /// Options of a comparison.
@@ -28,7 +31,7 @@ pub struct CompareOptions {
     pub policies: Vec<PolicyChoice>,
     /// Tasks.
     pub tasks: Vec<CompareTask>,
-    /// Tokens of the documents.
+    /// Tokens of the documents. Tasks from files do not need them.
     pub lengths: Vec<usize>,
     /// Prompts of a RULER task, documents of a needle task.
     pub samples: u64,
@@ -36,8 +39,9 @@ pub struct CompareOptions {
     pub depths: usize,
     /// Seed of the first prompt.
     pub seed: u64,
-    /// Share of the pairs that every policy is fitted to read in its phase, at each length; `None` takes policies as they are.
-    pub budget: Option<f64>,
+    /// Shares of the pairs that every policy is fitted to read in its phase, at each length. Policies are compared at each of them; none
+    /// takes policies as they are.
+    pub budgets: Vec<f64>,
     /// Read once what prompts of a policy begin with alike, and for decode policies that do not learn the document alone, densely.
     pub shares: bool,
 }
@@ -47,6 +51,9 @@ pub struct CompareOptions {
 struct Scored {
     /// The policy as it was run.
     settings: RunSettings,
+    /// How it was fitted to the budget; missing in journals of earlier versions.
+    #[serde(default)]
+    fit: Option<BudgetFit>,
     scores: Vec<f64>,
     cost: Cost,
 }
@@ -56,8 +63,20 @@ struct Entry<'a> {
     /// Its place in the table.
     row: usize,
     choice: &'a PolicyChoice,
-    task: CompareTask,
+    budget: Option<f64>,
+    task: &'a CompareTask,
+    /// Prompts of a task from a file; none of other tasks, which make them.
+    prompts: &'a [Prompt],
     context_tokens: usize,
+}
+
+/// Tasks that are asked at one length.
+struct Length<'a> {
+    /// Tokens of the documents; of a file's prompts those of the longest.
+    context_tokens: usize,
+    tasks: Vec<&'a CompareTask>,
+    /// Prompts of the one task, if it is from a file.
+    prompts: Vec<Prompt>,
 }
 
 /// Runs every policy on every task at every length. Finished cells come from the journal and go there.
@@ -79,54 +98,63 @@ pub fn compare(
     watch: &mut StepWatch<'_>,
 ) -> Result<ComparisonTable, EvalError> {
     options.check()?;
-    check_lengths(engine, &options.lengths)?;
+    let lengths = options.lengths(engine, corpus)?;
     let full = PolicyChoice::full();
     let policies = options.policies.iter().filter(|choice| !choice.is_full());
     let choices: Vec<&PolicyChoice> = std::iter::once(&full).chain(policies).collect();
-    let cells = cells(options, &choices);
-    let mut fitted = Fitted::new(engine, &corpus.hay, options.budget, options.seed);
+    let cells = cells(options, &choices, &lengths);
+    let mut fitted = Fitted::new(engine, &corpus.hay, options.seed);
     let mut readers = Readers::default();
     let found: Vec<Scored> = run_cells(&cells, journal, watch, &mut |entry: &Entry<'_>, watch| {
-        let choice = fitted.choice(entry.choice, entry.context_tokens, watch)?;
+        let FittedChoice { choice, fit } = fitted.choice(entry.choice, entry.budget, entry.context_tokens, watch)?;
         let asked = engine.with_options(choice.options(engine.options()))?;
         let mut scored = Scored {
             settings: RunSettings::from_engine(&asked),
+            fit,
             scores: Vec::new(),
             cost: Cost::default(),
         };
-        for (number, seed) in (options.seed..).take(options.samples as usize).enumerate() {
+        let samples = entry.samples(options);
+        for number in 0..samples {
             let reader = readers.reader_for(engine, &choice, options.shares)?;
-            let watch = &mut |share: f64| watch((number as f64 + share) / options.samples as f64);
-            entry.score(corpus, reader, (options.depths, seed), &mut scored, watch)?;
+            let watch = &mut |share: f64| watch((number as f64 + share) / samples as f64);
+            entry.score(corpus, reader, (options, number), &mut scored, watch)?;
         }
         Ok(scored)
     })?;
     let mut run: Vec<(&Entry<'_>, &Scored)> = cells.iter().map(|cell| &cell.task).zip(&found).collect();
     run.sort_by_key(|(entry, _)| entry.row);
-    let rows = run.iter().map(|(entry, scored)| row(engine, options, entry, scored));
-    Ok(ComparisonTable { rows: rows.collect() })
+    let rows = run.iter().map(|(entry, scored)| row(engine, entry, scored));
+    Ok(ComparisonTable {
+        rows: rows.collect(),
+        files: options.files(),
+    })
 }
 
 /// Every task that tells policies of a choice's phase apart, at every length, in the order in which they are run.
-fn cells<'a>(options: &CompareOptions, choices: &[&'a PolicyChoice]) -> Vec<Cell<Entry<'a>>> {
-    let (samples, depths) = (options.samples, options.depths);
+fn cells<'a>(
+    options: &CompareOptions,
+    choices: &[&'a PolicyChoice],
+    lengths: &'a [Length<'a>],
+) -> Vec<Cell<Entry<'a>>> {
     let mut cells = Vec::new();
-    for &context_tokens in &options.lengths {
+    for length in lengths {
         let first = cells.len();
-        for &choice in choices {
+        for (choice, budget) in choices.iter().flat_map(|choice| options.budgets_of(choice)) {
             let suits = |task: &&CompareTask| task.suits(choice.phase, choice.is_full());
-            for &task in options.tasks.iter().filter(suits) {
+            for task in length.tasks.iter().copied().filter(suits) {
+                let entry = Entry {
+                    row: cells.len(),
+                    choice,
+                    budget,
+                    task,
+                    prompts: &length.prompts,
+                    context_tokens: length.context_tokens,
+                };
                 cells.push(Cell {
-                    name: format!("{choice}: {task} {context_tokens} tokens, {samples} samples, {depths} depths"),
-                    tokens: context_tokens
-                        .saturating_mul(samples as usize)
-                        .saturating_mul(task.prompts(depths)),
-                    task: Entry {
-                        row: cells.len(),
-                        choice,
-                        task,
-                        context_tokens,
-                    },
+                    name: entry.name(options),
+                    tokens: entry.tokens(options),
+                    task: entry,
                 });
             }
         }
@@ -134,7 +162,7 @@ fn cells<'a>(options: &CompareOptions, choices: &[&'a PolicyChoice]) -> Vec<Cell
             // Policies that read densely run task by task, while the reader still holds the document.
             cells[first..].sort_by_key(|cell| {
                 let reads_densely = reads_densely(cell.task.choice);
-                let task = options.tasks.iter().position(|task| *task == cell.task.task);
+                let task = options.tasks.iter().position(|task| task == cell.task.task);
                 (!reads_densely, task.filter(|_| reads_densely))
             });
         }
@@ -149,12 +177,59 @@ fn reads_densely(choice: &PolicyChoice) -> bool {
 
 impl CompareOptions {
     fn check(&self) -> Result<(), EvalError> {
-        if self.tasks.is_empty() || self.lengths.is_empty() || self.samples == 0 || self.depths == 0 {
+        let needs_length = self.made().next().is_some();
+        let no_length = needs_length && self.lengths.is_empty();
+        if self.tasks.is_empty() || no_length || self.samples == 0 || self.depths == 0 {
             return Err(EvalError::Option(
                 "nothing to compare: give --tasks and --lengths, and --samples and --depths of at least 1".to_owned(),
             ));
         }
-        check_budget(self.budget)
+        self.budgets.iter().try_for_each(|budget| check_budget(Some(*budget)))
+    }
+
+    /// The choice with each of its budgets; `None` where it is run as it is.
+    fn budgets_of<'a>(&self, choice: &'a PolicyChoice) -> Vec<(&'a PolicyChoice, Option<f64>)> {
+        if choice.is_full() || self.budgets.is_empty() {
+            return vec![(choice, None)];
+        }
+        self.budgets.iter().map(|budget| (choice, Some(*budget))).collect()
+    }
+
+    /// Name, length and hash of each file that tasks come from.
+    pub fn files(&self) -> Vec<TextSummary> {
+        let files = self.tasks.iter().filter_map(|task| match task {
+            CompareTask::File(file) => Some(file.summary().clone()),
+            _ => None,
+        });
+        files.collect()
+    }
+
+    /// Tasks whose prompts are made at every length.
+    fn made(&self) -> impl Iterator<Item = &CompareTask> {
+        self.tasks.iter().filter(|task| !matches!(task, CompareTask::File(_)))
+    }
+
+    /// The tasks by length: made ones at every length, then those from files.
+    fn lengths<'a>(&'a self, engine: &Engine, corpus: &Corpus) -> Result<Vec<Length<'a>>, EvalError> {
+        let mut lengths = Vec::new();
+        if self.made().next().is_some() {
+            check_lengths(engine, &self.lengths)?;
+            lengths.extend(self.lengths.iter().map(|context_tokens| Length {
+                context_tokens: *context_tokens,
+                tasks: self.made().collect(),
+                prompts: Vec::new(),
+            }));
+        }
+        for task in &self.tasks {
+            let CompareTask::File(file) = task else { continue };
+            let prompts = file.prompts(corpus, &mut |_| ControlFlow::Continue(()))?;
+            lengths.push(Length {
+                context_tokens: prompts.iter().map(Prompt::tokens).max().unwrap_or(0),
+                tasks: vec![task],
+                prompts,
+            });
+        }
+        Ok(lengths)
     }
 }
 
@@ -209,12 +284,45 @@ impl Readers {
 }
 
 impl Entry<'_> {
-    /// Asks the prompts of one sample, with its number of depths and its seed, and adds what was found.
+    /// Name of the cell in a journal.
+    fn name(&self, options: &CompareOptions) -> String {
+        let (choice, task, context_tokens) = (self.choice, self.task, self.context_tokens);
+        let (samples, depths) = (options.samples, options.depths);
+        let name = match self.task {
+            CompareTask::File(_) => format!("{choice}: {task}, {} questions", self.prompts.len()),
+            _ => format!("{choice}: {task} {context_tokens} tokens, {samples} samples, {depths} depths"),
+        };
+        // The only budget of a run is among the settings of its journal.
+        match self.budget.filter(|_| options.budgets.len() > 1) {
+            Some(budget) => format!("{name}, budget {budget}"),
+            None => name,
+        }
+    }
+
+    /// Tokens of all its prompts.
+    fn tokens(&self, options: &CompareOptions) -> usize {
+        match self.task {
+            CompareTask::File(_) => self.prompts.iter().map(Prompt::tokens).sum(),
+            task => self
+                .context_tokens
+                .saturating_mul(options.samples as usize)
+                .saturating_mul(task.prompts(options.depths)),
+        }
+    }
+
+    fn samples(&self, options: &CompareOptions) -> usize {
+        match self.task {
+            CompareTask::File(_) => self.prompts.len(),
+            _ => options.samples as usize,
+        }
+    }
+
+    /// Asks the prompts of one sample, which is known by its number, and adds what was found.
     fn score(
         &self,
         corpus: &Corpus,
         reader: &mut Reader,
-        (depths, seed): (usize, u64),
+        (options, number): (&CompareOptions, usize),
         scored: &mut Scored,
         watch: &mut Watch<'_>,
     ) -> Result<(), EvalError> {
@@ -222,8 +330,9 @@ impl Entry<'_> {
             Phase::Prefill => QuestionPlace::WithDocument,
             Phase::Decode => QuestionPlace::Late,
         };
+        let (depths, seed) = (options.depths, options.seed.saturating_add(number as u64));
         let cost = match self.task {
-            CompareTask::Needle(kind, place) => {
+            &CompareTask::Needle(kind, place) => {
                 let test = NeedleTest {
                     kind,
                     place,
@@ -240,7 +349,15 @@ impl Entry<'_> {
                 scored.scores.push(score);
                 cost
             }
-            CompareTask::Ruler(task) => {
+            CompareTask::File(_) => {
+                let prompt = &self.prompts[number];
+                let reply = reader.reply(prompt, asked, watch)?;
+                scored
+                    .scores
+                    .push(match_any(&reply.answers.join("\n"), &prompt.expected));
+                reply.cost
+            }
+            &CompareTask::Ruler(task) => {
                 let test = RulerTest {
                     task,
                     context_tokens: self.context_tokens,
@@ -257,35 +374,35 @@ impl Entry<'_> {
     }
 }
 
-fn row(engine: &Engine, options: &CompareOptions, entry: &Entry<'_>, scored: &Scored) -> ComparisonRow {
+fn row(engine: &Engine, entry: &Entry<'_>, scored: &Scored) -> ComparisonRow {
     let cost = &scored.cost;
     let pairs = match entry.choice.phase {
         Phase::Prefill => cost.prompt_pairs,
         Phase::Decode => cost.step_pairs,
     };
+    let (budget, density) = (entry.budget, pairs.density());
     ComparisonRow {
         policy: entry.choice.to_string(),
         phase: entry.choice.phase.to_string(),
         task: entry.task.to_string(),
         context_tokens: entry.context_tokens,
-        budget: options.budget.filter(|_| !entry.choice.is_full()),
+        budget,
+        budget_kept: keeps(budget, density),
+        fit: scored.fit.clone(),
         settings: scored.settings.clone(),
         score: Interval::of_scores(&scored.scores),
         scores: scored.scores.clone(),
-        density: match pairs.causal {
-            0 => 1.0,
-            causal => pairs.read as f64 / causal as f64,
-        },
+        density,
         prefill_ms: (cost.prompts > 0).then(|| cost.prompt_s * 1e3 / cost.prompts as f64),
         decode_ms: cost.steps_s * 1e3 / cost.steps.max(1) as f64,
-        decode_bytes: decode_bytes(engine, entry.choice, cost),
+        decode_bytes: decode_bytes(engine, entry, cost),
     }
 }
 
 /// Bytes of keys and values a token behind the prompt reads: those of the pairs, and all keys where the policy scans them.
 /// The oracles' scan is not counted: they stand for a choice that costs nothing.
-fn decode_bytes(engine: &Engine, choice: &PolicyChoice, cost: &Cost) -> f64 {
-    let (options, config) = (engine.options(), engine.model().config());
+fn decode_bytes(engine: &Engine, entry: &Entry<'_>, cost: &Cost) -> f64 {
+    let (options, config, choice) = (engine.options(), engine.model().config(), entry.choice);
     let bytes = |format: riffle_attention::Format| {
         let page = options.cache.page_tokens;
         format.plane_bytes(page, config.head_dim) as f64 / page as f64
@@ -302,5 +419,20 @@ fn decode_bytes(engine: &Engine, choice: &PolicyChoice, cost: &Cost) -> f64 {
     } else {
         0.0
     };
-    (cost.step_pairs.read as f64 * (keys + values) + scanned) / cost.steps.max(1) as f64
+    let chosen = (cost.step_pairs.read as f64 * (keys + values) + scanned) / cost.steps.max(1) as f64;
+    chosen + unchosen_keys(engine, entry.context_tokens) as f64 * (keys + values)
+}
+
+/// Keys that a token behind `context_tokens` tokens reads in all KV heads of the layers in which no policy may choose: those with a
+/// window of their own, and those that read the keys of another layer.
+fn unchosen_keys(engine: &Engine, context_tokens: usize) -> usize {
+    let model = engine.model();
+    let config = model.config();
+    let keys = (0..config.layers).filter_map(|layer| {
+        config.cache_layer(layer)?;
+        let shares = config.attention_of(layer).shares.is_some();
+        let window = model.window(layer).or(shares.then_some(usize::MAX))?;
+        Some(window.min(context_tokens) * config.attention_of(layer).kv_heads)
+    });
+    keys.sum()
 }

@@ -1,22 +1,27 @@
 //! Tasks that policies are compared on.
 
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use riffle_policy::Phase;
 
 use crate::EvalError;
 use crate::record::{AskPlace, NeedleKind};
-use crate::tasks::{OutsideTask, RulerTask, Task};
+use crate::tasks::{FileTask, OutsideTask, RulerTask, Task};
 
-/// A needle test, spelled `needle:KIND:PLACE`, a task of RULER by its name, or a task from another crate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A needle test, spelled `needle:KIND:PLACE`, a task of RULER by its name, questions of a file, spelled `file:PATH`, or a task from
+/// another crate.
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CompareTask {
     /// Needles of a kind, asked for somewhere.
     Needle(NeedleKind, AskPlace),
     /// A RULER task.
     Ruler(RulerTask),
+    /// Questions with contexts of their own. Lengths, samples and depths do not act on them.
+    File(Arc<FileTask>),
     /// A task from another crate: [`CompareTask::outside`] makes it.
     Outside(OutsideTask),
 }
@@ -28,15 +33,15 @@ impl CompareTask {
     }
 
     /// True if it tells policies of a phase apart: in decode only what is asked token by token does.
-    pub(crate) fn suits(self, phase: Phase, full: bool) -> bool {
+    pub(crate) fn suits(&self, phase: Phase, full: bool) -> bool {
         match self {
-            Self::Needle(_, place) => full || phase == Phase::Prefill || place == AskPlace::Late,
-            Self::Ruler(_) | Self::Outside(_) => true,
+            Self::Needle(_, place) => full || phase == Phase::Prefill || *place == AskPlace::Late,
+            Self::Ruler(_) | Self::File(_) | Self::Outside(_) => true,
         }
     }
 
     /// Prompts of one sample.
-    pub(crate) fn prompts(self, depths: usize) -> usize {
+    pub(crate) fn prompts(&self, depths: usize) -> usize {
         match self {
             Self::Needle(NeedleKind::Single, AskPlace::End | AskPlace::Late)
             | Self::Needle(_, AskPlace::End | AskPlace::SecondTurn) => depths,
@@ -50,6 +55,7 @@ impl fmt::Display for CompareTask {
         match self {
             Self::Needle(kind, place) => write!(f, "needle:{kind}:{place}"),
             Self::Ruler(task) => task.fmt(f),
+            Self::File(task) => task.fmt(f),
             Self::Outside(task) => task.fmt(f),
         }
     }
@@ -59,6 +65,9 @@ impl FromStr for CompareTask {
     type Err = EvalError;
 
     fn from_str(text: &str) -> Result<Self, EvalError> {
+        if let Some(path) = text.strip_prefix("file:") {
+            return Ok(Self::File(Arc::new(FileTask::read(Path::new(path))?)));
+        }
         let text = &*text.to_ascii_lowercase();
         let mut parts = text.split(':');
         if parts.next() != Some("needle") {
@@ -79,7 +88,7 @@ fn unknown(text: &str) -> EvalError {
     let kinds = NeedleKind::ALL.map(|kind| kind.to_string()).join(", ");
     let places = AskPlace::ALL.map(|place| place.to_string()).join(", ");
     EvalError::Option(format!(
-        "unknown task {text:?}; known: needle:KIND:WHEN with KIND one of {kinds} and WHEN one of {places}; {}",
+        "unknown task {text:?}; known: needle:KIND:WHEN with KIND one of {kinds} and WHEN one of {places}; file:PATH.jsonl; {}",
         RulerTask::names()
     ))
 }
@@ -125,7 +134,7 @@ mod tests {
         let places = AskPlace::ALL.map(|place| place.to_string());
         let kinds = NeedleKind::ALL.map(|kind| kind.to_string());
         let ruler = RulerTask::ALL.map(|task| task.to_string());
-        for form in ["\"mytask\"", "needle:KIND:WHEN"]
+        for form in ["\"mytask\"", "needle:KIND:WHEN", "file:PATH.jsonl"]
             .map(str::to_owned)
             .iter()
             .chain(&places)

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::Picture;
+use super::style::SERIES;
 use crate::escape::escaped;
 
 /// The part of a text that lies on its point.
@@ -106,9 +107,9 @@ impl Canvas {
         self.path(class, &data, dash, "");
     }
 
-    /// The marker of a series at a point.
+    /// The marker of a series at a point. Series of one colour have other shapes.
     pub(super) fn marker(&mut self, series: usize, x: f64, y: f64, tip: &str) {
-        let shape: &[(f64, f64)] = match series % 4 {
+        let shape: &[(f64, f64)] = match (series + series / SERIES) % 4 {
             0 => &[(-4.0, -4.0), (4.0, -4.0), (4.0, 4.0), (-4.0, 4.0)],
             1 => &[(0.0, -5.4), (5.0, 4.0), (-5.0, 4.0)],
             2 => &[(0.0, -5.6), (5.6, 0.0), (0.0, 5.6), (-5.6, 0.0)],
@@ -118,7 +119,7 @@ impl Canvas {
             .iter()
             .map(|(dx, dy)| format!("{} {}", number(x + dx), number(y + dy)));
         let data = format!("M{}Z", points.collect::<Vec<_>>().join("L"));
-        self.path(&format!("f{series}"), &data, "", tip);
+        self.path(&format!("f{}", series % SERIES), &data, "", tip);
     }
 
     fn end_with(&mut self, element: &str, tip: &str) {

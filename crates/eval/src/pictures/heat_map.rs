@@ -57,7 +57,10 @@ impl HeatMap {
         let bottom = top + cell_height * rows;
         let names: Vec<Vec<String>> = self.columns.iter().map(|name| lines_of(name, cell - 6.0)).collect();
         let more_lines = names.iter().map(Vec::len).max().unwrap_or(1).max(1) - 1;
-        let below = bottom + LINE * more_lines as f64;
+        // The label may be wider than the table, and than the picture.
+        let label = wrapped(&self.column_label, width - 2.0 * MARGIN);
+        let label_bottom = bottom + LINE * more_lines as f64 + 38.0;
+        let below = bottom + LINE * (more_lines + label.len().max(1) - 1) as f64;
         let mut canvas = Canvas::new(width, below + 112.0);
         canvas.head(&self.title, &self.subtitle);
         canvas.upright(MARGIN + 8.0, (top + bottom) / 2.0, &self.row_label);
@@ -72,7 +75,11 @@ impl HeatMap {
             }
         }
         let middle = left + cell * self.columns.len() as f64 / 2.0;
-        canvas.text("quiet", middle, below + 38.0, Anchor::Middle, &self.column_label);
+        for (line, text) in label.iter().enumerate() {
+            let half = text_width(text) / 2.0;
+            let x = middle.min(width - MARGIN - half).max(MARGIN + half);
+            canvas.text("quiet", x, label_bottom + LINE * line as f64, Anchor::Middle, text);
+        }
         for (place, value) in self.cells.iter().enumerate() {
             let (row, column) = (place / self.columns.len(), place % self.columns.len());
             let (x, y) = (left + cell * column as f64, top + cell_height * row as f64);

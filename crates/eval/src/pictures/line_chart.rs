@@ -1,10 +1,10 @@
-//! Values against a length, a line for each series.
+//! Values against a length or a share, a line for each series.
 
 use super::Picture;
 use super::axis::Axis;
 use super::canvas::{Anchor, Canvas, MARGIN, head_height, number, text_width};
 use super::style::{DASHES, SERIES};
-use crate::numbers::{short, tokens};
+use crate::numbers::{percent, short, tokens};
 
 const WIDTH: f64 = 680.0;
 const PLOT_HEIGHT: f64 = 300.0;
@@ -14,14 +14,14 @@ const RIGHT: f64 = 24.0;
 const FAR_APART: f64 = 20.0;
 const LENGTHS_FAR_APART: f64 = 6.0;
 
-/// Lines over lengths in tokens.
+/// Lines over lengths in tokens, or over shares.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LineChart {
     /// Subject of the picture.
     pub title: String,
     /// Under what conditions.
     pub subtitle: String,
-    /// Quantity on the x axis, in tokens.
+    /// Quantity on the x axis.
     pub x_label: String,
     /// Quantity on the y axis, with a unit.
     pub y_label: String,
@@ -40,6 +40,8 @@ pub enum Scale {
     Shares,
     /// Values from the lowest to the highest; lengths that lie far apart on a logarithmic axis.
     Values,
+    /// Scores from 0 to 1 over shares from 0 to 1, both in percent; shares that lie far apart on a logarithmic axis.
+    ScoreOverShare,
 }
 
 /// One line.
@@ -47,7 +49,7 @@ pub enum Scale {
 pub struct Series {
     /// Its name in the legend.
     pub name: String,
-    /// (tokens, value), in ascending order of tokens.
+    /// (tokens or share, value), in ascending order of the first.
     pub points: Vec<(f64, f64)>,
 }
 
@@ -72,12 +74,12 @@ impl LineChart {
         canvas.head(&self.title, &self.subtitle);
         plot.draw_axes(&mut canvas, self);
         for (place, series) in self.series.iter().enumerate() {
-            series.draw(&mut canvas, &plot, place % SERIES);
+            series.draw(&mut canvas, &plot, place, self.scale);
         }
         for (row, entries) in legend.iter().enumerate() {
             let y = plot.bottom + 60.0 + 20.0 * row as f64;
             for (place, x) in entries {
-                draw_entry(&mut canvas, place % SERIES, (LEFT + x, y), &names[*place]);
+                draw_entry(&mut canvas, *place, (LEFT + x, y), &names[*place]);
             }
         }
         canvas.finish(self.alt())
@@ -86,7 +88,7 @@ impl LineChart {
     fn alt(&self) -> String {
         let series = self.series.iter().map(|series| {
             let points = series.points.iter().step_by(series.points.len().div_ceil(12).max(1));
-            let points = points.map(|(x, y)| format!("{} at {}", short(*y), tokens(*x)));
+            let points = points.map(|(x, y)| format!("{} at {}", self.scale.y_text(*y), self.scale.x_text(*x)));
             format!("{}: {}", series.name, points.collect::<Vec<_>>().join(", "))
         });
         format!(
@@ -100,13 +102,32 @@ impl LineChart {
     }
 }
 
+impl Scale {
+    /// True if the x axis counts tokens; otherwise it shows shares.
+    fn counts_tokens(self) -> bool {
+        !matches!(self, Self::ScoreOverShare)
+    }
+
+    fn x_text(self, x: f64) -> String {
+        if self.counts_tokens() { tokens(x) } else { percent(x) }
+    }
+
+    fn y_text(self, y: f64) -> String {
+        match self {
+            Self::ScoreOverShare => percent(y),
+            Self::Rates | Self::Shares | Self::Values => short(y),
+        }
+    }
+}
+
 impl Series {
     /// The points whose length and value are finite.
     fn shown(&self) -> impl Iterator<Item = &(f64, f64)> + Clone {
         self.points.iter().filter(|(x, y)| x.is_finite() && y.is_finite())
     }
 
-    fn draw(&self, canvas: &mut Canvas, plot: &Plot, style: usize) {
+    fn draw(&self, canvas: &mut Canvas, plot: &Plot, place: usize, scale: Scale) {
+        let style = place % SERIES;
         let path: Vec<String> = self
             .shown()
             .map(|(x, y)| format!("{} {}", number(plot.x_of(*x)), number(plot.y_of(*y))))
@@ -118,8 +139,9 @@ impl Series {
         // Dense lines carry markers now and then, so that they can still be told apart.
         let every = path.len().div_ceil(12).max(1);
         for (x, y) in self.shown().step_by(every) {
-            let tip = format!("{}, {} tokens: {}", self.name, tokens(*x), short(*y));
-            canvas.marker(style, plot.x_of(*x), plot.y_of(*y), &tip);
+            let unit = if scale.counts_tokens() { " tokens" } else { "" };
+            let tip = format!("{}, {}{unit}: {}", self.name, scale.x_text(*x), scale.y_text(*y));
+            canvas.marker(place, plot.x_of(*x), plot.y_of(*y), &tip);
         }
     }
 }
@@ -131,11 +153,13 @@ impl Plot {
         let x_axis = match chart.scale {
             Scale::Shares => Axis::with_zero(xs.clone(), f64::INFINITY),
             Scale::Rates | Scale::Values => Axis::between(xs.clone(), LENGTHS_FAR_APART),
+            Scale::ScoreOverShare => Axis::with_zero(xs.clone().chain([1.0]), FAR_APART).with_ticks().0,
         };
         let y_axis = match chart.scale {
             Scale::Rates => Axis::with_zero(ys, FAR_APART),
             Scale::Shares => Axis::with_zero(ys, f64::INFINITY),
             Scale::Values => Axis::between(ys, f64::INFINITY),
+            Scale::ScoreOverShare => Axis::with_zero([0.0, 1.0].into_iter(), f64::INFINITY),
         };
         let (y_axis, y_ticks) = y_axis.with_ticks();
         let top = head_height(&chart.title, &chart.subtitle, WIDTH);
@@ -162,12 +186,17 @@ impl Plot {
         for tick in &self.y_ticks {
             let y = self.y_of(*tick);
             canvas.line("grid", (LEFT, y), (WIDTH - RIGHT, y), "");
-            canvas.text("", LEFT - 8.0, y + 4.0, Anchor::End, &short(*tick));
+            canvas.text("", LEFT - 8.0, y + 4.0, Anchor::End, &chart.scale.y_text(*tick));
         }
         canvas.line("axis", (LEFT, bottom), (WIDTH - RIGHT, bottom), "");
         let mut free_from = f64::NEG_INFINITY;
-        for tick in x_ticks(self.lengths.clone(), &self.x_axis) {
-            let (x, name) = (self.x_of(tick), tokens(tick));
+        let ticks = if chart.scale.counts_tokens() {
+            x_ticks(self.lengths.clone(), &self.x_axis)
+        } else {
+            self.x_axis.with_ticks().1
+        };
+        for tick in ticks {
+            let (x, name) = (self.x_of(tick), chart.scale.x_text(tick));
             canvas.line("axis", (x, bottom), (x, bottom + 5.0), "");
             let half = text_width(&name) / 2.0;
             if x - half >= free_from {
@@ -176,22 +205,28 @@ impl Plot {
             }
         }
         let (middle, below) = ((LEFT + WIDTH - RIGHT) / 2.0, bottom + 39.0);
-        canvas.text("quiet", middle, below, Anchor::Middle, &chart.x_label);
-        let scale = if self.y_axis.is_logarithmic() {
-            ", logarithmic"
+        let label = if chart.scale.counts_tokens() {
+            chart.x_label.clone()
         } else {
-            ""
+            format!("{}{}", chart.x_label, scale_of(&self.x_axis))
         };
-        let label = format!("{}{scale}", chart.y_label);
+        canvas.text("quiet", middle, below, Anchor::Middle, &label);
+        let label = format!("{}{}", chart.y_label, scale_of(&self.y_axis));
         canvas.upright(MARGIN + 6.0, (self.top + bottom) / 2.0, &label);
     }
 }
 
+/// The end of an axis' label.
+fn scale_of(axis: &Axis) -> &'static str {
+    if axis.is_logarithmic() { ", logarithmic" } else { "" }
+}
+
 /// An entry of the legend: a stretch of the line with its marker, and the name.
-fn draw_entry(canvas: &mut Canvas, style: usize, (x, y): (f64, f64), name: &str) {
+fn draw_entry(canvas: &mut Canvas, place: usize, (x, y): (f64, f64), name: &str) {
+    let style = place % SERIES;
     let line = format!("M{} {}h34", number(x), number(y - 4.0));
     canvas.path(&format!("curve s{style}"), &line, DASHES[style], "");
-    canvas.marker(style, x + 17.0, y - 4.0, "");
+    canvas.marker(place, x + 17.0, y - 4.0, "");
     let name = fitted(name, WIDTH - x - 42.0 - MARGIN);
     canvas.text("", x + 42.0, y, Anchor::Start, &name);
 }

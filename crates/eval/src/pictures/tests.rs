@@ -52,6 +52,43 @@ fn lines(series: usize) -> Picture {
     .draw()
 }
 
+/// Few columns under a long label.
+fn narrow_heat_map(columns: usize) -> Picture {
+    HeatMap {
+        title: "Score by policy and task, decode".to_owned(),
+        subtitle: String::new(),
+        column_label: "policy, choosing in this phase; the other is dense".repeat(columns),
+        row_label: "task and tokens".to_owned(),
+        columns: vec!["quest".to_owned(); columns],
+        rows: vec!["needle:multi-key:second-turn 128K".to_owned()],
+        cells: vec![None; columns],
+        scale_label: "mean score".to_owned(),
+        scale_names: vec!["0%".to_owned(), "100%".to_owned()],
+    }
+    .draw()
+}
+
+fn scores_over_shares(least: f64, series: usize) -> Picture {
+    let points = (1..=3).map(|place| (least * f64::from(place), 0.25 * f64::from(place)));
+    let full = Series {
+        name: "full".to_owned(),
+        points: vec![(1.0, 1.0)],
+    };
+    let others = (0..series).map(|place| Series {
+        name: format!("policy {place}"),
+        points: points.clone().collect(),
+    });
+    LineChart {
+        title: "Score over the share of pairs read, prefill".to_owned(),
+        subtitle: "Means over 2 pairs of task and length.".to_owned(),
+        x_label: "share of the causal pairs read".to_owned(),
+        y_label: "mean score".to_owned(),
+        scale: Scale::ScoreOverShare,
+        series: std::iter::once(full).chain(others).collect(),
+    }
+    .draw()
+}
+
 fn stack(bars: usize) -> Picture {
     let bar = |place: usize| Bar {
         name: format!("{}K", 4 << place),
@@ -107,6 +144,10 @@ pub(super) fn all() -> Vec<Picture> {
     vec![
         heat_map(LENGTHS),
         heat_map(["full", "streaming:sinks=64,window=1024", LONG]),
+        narrow_heat_map(1),
+        narrow_heat_map(2),
+        scores_over_shares(0.1, 1),
+        scores_over_shares(0.002, 14),
         lines(0),
         lines(1),
         lines(11),
@@ -188,6 +229,48 @@ fn labels_units_and_values_are_in_the_svg_and_in_the_alternative_text() {
         assert!(picture.alt().len() > 60);
     }
     assert!(!stack(2).to_svg().contains("device"), "a part that no bar has");
+}
+
+#[test]
+fn scores_over_shares_are_in_percent_and_series_of_one_colour_differ_in_shape() {
+    let linear = scores_over_shares(0.1, 1);
+    assert!(
+        linear
+            .alt()
+            .contains("full: 100% at 100%; policy 0: 25% at 10%, 50% at 20%"),
+        "{}",
+        linear.alt()
+    );
+    let svg = linear.to_svg();
+    for label in [
+        ">0%<",
+        ">60%<",
+        ">100%<",
+        "share of the causal pairs read<",
+        "policy 0, 20%: 50%",
+    ] {
+        assert!(svg.contains(label), "no {label}");
+    }
+    let svg = scores_over_shares(0.002, 14).to_svg();
+    assert!(svg.contains("logarithmic"));
+    // Entries of the legend: a piece of line, a marker, a name.
+    let markers: Vec<&str> = svg.lines().filter(|line| line.ends_with("Z\"/>")).collect();
+    let shapes: std::collections::BTreeSet<String> = markers.iter().map(|line| relative(line)).collect();
+    assert_eq!((markers.len(), shapes.len()), (15, 15), "{markers:?}");
+}
+
+/// A marker's class, and its corners relative to the first.
+fn relative(marker: &str) -> String {
+    let data = marker.split(" d=\"M").nth(1).unwrap().trim_end_matches("Z\"/>");
+    let corners: Vec<Vec<f64>> = data
+        .split('L')
+        .map(|corner| corner.split(' ').map(|number| number.parse().unwrap()).collect())
+        .collect();
+    let class = marker.split('"').nth(1).unwrap();
+    let corners = corners
+        .iter()
+        .map(|corner| format!("{:.1} {:.1}", corner[0] - corners[0][0], corner[1] - corners[0][1]));
+    format!("{class} {}", corners.collect::<Vec<_>>().join(" "))
 }
 
 #[test]

@@ -82,6 +82,8 @@ fn perplexity(table: &PerplexityTable) -> Checked {
     count("stride_tokens", table.stride_tokens)?;
     for row in &table.rows {
         share("density", row.density)?;
+        share("budget", row.budget.unwrap_or(0.0))?;
+        share("fit.density", row.fit.as_ref().map_or(0.0, |fit| fit.density))?;
         for bucket in std::iter::once(&row.all).chain(&row.buckets) {
             count("to_position", bucket.to_position)?;
             not_negative("nll", bucket.nll)?;
@@ -100,6 +102,7 @@ fn comparison(table: &ComparisonTable) -> Checked {
         shares("scores", &row.scores)?;
         share("density", row.density)?;
         share("budget", row.budget.unwrap_or(0.0))?;
+        share("fit.density", row.fit.as_ref().map_or(0.0, |fit| fit.density))?;
         not_negative("prefill_ms", row.prefill_ms.unwrap_or(0.0))?;
         not_negative("decode_ms", row.decode_ms)?;
         not_negative("decode_bytes", row.decode_bytes)?;

@@ -1,5 +1,6 @@
 //! Records: what was measured, on what, and with which command, as files that a report is made of.
 
+mod budget;
 mod check;
 mod commit;
 mod header;
@@ -11,6 +12,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+pub use budget::BudgetFit;
+pub(crate) use budget::{BudgetMiss, keeps};
 pub(crate) use check::MOST_DEPTHS;
 #[cfg(test)]
 pub(crate) use header::testing;

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::RunSettings;
+use super::{BudgetFit, RunSettings, TextSummary};
 use crate::EvalError;
 use crate::statistics::{Interval, Paired};
 
@@ -166,8 +166,17 @@ pub struct PerplexityTable {
 pub struct PerplexityRow {
     /// How the model was run.
     pub settings: RunSettings,
-    /// Share of the causal query-key pairs that were read.
+    /// Share of the causal query-key pairs that were read, over the layers in which a policy may choose.
     pub density: f64,
+    /// Share of the pairs that it was fitted to read, where budgets are equal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<f64>,
+    /// True if `density` differs from the budget by at most a tenth of it; `None` without a budget.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget_kept: Option<bool>,
+    /// How it was fitted to the budget. `None` without a budget, and in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fit: Option<BudgetFit>,
     /// Over all scored tokens.
     pub all: PerplexityBucket,
     /// By position in the window.
@@ -206,6 +215,12 @@ pub struct PerplexityPosition {
     pub decode: String,
     /// Share of the causal query-key pairs that were read, at all positions.
     pub density: f64,
+    /// Share of the pairs that it was fitted to read, where budgets are equal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget: Option<f64>,
+    /// True if the share keeps the budget.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget_kept: Option<bool>,
     /// The predictions.
     #[serde(flatten)]
     pub bucket: PerplexityBucket,
@@ -217,6 +232,9 @@ pub struct PerplexityPosition {
 pub struct ComparisonTable {
     /// The rows, dense attention first.
     pub rows: Vec<ComparisonRow>,
+    /// The files that tasks came from.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<TextSummary>,
 }
 
 /// One policy at one task and length.
@@ -233,6 +251,12 @@ pub struct ComparisonRow {
     pub context_tokens: usize,
     /// Share of the pairs that it was fitted to read, where budgets are equal.
     pub budget: Option<f64>,
+    /// True if `density` differs from the budget by at most a tenth of it; `None` without a budget.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget_kept: Option<bool>,
+    /// How it was fitted to the budget. `None` without a budget, and in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fit: Option<BudgetFit>,
     /// How the model was run.
     pub settings: RunSettings,
     /// Mean score of the task, from 0 to 1.
@@ -240,7 +264,7 @@ pub struct ComparisonRow {
     /// Score of every question, in the same order for every policy: by seed, then by depth. Empty in records of schema 1.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub scores: Vec<f64>,
-    /// Share of the causal pairs that were read in the policy's phase.
+    /// Share of the causal pairs that were read in the policy's phase, over the layers in which a policy may choose.
     pub density: f64,
     /// Milliseconds to read a prompt from its beginning, on average; `None` where no prompt was.
     pub prefill_ms: Option<f64>,
@@ -298,6 +322,8 @@ impl PerplexityTable {
                 prefill: row.settings.prefill.clone(),
                 decode: row.settings.decode.clone(),
                 density: row.density,
+                budget: row.budget,
+                budget_kept: row.budget_kept,
                 bucket: *bucket,
             });
             positions.collect::<Vec<_>>()

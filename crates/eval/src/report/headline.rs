@@ -1,7 +1,7 @@
 //! The main figure of a record, for the overview.
 
 use crate::numbers::{milliseconds, percent, short, tokens};
-use crate::record::{ComparisonTable, Results};
+use crate::record::{BudgetMiss, ComparisonRow, ComparisonTable, Results};
 use crate::statistics::Interval;
 
 /// One short text; where a record has many figures, the one that its kind is asked for.
@@ -56,25 +56,59 @@ fn fastest(rates: impl Iterator<Item = f64>) -> String {
     format!("up to {:.1} tokens/s", rates.fold(0.0, f64::max))
 }
 
-/// The sparse policy with the best mean over all tasks and lengths, beside dense attention.
+/// The sparse policy with the best mean over all tasks and lengths, beside dense attention. Of equals it is the one that reads the
+/// smallest share, and a policy that reads more than its budget comes behind all others.
 fn best(table: &ComparisonTable) -> String {
-    let mean = |policy: &str| {
-        let rows: Vec<f64> = table
-            .rows
-            .iter()
-            .filter(|row| row.policy == policy)
-            .map(|row| row.score.mean)
-            .collect();
-        rows.iter().sum::<f64>() / rows.len().max(1) as f64
-    };
-    let sparse = table
-        .rows
-        .iter()
-        .map(|row| &row.policy)
-        .filter(|policy| *policy != "full");
-    let best = sparse.max_by(|a, b| mean(a).total_cmp(&mean(b)));
+    let mut runs: Vec<Run<'_>> = Vec::new();
+    for row in &table.rows {
+        match runs.iter_mut().find(|run| run.is_of(row)) {
+            Some(run) => run.rows.push(row),
+            None => runs.push(Run { rows: vec![row] }),
+        }
+    }
+    let is_full = |run: &&Run<'_>| run.rows[0].policy == "full";
+    let full = runs.iter().find(is_full).map_or(0.0, Run::score);
+    let best = runs.iter().filter(|run| !is_full(run)).max_by(|a, b| {
+        let by_share = b.share().total_cmp(&a.share());
+        b.is_over()
+            .cmp(&a.is_over())
+            .then(a.score().total_cmp(&b.score()))
+            .then(by_share)
+    });
+    let full = percent(full);
     match best {
-        Some(best) => format!("{best} {}, full {}", percent(mean(best)), percent(mean("full"))),
-        None => format!("full {}", percent(mean("full"))),
+        Some(best) => {
+            let (name, found, read) = (&best.rows[0].policy, percent(best.score()), percent(best.share()));
+            let over = if best.is_over() { ", over its budget" } else { "" };
+            format!("{name} {found} with {read} of the pairs{over}, full {full}")
+        }
+        None => format!("full {full}"),
+    }
+}
+
+/// The rows of a policy under one budget.
+struct Run<'a> {
+    rows: Vec<&'a ComparisonRow>,
+}
+
+impl Run<'_> {
+    fn is_of(&self, row: &ComparisonRow) -> bool {
+        (&self.rows[0].policy, self.rows[0].budget) == (&row.policy, row.budget)
+    }
+
+    fn score(&self) -> f64 {
+        self.mean(|row| row.score.mean)
+    }
+
+    fn share(&self) -> f64 {
+        self.mean(|row| row.density)
+    }
+
+    fn is_over(&self) -> bool {
+        self.rows.iter().any(|row| row.miss() == Some(BudgetMiss::Over))
+    }
+
+    fn mean(&self, value: impl Fn(&ComparisonRow) -> f64) -> f64 {
+        self.rows.iter().map(|row| value(row)).sum::<f64>() / self.rows.len() as f64
     }
 }

@@ -114,9 +114,11 @@ fn short_policy(policy: &str) -> String {
     let Some((name, parameters)) = policy.split_once(':') else {
         return policy.to_owned();
     };
-    let Ok(default) = name.parse::<PolicySpec>().map(|spec| spec.to_string()) else {
+    let baseline = || crate::parse_policy(name).ok().map(|rules| rules.base);
+    let Some(default) = name.parse::<PolicySpec>().ok().or_else(baseline) else {
         return policy.to_owned();
     };
+    let default = default.to_string();
     let default: Vec<&str> = default.split([':', ',']).collect();
     let usual = |pair: &str| default.contains(&pair) || pair == "from=0";
     let own: Vec<&str> = parameters.split(',').filter(|pair| !usual(pair)).collect();

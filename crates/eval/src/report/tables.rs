@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::{device_tables, label, speed_tables};
+use super::{device_tables, label, short_policy, speed_tables};
 use crate::numbers::{milliseconds, percent, short, tokens};
-use crate::record::{ComparisonTable, NeedleTable, PerplexityTable, Results, RulerTable};
+use crate::record::{BudgetFit, BudgetMiss, ComparisonTable, NeedleTable, PerplexityTable, Results, RulerTable};
 use crate::statistics::Interval;
 use crate::{AuditTable, Table};
 
@@ -85,7 +85,7 @@ fn perplexity(table: &PerplexityTable) -> Table {
         "largest KL",
         "other first choice",
     ];
-    Table::from_rows(
+    let mut rows = Table::from_rows(
         format!(
             "Prediction of {} ({} tokens, windows of {} every {})",
             table.text,
@@ -98,7 +98,7 @@ fn perplexity(table: &PerplexityTable) -> Table {
         |row| {
             vec![
                 label(&row.settings),
-                percent(row.density),
+                share(row.density, row.miss()),
                 format!("{:.3}", row.all.perplexity),
                 format!("{:.4}", row.all.nll),
                 short(row.all.kl),
@@ -106,7 +106,40 @@ fn perplexity(table: &PerplexityTable) -> Table {
                 percent(row.all.flips),
             ]
         },
+    );
+    let missed = table.rows.iter().filter_map(|row| {
+        let (miss, budget) = (row.miss()?, row.budget?);
+        Some(note(&label(&row.settings), miss, budget, row.fit.as_ref()))
+    });
+    rows.notes = distinct(missed);
+    rows
+}
+
+/// A share of the pairs, with the sign of a miss.
+fn share(density: f64, miss: Option<BudgetMiss>) -> String {
+    let sign = miss.map_or(String::new(), |miss| format!(" {}", miss.sign()));
+    percent(density) + &sign
+}
+
+/// A line that says why a policy misses its budget.
+fn note(name: &str, miss: BudgetMiss, budget: f64, fit: Option<&BudgetFit>) -> String {
+    let reason = miss.reason(budget, fit);
+    format!(
+        "{} {name} misses its budget of {}: {reason}.",
+        miss.sign(),
+        percent(budget)
     )
+}
+
+/// Each line once, in order.
+fn distinct(lines: impl Iterator<Item = String>) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    for line in lines {
+        if !found.contains(&line) {
+            found.push(line);
+        }
+    }
+    found
 }
 
 fn comparison(table: &ComparisonTable) -> Table {
@@ -124,7 +157,7 @@ fn comparison(table: &ComparisonTable) -> Table {
         "a token",
         "KV read a token",
     ];
-    Table::from_rows("Policies by task", &columns, &table.rows, |row| {
+    let mut rows = Table::from_rows("Policies by task", &columns, &table.rows, |row| {
         vec![
             row.policy.clone(),
             row.phase.clone(),
@@ -136,12 +169,29 @@ fn comparison(table: &ComparisonTable) -> Table {
                 .against_full(row)
                 .map_or("–".to_owned(), |paired| paired.to_string()),
             row.budget.map_or("–".to_owned(), percent),
-            percent(row.density),
+            share(row.density, row.miss()),
             row.prefill_ms.map_or("–".to_owned(), milliseconds),
             milliseconds(row.decode_ms),
             riffle_engine::human_bytes(row.decode_bytes as u64),
         ]
-    })
+    });
+    if table.rows.iter().any(|row| row.budget.is_some()) {
+        // Only fitting changes a policy, so that other tables need no such column.
+        rows.columns.insert(1, "as run".to_owned());
+        for (cells, row) in rows.rows.iter_mut().zip(&table.rows) {
+            cells.insert(1, short_policy(row.as_run()));
+        }
+    }
+    let missed = table.rows.iter().filter_map(|row| {
+        let (miss, budget) = (row.miss()?, row.budget?);
+        let name = format!("{} at {} tokens", row.policy, tokens(row.context_tokens as f64));
+        Some(note(&name, miss, budget, row.fit.as_ref()))
+    });
+    rows.notes = distinct(missed);
+    let files = table.files.iter();
+    rows.notes
+        .extend(files.map(|file| format!("{}: {} bytes, XXH3 {}", file.name, file.bytes, file.xxh3)));
+    rows
 }
 
 fn audit(table: &AuditTable) -> Table {

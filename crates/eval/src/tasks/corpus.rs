@@ -129,6 +129,10 @@ impl Corpus {
         Ok((self.tokenizer()?.decode(&tokens)?, prompt.expected))
     }
 
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
     pub(crate) fn tokenizer(&self) -> Result<&Tokenizer, EvalError> {
         Ok(self.engine.tokenizer()?)
     }

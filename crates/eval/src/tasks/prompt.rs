@@ -27,7 +27,7 @@ pub(crate) struct Prompt {
 
 impl Prompt {
     /// Tokens of the document, the questions and the longest answers.
-    fn most_tokens(&self) -> usize {
+    pub(crate) fn most_tokens(&self) -> usize {
         let questions = self.questions.iter().map(|question| question.len() + self.max_tokens);
         self.document.len() + questions.sum::<usize>()
     }

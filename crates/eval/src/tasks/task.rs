@@ -61,7 +61,7 @@ pub fn needle(
 ) -> Result<NeedleTable, EvalError> {
     if !(1..=MOST_DEPTHS).contains(&options.depths) || options.documents == 0 {
         return Err(EvalError::Option(format!(
-            "--depths must be 1 to {MOST_DEPTHS} and --documents at least 1"
+            "--depths must be 1 to {MOST_DEPTHS} and --samples at least 1"
         )));
     }
     if options.compress.is_some() && options.places.iter().any(|place| *place != AskPlace::Late) {

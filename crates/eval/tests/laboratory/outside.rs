@@ -98,7 +98,7 @@ fn a_policy_and_tasks_of_another_crate_are_compared_at_a_budget() {
         samples: 4,
         depths: 1,
         seed: 1,
-        budget: Some(0.3),
+        budgets: vec![0.3],
         shares: true,
     };
     let table = compare(&engine, &corpus, &options, &mut Journal::none(), &mut |_| {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use riffle_engine::{Engine, EngineOptions};
 use riffle_eval::{
-    AskPlace, CellStep, CompareOptions, ComparisonRow, Corpus, EvalError, GivenQuestion, Journal, NeedleKind,
+    Ask, AskPlace, CellStep, CompareOptions, ComparisonRow, Corpus, EvalError, GivenQuestion, Journal, NeedleKind,
     NeedleOptions, PerplexityOptions, RulerOptions, RulerTable, RulerTask, Wording, compare, needle, perplexity, ruler,
 };
 use riffle_testing::fixtures;
@@ -237,7 +237,7 @@ fn at_an_equal_budget_the_oracle_finds_what_streaming_and_chance_lose() {
         samples: 1,
         depths: 5,
         seed: 1,
-        budget: Some(0.1),
+        budgets: vec![0.1],
         shares: false,
     };
     let table = compare(&engine, &corpus, &options, &mut Journal::none(), &mut on).unwrap();
@@ -305,7 +305,7 @@ fn what_is_read_once_for_several_cells_is_answered_as_if_each_had_read_it() {
         samples: 1,
         depths: 5,
         seed: 1,
-        budget: None,
+        budgets: Vec::new(),
         shares: false,
     };
     let compared = |shares| {
@@ -403,4 +403,117 @@ fn facts_are_found_through_a_chat_template() {
     assert_eq!(table.samples.len(), 20);
     let found = table.samples.iter().filter(|sample| sample.correct == 1).count();
     assert!(found >= 16, "{:?}", table.samples);
+}
+
+/// A JSONL file of questions in words that the shipped model was trained on.
+fn pass_keys(folder: &std::path::Path, contexts: &[String]) -> std::path::PathBuf {
+    let lines = contexts.iter().enumerate().map(|(number, text)| {
+        let (before, behind) = text.split_at(text.floor_char_boundary(text.len() / 2));
+        let line = serde_json::json!({
+            "context": format!("{before}\nThe pass key for river stone is 1234{number}.\n{behind}"),
+            "question": "river stone",
+            "answers": ["no such thing", format!("1234{number}")],
+        });
+        format!("{line}\n")
+    });
+    let path = folder.join("mine.jsonl");
+    fs::write(&path, lines.collect::<String>()).unwrap();
+    path
+}
+
+#[test]
+fn questions_of_a_file_are_asked_each_with_its_own_context_under_every_policy() {
+    let engine = engine();
+    let mut wording = Wording::plain();
+    wording.documents.ask_given = Ask {
+        question: "What is the pass key for {question}?".to_owned(),
+        lead: " The pass key for {question} is".to_owned(),
+    };
+    let corpus = corpus(&engine, wording, Vec::new());
+    let folder = tempfile::tempdir().unwrap();
+    let text = fs::read_to_string(fixtures().join("text/zechariah.txt")).unwrap();
+    let contexts: Vec<String> = [2000, 4000, 3000]
+        .map(|length| text[..text.floor_char_boundary(length)].to_owned())
+        .to_vec();
+    let path = pass_keys(folder.path(), &contexts);
+    let compared = |length: usize, tasks: &[&str]| {
+        let options = CompareOptions {
+            policies: ["streaming", "decode=streaming"]
+                .map(|text| text.parse().unwrap())
+                .to_vec(),
+            tasks: tasks.iter().map(|task| task.parse().unwrap()).collect(),
+            lengths: vec![length],
+            samples: 1,
+            depths: 1,
+            seed: 5,
+            budgets: vec![0.2],
+            shares: false,
+        };
+        compare(&engine, &corpus, &options, &mut Journal::none(), &mut on)
+    };
+    let task = format!("file:{}", path.display());
+    let table = compared(usize::MAX, &[&task]).unwrap();
+    assert_eq!(table.files.len(), 1);
+    let scores: Vec<(&str, &[f64])> = table.rows.iter().map(|row| (&*row.policy, &*row.scores)).collect();
+    assert_eq!(scores[0], ("full", &[1.0, 1.0, 1.0][..]), "{table:?}");
+    assert_eq!(scores[1], ("streaming", &[0.0, 0.0, 0.0][..]), "{table:?}");
+    assert_eq!(scores[2].1.len(), 3);
+    for row in &table.rows {
+        assert!(row.task == task && (900..1500).contains(&row.context_tokens), "{row:?}");
+        assert_eq!(row.fit.is_some(), row.policy != "full", "{row:?}");
+    }
+    // Beside tasks that are made, files come last, and the given lengths act on the others.
+    let table = compared(1024, &[&task, "niah_single_2"]).unwrap();
+    let tasks: Vec<&str> = table.rows.iter().map(|row| &*row.task).collect();
+    assert_eq!(tasks[..3], ["niah_single_2"; 3]);
+    assert_eq!(tasks[3..], [&*task; 3]);
+
+    let mut long = contexts;
+    long[1] = text.repeat(40);
+    pass_keys(folder.path(), &long);
+    let message = compared(1024, &[&task]).unwrap_err().to_string();
+    assert!(
+        message.contains("mine.jsonl: line 2 takes") && message.contains("the context holds"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_budget_that_a_policy_cannot_keep_is_told_with_the_reason() {
+    let engine = engine();
+    let corpus = corpus(&engine, Wording::plain(), Vec::new());
+    let options = CompareOptions {
+        policies: ["streaming:sinks=512", "streaming"]
+            .map(|text| text.parse().unwrap())
+            .to_vec(),
+        tasks: vec!["niah_single_2".parse().unwrap()],
+        lengths: vec![1024],
+        samples: 1,
+        depths: 1,
+        seed: 1,
+        budgets: vec![0.2],
+        shares: false,
+    };
+    let table = compare(&engine, &corpus, &options, &mut Journal::none(), &mut on).unwrap();
+    let [full, sinks, streaming] = &table.rows[..] else {
+        panic!("{table:?}");
+    };
+    assert_eq!((full.budget_kept, &full.fit), (None, &None));
+    assert_eq!((sinks.budget_kept, streaming.budget_kept), (Some(false), Some(true)));
+    let fit = sinks.fit.as_ref().unwrap();
+    assert!(
+        fit.parameter.starts_with("window=") && !fit.reaches && fit.density > 0.5,
+        "{fit:?}"
+    );
+    let results = riffle_eval::Results::Comparison(table.clone());
+    let text = results.tables()[0].to_text();
+    for part in [
+        "as run",
+        "streaming:window=",
+        "% ▲",
+        "▲ streaming:sinks=512 at 1K tokens misses its budget of 20%: no value of window reads less than about",
+    ] {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+    assert_eq!(text.matches('▲').count(), 2, "{text}");
 }

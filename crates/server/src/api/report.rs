@@ -58,7 +58,7 @@ pub(super) fn finish_reason(stop: &StopReason, calls: usize) -> &'static str {
     match stop {
         StopReason::MaxTokens | StopReason::ContextFull | StopReason::Interrupted => "length",
         _ if calls > 0 => "tool_calls",
-        StopReason::EndOfText | StopReason::StopString(_) => "stop",
+        StopReason::EndOfText | StopReason::StopString(_) | StopReason::Loop { .. } => "stop",
     }
 }
 
@@ -76,6 +76,7 @@ pub(super) fn riffle(app: &App, wishes: &Wishes, finished: &Finished) -> Value {
     let mut report = json!({
         "prefill": prefill.to_string(),
         "decode": decode.to_string(),
+        "ended_by": finished.report.generation.stop.name(),
         "draft": wishes.generate.draft.to_string(),
         "drafted_tokens": drafts.drafted,
         "accepted_tokens": drafts.accepted,

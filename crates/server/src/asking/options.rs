@@ -28,6 +28,8 @@ pub(crate) struct Extras {
     pub(crate) audits: bool,
     /// The sources of drafts, in place of the server's `--draft`.
     pub(crate) draft: Option<DraftSpec>,
+    /// True if an answer that repeats itself goes on, in place of the server's `--allow-loops`.
+    pub(crate) allows_loops: Option<bool>,
     /// The session that the prompt goes on from.
     pub(crate) session: Option<String>,
     pub(crate) priority: i32,
@@ -48,6 +50,7 @@ pub(crate) fn take_wishes(app: &App, fields: &mut Fields, lengths: &[&str]) -> R
         stop_tokens: take_stop_tokens(app, fields)?,
         min_tokens: fields.count("min_tokens", 0..=i64::from(i32::MAX))?.unwrap_or(0),
         ignores_end: fields.flag("ignore_eos")?.unwrap_or(false),
+        ends_loops: app.options.ends_loops,
         draft: app.options.draft.clone().where_possible(),
         ..GenerateOptions::default()
     };
@@ -58,6 +61,9 @@ pub(crate) fn take_wishes(app: &App, fields: &mut Fields, lengths: &[&str]) -> R
     };
     if let Some(draft) = &extras.draft {
         generate.draft = draft.clone();
+    }
+    if let Some(allows_loops) = extras.allows_loops {
+        generate.ends_loops = !allows_loops;
     }
     Ok(Wishes {
         generate,
@@ -217,6 +223,7 @@ fn take_extras(fields: &mut Fields) -> Result<Extras, Failure> {
         decode: take_parsed(&mut own, "decode", |error: &PolicyError| error.to_string())?,
         audits: own.flag("audit")?.unwrap_or(false),
         draft: take_parsed(&mut own, "draft", requirement)?,
+        allows_loops: own.flag("allow_loops")?,
         session: own.text("session")?,
         priority: own.integer("priority", -1000..=1000)?.unwrap_or(0) as i32,
         shows_progress: own.flag("progress")?.unwrap_or(shows_progress),

@@ -19,6 +19,7 @@ use super::run::{audit_text, generate_options};
 use super::{engine_options, grouped, note_activations, note_template};
 use crate::chat_args::ChatArguments;
 use crate::failure::Failure;
+use crate::flags;
 use crate::interrupt::StopAnswer;
 use crate::progress::PrefillDisplay;
 use crate::{console, flags};
@@ -370,6 +371,10 @@ impl Talk {
                 grouped(self.conversation.report().context_tokens.unwrap_or(0))
             )),
             StopReason::Interrupted => console::aside("stopped; what was said is kept"),
+            StopReason::Loop { .. } => console::aside(format!(
+                "ended, since it repeats itself ({}): /set repeat-penalty 1.1 and /retry write another answer",
+                flags::typed(&report.stop.to_string())
+            )),
         }
     }
 }

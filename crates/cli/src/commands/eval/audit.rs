@@ -27,13 +27,13 @@ pub(super) fn audit(arguments: &AuditArguments) -> Result<(), Failure> {
         &arguments.output,
         |engine, text, journal, watch| {
             let mut tokens = engine.tokenizer()?.encode(text, true)?;
-            if let Some(length) = arguments.length.filter(|length| *length > tokens.len()) {
+            if let Some(length) = arguments.lengths.filter(|length| *length > tokens.len()) {
                 let (text, there) = (&options.text, tokens.len());
                 return Err(Failure::new(format!(
-                    "--length {length}: {text} has {there} tokens; give a smaller --length or a longer --text"
+                    "--lengths {length}: {text} has {there} tokens; give a smaller --lengths or a longer --text"
                 )));
             }
-            tokens.truncate(arguments.length.unwrap_or(engine.plan().context_tokens));
+            tokens.truncate(arguments.lengths.unwrap_or(engine.plan().context_tokens));
             let about = json!({ "text": riffle_eval::digest(&tokens), "options": &options });
             let table = riffle_eval::audit(engine, &tokens, &options, &mut journal(about)?, watch)?;
             Ok(Results::Audit(table))

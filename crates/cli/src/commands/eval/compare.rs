@@ -1,6 +1,7 @@
 //! `riffle eval compare`.
 
-use riffle_eval::{CompareOptions, Results};
+use riffle_eval::{CompareOptions, CompareTask, Results, RulerTask};
+use serde_json::json;
 
 use super::needle::parsed;
 use super::perplexity::policies;
@@ -27,20 +28,34 @@ const POLICIES: [&str; 14] = [
     "snapkv",
 ];
 
+/// Tokens of a document.
+const LENGTH: usize = 4096;
+
+/// Prompts of a ruler task, and documents of a needle task.
+const SAMPLES: u64 = 3;
+
+/// Depths of a needle task.
+const DEPTHS: usize = 10;
+
 pub(super) fn compare(arguments: &CompareArguments) -> Result<(), Failure> {
     unused::refuse_audit("riffle eval compare", &arguments.engine)?;
-    let (engine, mut policies) = policies(&arguments.engine, &arguments.policy)?;
+    let tasks: Vec<CompareTask> = parsed(&arguments.tasks)?;
+    refuse_unused(arguments, &tasks)?;
+    let (engine, mut policies) = policies("riffle eval compare", &arguments.engine, &arguments.policy)?;
     if policies.is_empty() {
         policies = parsed(&POLICIES.map(str::to_owned))?;
     }
     let options = CompareOptions {
         policies,
-        tasks: parsed(&arguments.tasks)?,
-        lengths: arguments.lengths.clone(),
-        samples: arguments.samples,
-        depths: arguments.depths,
+        tasks,
+        lengths: match &*arguments.lengths {
+            [] => vec![LENGTH],
+            lengths => lengths.to_vec(),
+        },
+        samples: arguments.samples.unwrap_or(SAMPLES),
+        depths: arguments.depths.unwrap_or(DEPTHS),
         seed: arguments.prompts.seed,
-        budget: arguments.budget,
+        budgets: arguments.budget.clone(),
         shares: arguments.share,
     };
     let questions = arguments.questions.read()?;
@@ -48,12 +63,35 @@ pub(super) fn compare(arguments: &CompareArguments) -> Result<(), Failure> {
     let name = ("compare", options.seed);
     subject.measure(name, &engine, &arguments.output, |engine, text, journal, watch| {
         let (corpus, mut about) = corpus(engine, text, &arguments.prompts.wording, questions)?;
-        about["budget"] = arguments.budget.into();
+        about["budget"] = match &*arguments.budget {
+            [] => json!(null),
+            // As journals of earlier versions have it.
+            [one] => json!(one),
+            several => json!(several),
+        };
         about["seed"] = arguments.prompts.seed.into();
         if arguments.share {
             about["share"] = true.into();
         }
+        let files = options.files();
+        if !files.is_empty() {
+            about["files"] = json!(files);
+        }
         let table = riffle_eval::compare(engine, &corpus, &options, &mut journal(about)?, watch)?;
         Ok(Results::Comparison(table))
     })
+}
+
+/// Refuses options that act on no task that was asked for.
+fn refuse_unused(arguments: &CompareArguments, tasks: &[CompareTask]) -> Result<(), Failure> {
+    let made = |task: &CompareTask| !matches!(task, CompareTask::File(_));
+    let needle = |task: &CompareTask| matches!(task, CompareTask::Needle(..));
+    let qa = |task: &CompareTask| matches!(task, CompareTask::Ruler(RulerTask::Qa1 | RulerTask::Qa2));
+    let (has_made, has_needle, has_qa) = (tasks.iter().any(made), tasks.iter().any(needle), tasks.iter().any(qa));
+    unused::refuse_task_options(&[
+        ("--lengths", !arguments.lengths.is_empty() && !has_made),
+        ("--samples", arguments.samples.is_some() && !has_made),
+    ])?;
+    unused::refuse_depths(arguments.depths.is_some() && !has_needle)?;
+    unused::refuse_questions("riffle eval compare", arguments.questions.is_given() && !has_qa)
 }

@@ -16,7 +16,7 @@ pub(super) fn needle(arguments: &NeedleArguments) -> Result<(), Failure> {
         depths: arguments.depths,
         kinds: parsed(&arguments.kinds)?,
         places: parsed(&arguments.ask)?,
-        documents: arguments.documents,
+        documents: arguments.samples,
         seed: arguments.prompts.seed,
         compress: arguments.compress.as_deref().map(str::parse).transpose()?,
     };
@@ -37,7 +37,9 @@ pub(super) fn needle(arguments: &NeedleArguments) -> Result<(), Failure> {
 
 pub(super) fn ruler(arguments: &RulerArguments) -> Result<(), Failure> {
     unused::refuse_audit("riffle eval ruler", &arguments.engine)?;
-    let tasks = parsed(&arguments.tasks)?;
+    let tasks: Vec<RulerTask> = parsed(&arguments.tasks)?;
+    let asks = tasks.is_empty() || tasks.iter().any(|task| matches!(task, RulerTask::Qa1 | RulerTask::Qa2));
+    unused::refuse_questions("riffle eval ruler", arguments.questions.is_given() && !asks)?;
     let options = RulerOptions {
         tasks: if tasks.is_empty() {
             RulerTask::ALL.to_vec()

@@ -18,7 +18,7 @@ pub(super) fn perplexity(arguments: &PerplexityArguments) -> Result<(), Failure>
         let heavy = arguments.ablate_heavy.iter();
         given.extend(heavy.map(|heavy| format!("prefill=h2o-chunk:local={local},heavy={heavy}")));
     }
-    let (engine, policies) = policies(&arguments.engine, &given)?;
+    let (engine, policies) = policies("riffle eval perplexity", &arguments.engine, &given)?;
     let has_decode = policies.iter().any(|policy| policy.phase == Phase::Decode);
     let stride = arguments
         .stride
@@ -63,9 +63,11 @@ pub(super) fn perplexity(arguments: &PerplexityArguments) -> Result<(), Failure>
 
 /// The policies to compare, those of --prefill and --decode among them, and the arguments of the dense run.
 pub(super) fn policies(
+    command: &str,
     engine: &EngineArguments,
     given: &[String],
 ) -> Result<(EngineArguments, Vec<PolicyChoice>), Failure> {
+    unused::refuse_h2o(command, engine)?;
     if engine.auto.is_some() || engine.profile.is_some() || engine.window_size.is_some() {
         return Err(Failure::new(
             "--auto, --profile and --window-size are not compared here: give policies with --policy, and auto:SHARE or a profile's path in place of one",

@@ -2,8 +2,8 @@
 
 use crate::record::testing::header;
 use crate::record::{
-    AskPlace, ComparisonRow, ComparisonTable, NeedleKind, NeedleSample, NeedleTable, PerplexityBucket, PerplexityRow,
-    PerplexityTable, RulerSample, RulerTable,
+    AskPlace, BudgetFit, ComparisonRow, ComparisonTable, NeedleKind, NeedleSample, NeedleTable, PerplexityBucket,
+    PerplexityRow, PerplexityTable, RulerSample, RulerTable,
 };
 use crate::record::{Record, Results, RunSettings};
 use crate::{
@@ -81,6 +81,9 @@ fn perplexity() -> Results {
         PerplexityRow {
             settings: settings(prefill),
             density: 0.5,
+            budget: None,
+            budget_kept: None,
+            fit: None,
             all: bucket(4096),
             buckets: vec![bucket(2048), bucket(4096)],
         }
@@ -105,7 +108,13 @@ fn comparison() -> Results {
         phase: "prefill".to_owned(),
         task: "vt".to_owned(),
         context_tokens: tokens,
-        budget: None,
+        budget: (policy != "full").then_some(0.1),
+        budget_kept: (policy != "full").then_some(false),
+        fit: (policy != "full").then(|| BudgetFit {
+            parameter: "window=40".to_owned(),
+            density: 0.125,
+            reaches: false,
+        }),
         settings: settings(policy),
         score: Interval {
             mean: 0.5,
@@ -129,6 +138,7 @@ fn comparison() -> Results {
             row("streaming", 2048),
             row("streaming", 8192),
         ],
+        files: Vec::new(),
     })
 }
 

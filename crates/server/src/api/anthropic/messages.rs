@@ -142,8 +142,8 @@ fn stop_reason(stop: &StopReason, calls: usize) -> (&'static str, Option<&str>) 
     match stop {
         StopReason::MaxTokens | StopReason::ContextFull | StopReason::Interrupted => ("max_tokens", None),
         StopReason::StopString(text) => ("stop_sequence", Some(text)),
-        StopReason::EndOfText if calls > 0 => ("tool_use", None),
-        StopReason::EndOfText => ("end_turn", None),
+        StopReason::EndOfText | StopReason::Loop { .. } if calls > 0 => ("tool_use", None),
+        StopReason::EndOfText | StopReason::Loop { .. } => ("end_turn", None),
     }
 }
 
