@@ -19,7 +19,6 @@ use super::run::{audit_text, generate_options};
 use super::{engine_options, grouped, note_activations, note_template};
 use crate::chat_args::ChatArguments;
 use crate::failure::Failure;
-use crate::flags;
 use crate::interrupt::StopAnswer;
 use crate::progress::PrefillDisplay;
 use crate::{console, flags};
