@@ -83,22 +83,10 @@ impl ServingArguments {
 
     /// The name that clients see the model under.
     pub fn model_name(&self) -> String {
-        let of_path = |path: &Path| {
-            if let Some(name) = riffle_hub::ModelName::of_path(path) {
-                return name.repository();
-            }
-            let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-            let name = if path.is_dir() {
-                path.file_name()
-            } else {
-                path.file_stem()
-            };
-            name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
-        };
         self.alias
             .first()
             .cloned()
-            .unwrap_or_else(|| of_path(self.model_path()))
+            .unwrap_or_else(|| name_of_path(self.model_path()))
     }
 
     /// Requests that are read or answered at a time.
@@ -164,4 +152,18 @@ impl ServingArguments {
             .with_draft_model(self.draft.model().map(Path::to_owned))
             .with_draft_predictor(self.draft.uses_predictor()))
     }
+}
+
+/// The name that a model or an adapter has by its file or folder.
+pub(crate) fn name_of_path(path: &Path) -> String {
+    if let Some(name) = riffle_hub::ModelName::of_path(path) {
+        return name.repository();
+    }
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let name = if path.is_dir() {
+        path.file_name()
+    } else {
+        path.file_stem()
+    };
+    name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
 }
