@@ -158,8 +158,48 @@ def tekken():
     return json.dumps({"config": config, "vocab": vocab, "special_tokens": special}, separators=(",", ":"))
 
 
+def adapters():
+    random = np.random.default_rng(1)
+    modules = {"self_attn.q_proj": ("attn_q", 4, 4), "mlp.down_proj": ("ffn_down", 4, 4)}
+    tensors, writer = {}, gguf.GGUFWriter(SEEDS / "adapter" / "gguf", "llama")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 4.0)
+    for module, (weight, inputs, outputs) in modules.items():
+        for part, shape in {"A": (2, inputs), "B": (outputs, 2)}.items():
+            values = random.standard_normal(shape).astype(np.float32)
+            tensors[f"base_model.model.model.layers.0.{module}.lora_{part}.weight"] = values
+            writer.add_tensor(f"blk.0.{weight}.weight.lora_{part.lower()}", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "bias": "none", "use_rslora": True, "alpha_pattern": {"q_proj": 3}}
+    (SEEDS / "adapter" / "peft").write_bytes(json.dumps(settings).encode() + b"\xff" + save(tensors))
+
+
+def importance_matrices():
+    names = {"blk.0.attn_q.weight": (1, 4), "blk.0.ffn_down_exps.weight": (2, 4)}
+    writer, older = gguf.GGUFWriter(SEEDS / "imatrix" / "gguf", ""), struct.pack("<i", 1)
+    writer.add_type("imatrix")
+    writer.add_array("imatrix.datasets", ["text.txt"])
+    writer.add_uint32("imatrix.chunk_count", 2)
+    writer.add_uint32("imatrix.chunk_size", 512)
+    for name, (matrices, inputs) in names.items():
+        sums = np.arange(matrices * inputs, dtype=np.float32).reshape(matrices, inputs)
+        writer.add_tensor(f"{name}.in_sum2", sums)
+        writer.add_tensor(f"{name}.counts", np.full((matrices, 1), 8, np.float32))
+        if matrices == 1:
+            older += struct.pack("<i", len(name)) + name.encode() + struct.pack("<ii", 2, sums.size) + sums.tobytes()
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    (SEEDS / "imatrix" / "older").write_bytes(older + struct.pack("<ii", 2, 8) + b"text.txt")
+
+
 def main():
-    for target in ("gguf", "safetensors", "directory"):
+    for target in ("gguf", "safetensors", "directory", "adapter", "imatrix"):
         (SEEDS / target).mkdir(parents=True, exist_ok=True)
     write_gguf("llama-sentencepiece", "llama", Type.F32, sentencepiece, yarn)
     write_gguf("qwen2-byte-pairs", "qwen2", Type.F16, byte_pairs("qwen2"), hidden=4)
@@ -181,6 +221,8 @@ def main():
         "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
     }.items():
         directory(family, json.dumps(TINY | change), "", "", generation)
+    adapters()
+    importance_matrices()
 
 
 if __name__ == "__main__":

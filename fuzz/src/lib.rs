@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 
-pub use riffle_testing::{read_document, restore, use_model, write_directory};
+pub use riffle_testing::{read_document, restore, use_adapter, use_model, write_adapter_input, write_directory};
 
 /// The weights of a small valid model directory.
 pub const TINY_WEIGHTS: &[u8] = include_bytes!("../seeds/safetensors/llama");

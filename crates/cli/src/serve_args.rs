@@ -15,6 +15,23 @@ pub(crate) enum EventEncoding {
     Array,
 }
 
+/// An adapter (LoRA) and the name that requests ask for it by.
+#[derive(Debug, Clone)]
+pub(crate) struct NamedAdapter {
+    pub(crate) name: String,
+    pub(crate) path: PathBuf,
+}
+
+fn named_adapter(text: &str) -> Result<NamedAdapter, String> {
+    match text.split_once('=') {
+        Some((name, path)) if !name.is_empty() && !path.is_empty() => Ok(NamedAdapter {
+            name: name.to_owned(),
+            path: path.into(),
+        }),
+        _ => Err("it must be NAME=PATH".to_owned()),
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct ServeArguments {
     #[command(flatten)]
@@ -38,6 +55,11 @@ pub(crate) struct ServeArguments {
     /// Such as that of a proxy before it.
     #[arg(long, value_name = "NAME", help_heading = "Who is let in")]
     pub(crate) allow_host: Vec<String>,
+    /// Adapter that requests choose by its name as their model, as vLLM spells it; several may be given
+    ///
+    /// Without such a request it changes nothing. An adapter of --lora has the name of its file or folder.
+    #[arg(long, value_name = "NAME=PATH", num_args = 1.., value_parser = named_adapter, help_heading = "Machine and memory", hide_short_help = true)]
+    pub(crate) lora_modules: Vec<NamedAdapter>,
     /// Folder of named sessions, which clients may save, restore, copy and delete
     #[arg(long, value_name = "DIR", help_heading = "What is kept")]
     pub(crate) sessions: Option<PathBuf>,

@@ -96,21 +96,9 @@ impl ServingArguments {
     /// # Errors
     /// As [`model_path`](Self::model_path).
     pub fn model_name(&self) -> Result<String, Failure> {
-        let of_path = |path: &Path| {
-            if let Some(name) = riffle_hub::ModelName::of_path(path) {
-                return name.repository();
-            }
-            let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-            let name = if path.is_dir() {
-                path.file_name()
-            } else {
-                path.file_stem()
-            };
-            name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
-        };
         match self.alias.first() {
             Some(alias) => Ok(alias.clone()),
-            None => self.model_path().map(of_path),
+            None => self.model_path().map(name_of_path),
         }
     }
 
@@ -180,4 +168,18 @@ impl ServingArguments {
             .with_draft_model(self.draft.model().map(Path::to_owned))
             .with_draft_predictor(self.draft.uses_predictor()))
     }
+}
+
+/// The name that a model or an adapter has by its file or folder.
+pub(crate) fn name_of_path(path: &Path) -> String {
+    if let Some(name) = riffle_hub::ModelName::of_path(path) {
+        return name.repository();
+    }
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let name = if path.is_dir() {
+        path.file_name()
+    } else {
+        path.file_stem()
+    };
+    name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
 }

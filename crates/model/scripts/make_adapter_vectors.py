@@ -4,7 +4,8 @@
 
 Needs torch, transformers, peft and safetensors, and the source of llama.cpp for `convert_lora_to_gguf.py`; runs on a CPU in a minute. Every
 case is a folder of tests/vectors/adapters as PEFT writes it, with an `expected.safetensors` of `tokens` [48] and `logits` [48, vocab_size]
-of the base that `base.txt` names, and of some bases the same adapter as a GGUF file.
+of the base that `base.txt` names, and of some bases the same adapter as a GGUF file. `shipped-q8_0` is an adapter of fixtures/model: `adapter.gguf`
+in q8_0, and `plain.gguf` with the same weights in f32, as the `gguf` package unpacks them.
 """
 
 import json
@@ -14,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 
+import gguf
+import numpy as np
 import peft
 import torch
 import transformers
@@ -75,6 +78,31 @@ def to_gguf(llama_cpp, base, folder):
         subprocess.run([sys.executable, script, "--base", place, "--outtype", "f32", "--outfile", folder / "adapter.gguf", folder], check=True)
 
 
+def quantised():
+    folder = OUT / "shipped-q8_0"
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(60)
+    # Keys of the first layer: [rank, inputs] and [outputs, rank].
+    parts = {"lora_a": (32, 128), "lora_b": (128, 32)}
+    packed = {part: gguf.quants.quantize(random.standard_normal(shape, np.float32) / 8, gguf.GGMLQuantizationType.Q8_0) for part, shape in parts.items()}
+    for name in ("adapter", "plain"):
+        writer = gguf.GGUFWriter(folder / f"{name}.gguf", "llama")
+        writer.add_type("adapter")
+        writer.add_string("adapter.type", "lora")
+        writer.add_float32("adapter.lora.alpha", 32.0)
+        for part, data in packed.items():
+            kind = gguf.GGMLQuantizationType.Q8_0
+            tensor = f"blk.0.attn_k.weight.{part}"
+            if name == "adapter":
+                writer.add_tensor(tensor, data, raw_dtype=kind)
+            else:
+                writer.add_tensor(tensor, gguf.quants.dequantize(data, kind))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+
 def main():
     shutil.rmtree(OUT, ignore_errors=True)
     for seed, (case, (base, settings, has_gguf)) in enumerate(CASES.items()):
@@ -108,6 +136,7 @@ def main():
         (folder / "adapter_config.json").write_text(json.dumps(settings, indent=1, sort_keys=True))
         size = sum(file.stat().st_size for file in folder.iterdir())
         print(f"{case}: {size} bytes, logits move by {(with_adapter - without).std():.2f} of {without.std():.2f}")
+    quantised()
 
 
 if __name__ == "__main__":

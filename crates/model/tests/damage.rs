@@ -2,12 +2,14 @@
 //! a panic and without taking memory the file does not account for.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::panic::RefUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use riffle_model::ModelError;
 use riffle_testing::damage::{Damage, inputs};
-use riffle_testing::{use_model, write_directory};
+use riffle_testing::{use_adapter, use_model, write_adapter_input, write_directory};
 
 /// Memory held now, and the most that was held since it was last asked.
 struct Counting;
@@ -40,14 +42,21 @@ fn alone() -> MutexGuard<'static, ()> {
     LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Loads and uses what lies at a path.
+type Use = dyn Fn(&Path) -> Result<(), ModelError> + RefUnwindSafe;
+
 /// Uses the model at `path`, which takes `bytes` on the disk; true where it loads.
 fn survives(path: &Path, bytes: usize) -> bool {
+    survives_use(path, bytes, &use_model)
+}
+
+fn survives_use(path: &Path, bytes: usize, use_it: &Use) -> bool {
     // A tokenizer's tables, the packed weights and the buffers of a forward pass are larger than the few kilobytes of the
     // file, but by a fixed factor and a fixed amount.
     let allowed = (16 << 20) + 256 * bytes;
     let before = HELD.load(Relaxed);
     PEAK.store(before, Relaxed);
-    let used = use_model(path);
+    let used = use_it(path);
     let taken = PEAK.load(Relaxed).saturating_sub(before);
     assert!(taken <= allowed, "{taken} bytes were taken for a file of {bytes}");
     if let Err(error) = &used {
@@ -59,19 +68,30 @@ fn survives(path: &Path, bytes: usize) -> bool {
 
 /// Damages the inputs of `target` `count` times; `write` puts a file where it belongs and returns the model's path.
 fn survives_damage(target: &str, count: usize, write: impl Fn(&Path, &[u8]) -> PathBuf) {
-    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
+    survives_damage_in(folder.path(), target, count, write, &use_model);
+}
+
+/// The same in a folder, for inputs that are used in another way.
+fn survives_damage_in(
+    folder: &Path,
+    target: &str,
+    count: usize,
+    write: impl Fn(&Path, &[u8]) -> PathBuf,
+    use_it: &Use,
+) {
+    let _alone = alone();
     let inputs = inputs(target);
     for input in &inputs {
-        survives(&write(folder.path(), input), input.len());
+        survives_use(&write(folder, input), input.len(), use_it);
     }
     let mut damage = Damage::new(4);
     let mut loaded = 0;
     for number in 0..count {
         let bytes = damage.damaged(&inputs);
-        let path = write(folder.path(), &bytes);
+        let path = write(folder, &bytes);
         let keep = std::env::temp_dir().join(format!("riffle-{target}-{number}"));
-        let run = std::panic::catch_unwind(|| survives(&path, bytes.len() + 4096));
+        let run = std::panic::catch_unwind(|| survives_use(&path, bytes.len() + 4096, use_it));
         match run {
             Ok(ok) => loaded += usize::from(ok),
             Err(reason) => {
@@ -117,6 +137,18 @@ fn damaged_configs_tokenizers_and_templates_load_or_are_refused() {
         write_directory(folder, bytes);
         std::fs::write(folder.join("model.safetensors"), &weights).unwrap();
         folder.to_owned()
+    });
+}
+
+#[test]
+fn damaged_adapters_load_or_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    std::fs::create_dir(&model).unwrap();
+    write_directory(&model, &inputs("directory")[0]);
+    std::fs::write(model.join("model.safetensors"), &inputs("safetensors")[0]).unwrap();
+    survives_damage_in(folder.path(), "adapter", 3000, write_adapter_input, &move |adapter| {
+        use_adapter(&model, adapter)
     });
 }
 

@@ -8,7 +8,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use riffle_engine::{Engine, Session};
-use riffle_model::{ConversationText, OpenedModel};
+use riffle_model::ConversationText;
 use serde_json::{Value, json};
 
 use crate::answer::{Prompt, prompt_tokens};
@@ -277,8 +277,8 @@ pub(crate) fn plan(py: Python<'_>, path: PathBuf, options: GivenEngine) -> Resul
     let options = options.resolved()?;
     run(py, &*Threads::shared()?, None, |_| {
         options.validate()?;
-        let opened = OpenedModel::open(&model_path(&path)?, &options.model.load_options())?;
-        let plan = riffle_engine::plan(&opened.info(), &options)?;
+        let info = options.model.inspect(&model_path(&path)?)?;
+        let plan = riffle_engine::plan(&info, &options)?;
         with_verdict(plan.fits(), serde_json::to_value(plan))
     })
 }

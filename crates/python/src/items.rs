@@ -1,5 +1,7 @@
 //! Sequences of Python as vectors: read one item after the other, since the length that a sequence states may be anything.
 
+use std::path::PathBuf;
+
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PySequence, PyString};
@@ -27,6 +29,7 @@ pub(crate) trait Element {
 }
 
 impl Element for u32 {}
+impl Element for f32 {}
 impl Element for usize {}
 impl Element for (usize, usize) {}
 impl<T> Element for Py<T> {}
@@ -34,6 +37,12 @@ impl<T> Element for Py<T> {}
 impl Element for String {
     fn elements(&self) -> usize {
         1 + self.len() / 64
+    }
+}
+
+impl Element for PathBuf {
+    fn elements(&self) -> usize {
+        1 + self.as_os_str().len() / 64
     }
 }
 

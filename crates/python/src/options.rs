@@ -10,7 +10,7 @@ use riffle_engine::{
 };
 use riffle_hub::{HubError, OtherPrograms, Settings};
 use riffle_kv::DiskTier;
-use riffle_model::Activations;
+use riffle_model::{Activations, AdapterScales, AdapterSpec};
 use riffle_policy::{PolicyRules, PolicySpec};
 
 use crate::failure::Failure;
@@ -21,6 +21,8 @@ use crate::python_policy;
 #[derive(FromPyObject, Default)]
 #[pyo3(from_item_all)]
 pub(crate) struct GivenEngine {
+    adapter_scales: Option<Items<f32>>,
+    adapters: Option<Items<PathBuf>>,
     activations: Option<String>,
     attention: Option<String>,
     audit: Option<bool>,
@@ -134,6 +136,7 @@ impl GivenEngine {
         options.machine.memory_budget_bytes = bytes("memory_budget_bytes", &self.memory)?;
         options.machine.weights_budget_bytes = bytes("weights_budget_bytes", &self.weights_ram)?;
         options.machine.batch_grows = self.batch_tokens.is_none();
+        let options = with_adapters(options, self.adapters, self.adapter_scales)?;
         match self.window {
             Some(window_tokens) => Ok(options.with_window(StreamWindow {
                 window_tokens,
@@ -210,6 +213,32 @@ impl GivenAnswer {
         }
         Ok(options)
     }
+}
+
+/// The options with adapters (LoRA) beside the weights, and the scales of sequences; without scales each adapter has its full strength.
+fn with_adapters(
+    options: EngineOptions,
+    paths: Option<Items<PathBuf>>,
+    scales: Option<Items<f32>>,
+) -> Result<EngineOptions, Failure> {
+    let paths = paths.map(|given| given.list("adapters")).transpose()?.unwrap_or_default();
+    let scales = scales.map(|given| given.list("adapter_scales")).transpose()?;
+    let specs = paths.into_iter().map(|path| AdapterSpec { path, scale: 1.0 });
+    let mut options = options.with_adapters(specs.collect());
+    if let Some(scales) = scales {
+        let adapters = options.model.adapters.len();
+        if scales.len() != adapters {
+            return Err(Failure::option(format!(
+                "adapter_scales has {} scales, but there are {adapters} adapters: give one for each",
+                scales.len()
+            )));
+        }
+        if let Some(scale) = scales.iter().find(|scale| !scale.is_finite()) {
+            return Err(Failure::option(format!("adapter_scales holds {scale}, but scales must be finite")));
+        }
+        options.sequence.adapters = AdapterScales::new(&scales);
+    }
+    Ok(options)
 }
 
 /// Replaces a default by the given value.

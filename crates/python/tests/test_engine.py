@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from conftest import HYBRID, MODEL, TEXT
@@ -35,6 +37,43 @@ def test_logits_are_those_of_transformers(folder, text):
     expected = expected[:-1].gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].numpy()
     np.testing.assert_allclose(engine.log_probabilities(tokens), expected, atol=1e-3)
     np.testing.assert_allclose(engine.logits(tokens, first=290), found[290:], atol=1e-4)
+
+
+def write_adapter(folder, seed):
+    """An adapter of the first layer's values, as PEFT writes it."""
+    random = np.random.default_rng(seed)
+    name = "base_model.model.model.layers.0.self_attn.v_proj.lora_{}.weight"
+    tensors = {name.format("A"): (4, 128), name.format("B"): (128, 4)}
+    header, data = {}, b""
+    for tensor, shape in tensors.items():
+        values = random.standard_normal(shape, np.float32).tobytes()
+        header[tensor] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(values)]}
+        data += values
+    text = json.dumps(header).encode()
+    folder.mkdir()
+    (folder / "adapter_model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8}))
+    return folder
+
+
+def test_adapters_change_logits_by_their_scales(tmp_path, engine):
+    first, second = write_adapter(tmp_path / "first", 1), write_adapter(tmp_path / "second", 2)
+    tokens = engine.encode("In the beginning God created the heaven and the earth.")
+    alone = riffle.Engine(MODEL, context=2048, adapters=first)
+    both = riffle.Engine(MODEL, context=2048, adapters=[first, str(second)], adapter_scales=[1, 0])
+    assert np.array_equal(both.logits(tokens), alone.logits(tokens))
+    assert not np.array_equal(both.logits(tokens), engine.logits(tokens))
+    other = both.with_options(adapter_scales=[0, 0.5])
+    assert not np.array_equal(other.logits(tokens), both.logits(tokens))
+    without = both.with_options(adapter_scales=[0, 0])
+    assert np.array_equal(without.logits(tokens), riffle.Engine(MODEL, context=2048).logits(tokens))
+    assert riffle.plan(MODEL, adapters=[first])["weights_bytes"] > riffle.plan(MODEL)["weights_bytes"]
+    with pytest.raises(errors.OptionError, match="adapter_scales has 1 scales, but there are 2 adapters"):
+        both.with_options(adapter_scales=[1])
+    with pytest.raises(errors.OptionError, match="must be finite"):
+        riffle.Engine(MODEL, adapters=[first], adapter_scales=[float("nan")])
+    with pytest.raises(errors.RiffleError, match="no such file or folder"):
+        riffle.Engine(MODEL, adapters=[tmp_path / "none"])
 
 
 def test_an_answer_is_the_one_that_transformers_writes(engine, text):

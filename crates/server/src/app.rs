@@ -63,20 +63,33 @@ impl App {
         std::iter::once(self.options.model_name.as_str()).chain(aliases)
     }
 
-    /// Takes the model's name from a request. Any name is served by the one model, unless the server is strict; then another
-    /// name is refused.
-    pub(crate) fn take_model(&self, fields: &mut Fields) -> Result<(), Failure> {
-        let asked = fields.text("model")?;
-        if self.options.has_strict_names {
-            return self.find_model(asked.as_deref());
-        }
-        Ok(())
+    /// Names of adapters that a request may ask for as its model, each with the adapter's number.
+    pub(crate) fn adapter_names(&self) -> impl Iterator<Item = (usize, &str)> {
+        let names = self.options.adapter_names.iter().map(String::as_str);
+        let loaded = names.enumerate().take(self.engine.adapters().len());
+        loaded.filter(|(_, name)| !name.is_empty() && !self.model_names().any(|own| own == *name))
     }
 
-    /// Refuses a model that is not the one that is served. The name may be left out.
+    /// The adapter of this name.
+    pub(crate) fn adapter(&self, name: &str) -> Option<usize> {
+        let (number, _) = self.adapter_names().find(|(_, own)| *own == name)?;
+        Some(number)
+    }
+
+    /// Takes the model's name from a request, where it gives one. Any name is served by the one model, unless the server is strict; then
+    /// another name is refused.
+    pub(crate) fn take_model(&self, fields: &mut Fields) -> Result<Option<String>, Failure> {
+        let asked = fields.text("model")?;
+        if self.options.has_strict_names {
+            self.find_model(asked.as_deref())?;
+        }
+        Ok(asked)
+    }
+
+    /// Refuses a model that is not served. The name may be left out.
     pub(crate) fn find_model(&self, asked: Option<&str>) -> Result<(), Failure> {
         match asked {
-            Some(name) if !self.model_names().any(|own| own == name) => Err(Failure {
+            Some(name) if !self.model_names().any(|own| own == name) && self.adapter(name).is_none() => Err(Failure {
                 param: Some("model".to_owned()),
                 code: Some("model_not_found"),
                 ..Failure::new(

@@ -20,6 +20,9 @@ pub struct ServerOptions {
     pub model_name: String,
     /// Further names of the model.
     pub aliases: Vec<String>,
+    /// Names of the engine's adapters (LoRA), in their order; those without a name here are chosen by number alone. A request for a model of
+    /// such a name is computed with that adapter, at its full strength, and no other.
+    pub adapter_names: Vec<String>,
     /// Refuse requests for a model of another name. Otherwise the one model serves every name.
     pub has_strict_names: bool,
     /// Keys, one of which every request has to bring; empty lets everybody in.
@@ -85,6 +88,7 @@ impl Default for ServerOptions {
             parallel: 1,
             model_name: "riffle".to_owned(),
             aliases: Vec::new(),
+            adapter_names: Vec::new(),
             has_strict_names: false,
             api_keys: Vec::new(),
             allowed_origins: Vec::new(),

@@ -1,7 +1,7 @@
 //! Adapters (LoRA) that are made up.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::tensors::write_tensors;
 
@@ -35,4 +35,20 @@ pub fn write_shipped_adapter(folder: &Path, seed: u64) {
         .map(|(part, inputs, outputs)| (format!("model.layers.{layer}.{part}"), inputs, outputs))
     });
     write_adapter(folder, &modules.collect::<Vec<_>>(), seed);
+}
+
+/// Writes an adapter that is one input, and returns its path: a GGUF file, or the two files of PEFT, which the first byte 0xff divides.
+pub fn write_adapter_input(folder: &Path, bytes: &[u8]) -> PathBuf {
+    if bytes.starts_with(b"GGUF") {
+        let path = folder.join("adapter.gguf");
+        fs::write(&path, bytes).expect("the input is written");
+        return path;
+    }
+    let path = folder.join("adapter");
+    let mut parts = bytes.splitn(2, |byte| *byte == 0xff);
+    fs::create_dir_all(&path).expect("a folder");
+    for file in ["adapter_config.json", "adapter_model.safetensors"] {
+        fs::write(path.join(file), parts.next().unwrap_or_default()).expect("the input is written");
+    }
+    path
 }

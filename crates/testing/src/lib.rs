@@ -32,7 +32,7 @@ mod tensors;
 #[cfg(feature = "kv")]
 mod unhurried;
 
-pub use adapter::{write_adapter, write_shipped_adapter};
+pub use adapter::{write_adapter, write_adapter_input, write_shipped_adapter};
 #[cfg(feature = "kv")]
 pub use cache_file::restore;
 #[cfg(feature = "kv")]
@@ -40,7 +40,7 @@ pub use counted::Counted;
 pub use directory::write_directory;
 pub use mixture::write_mixture;
 #[cfg(feature = "model")]
-pub use model::use_model;
+pub use model::{use_adapter, use_model};
 pub use numbers::largest_difference;
 pub use place::{book, fixture, fixtures};
 #[cfg(feature = "documents")]

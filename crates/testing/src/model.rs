@@ -1,11 +1,11 @@
-//! A model used as far as it loads: for the fuzz targets and the tests of riffle-model.
+//! A model or an adapter used as far as it loads: for the fuzz targets and the tests of riffle-model.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use riffle_model::{
-    Batch, ChatMessage, Forward, HostForward, LoadedModel, ModelError, RecurrentState, SegmentTokens, StreamDecoder,
-    inspect, load,
+    AdapterScales, AdapterSpec, Batch, ChatMessage, Decoder, Forward, HostForward, LoadOptions, LoadedModel,
+    ModelError, OpenedModel, RecurrentState, SegmentTokens, StreamDecoder, inspect, load,
 };
 
 /// A recurrent state may be larger than the weights it belongs to.
@@ -42,6 +42,23 @@ pub fn use_model(path: &Path) -> Result<(), ModelError> {
     if let Some(template) = chat_template {
         let _ = template.render(&[ChatMessage::new("user", "Who?")], true);
     }
+    run(model, AdapterScales::default())
+}
+
+/// Loads the model at `path` with an adapter; if it loads, runs three tokens of two sequences, of which one is computed with the adapter.
+///
+/// # Errors
+/// Errors of loading.
+pub fn use_adapter(path: &Path, adapter: &Path) -> Result<(), ModelError> {
+    let adapter = AdapterSpec {
+        path: adapter.to_owned(),
+        scale: 1.0,
+    };
+    let opened = OpenedModel::open(path, &LoadOptions::default())?.with_adapters(&[adapter])?;
+    run(opened.load()?.model, AdapterScales::new(&[1.0]))
+}
+
+fn run(model: Decoder, adapters: AdapterScales) -> Result<(), ModelError> {
     let config = &model.config;
     // As an engine would, which plans the memory before.
     if config.recurrent_bytes() > MOST_STATE_BYTES {
@@ -50,7 +67,7 @@ pub fn use_model(path: &Path) -> Result<(), ModelError> {
     // Two sequences side by side.
     let tokens = [0, config.vocab_size as u32 - 1, config.vocab_size as u32 / 2];
     let batch = Batch::new([
-        SegmentTokens::prompt(&tokens[..2], 0),
+        SegmentTokens::prompt(&tokens[..2], 0).with_adapters(adapters),
         SegmentTokens::generated(&tokens[2..], 0),
     ])?;
     let mut states = [0; 2].map(|_| RecurrentState::new(config));

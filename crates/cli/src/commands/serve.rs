@@ -4,17 +4,19 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use riffle_engine::{Engine, human_bytes};
+use riffle_model::AdapterSpec;
 use riffle_server::{Encoding, Limits, PublisherOptions, Server, ServerOptions};
 
 use super::{grouped, read_text};
 use crate::console;
 use crate::failure::Failure;
 use crate::interrupt;
-use crate::serve_args::{EventEncoding, ServeArguments};
+use crate::serve_args::{EventEncoding, NamedAdapter, ServeArguments};
+use crate::serving_args::{ServingArguments, name_of_path};
 
 pub(crate) fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     let options = server_options(arguments)?;
-    let engine = arguments.serving.load(bodies_bytes(arguments))?;
+    let engine = with_named_adapters(arguments).load(bodies_bytes(arguments))?;
     let server = Server::bind(&engine, options)?;
     let stopper = server.stopper();
     interrupt::on_interrupt(move || stopper.stop())?;
@@ -57,7 +59,9 @@ fn server_options(arguments: &ServeArguments) -> Result<ServerOptions, Failure> 
         Some(path) => keys_of(path)?,
     };
     let shared = arguments.serving.server_options()?;
+    let adapter_names = adapter_names(arguments)?;
     Ok(ServerOptions {
+        adapter_names,
         address: SocketAddr::new(arguments.host, arguments.port),
         api_keys: keys,
         allowed_origins: arguments.allow_origin.clone(),
@@ -81,6 +85,38 @@ fn server_options(arguments: &ServeArguments) -> Result<ServerOptions, Failure> 
         }),
         ..shared
     })
+}
+
+/// The options of the model with all adapters beside it; those with a name of their own are off until a request names them.
+fn with_named_adapters(arguments: &ServeArguments) -> ServingArguments {
+    let mut serving = arguments.serving.clone();
+    let named = arguments.lora_modules.iter().map(|adapter| AdapterSpec {
+        path: adapter.path.clone(),
+        scale: 0.0,
+    });
+    serving.engine.lora.extend(named);
+    serving
+}
+
+/// Names of all adapters, in the order in which they are loaded.
+fn adapter_names(arguments: &ServeArguments) -> Result<Vec<String>, Failure> {
+    let serving = &arguments.serving;
+    let model = serving.model_name();
+    let mut names: Vec<String> = serving
+        .engine
+        .lora
+        .iter()
+        .map(|adapter| name_of_path(&adapter.path))
+        .collect();
+    for NamedAdapter { name, .. } in &arguments.lora_modules {
+        if names.contains(name) || *name == model || serving.alias.contains(name) {
+            return Err(Failure::new(format!(
+                "--lora-modules {name}: this name is taken, give the adapter another one"
+            )));
+        }
+        names.push(name.clone());
+    }
+    Ok(names)
 }
 
 /// Keys of a file, one a line.

@@ -163,8 +163,8 @@ impl Adapter {
         Ok(Some(LowRankWeights {
             adapter: 0,
             rank: module.rank,
-            down: self.weights.array(&down, &[module.rank, module.inputs])?,
-            up: self.weights.array(&up, &[module.outputs, module.rank])?,
+            down: self.weights.unpacked(&down, [module.rank, module.inputs])?,
+            up: self.weights.unpacked(&up, [module.outputs, module.rank])?,
             scale: module.scale,
         }))
     }

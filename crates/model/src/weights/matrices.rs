@@ -27,6 +27,27 @@ impl Checkpoint {
         })
     }
 
+    /// The values of a matrix `[rows, columns]` as f32; it may be quantised.
+    pub(crate) fn unpacked(&mut self, name: &str, shape: [usize; 2]) -> Result<Vec<f32>, ModelError> {
+        let format = match self.info(name).map(|info| &info.element_type) {
+            Some(TensorType::Weights(format)) if format.block_weights() > 1 => *format,
+            _ => return self.array(name, &shape),
+        };
+        let [rows, columns] = shape;
+        let taken = self.take(name, &shape)?;
+        let mut values = vec![0.0; rows * columns];
+        let row_bytes = taken.bytes.len() / rows;
+        for (bytes, values) in taken
+            .bytes
+            .chunks_exact(row_bytes)
+            .zip(values.chunks_exact_mut(columns))
+        {
+            format.decode_row(bytes, values);
+        }
+        self.unmap(name);
+        Ok(values)
+    }
+
     /// The values of a tensor of `count` elements, whatever its shape, as f32.
     pub(crate) fn values(&mut self, name: &str, count: usize) -> Result<Vec<f32>, ModelError> {
         let shape = self.info(name).map(|info| info.shape.clone());

@@ -101,6 +101,18 @@ fn adapters_of_gguf_files_equal_those_of_peft_beside_models_of_either_format() {
 }
 
 #[test]
+fn a_quantised_adapter_has_the_bits_of_its_weights_in_f32() {
+    let (base, tokens) = (riffle_testing::fixture("model"), [5, 80, 7, 300]);
+    let of = |name: &str| {
+        let model = loaded(&base, &[folder("shipped-q8_0").join(name)]);
+        [logits(&model, &tokens, &[1.0]), logits(&model, &tokens, &[])]
+    };
+    let [packed, without] = of("adapter.gguf");
+    assert!(packed == of("plain.gguf")[0]);
+    assert!(packed != without);
+}
+
+#[test]
 fn several_adapters_add_up_each_with_its_scale() {
     let expected = Expected::read(&folder("llama-all").join("expected.safetensors"));
     let model = loaded(&base("llama-all"), &[folder("llama-all"), folder("llama-second")]);

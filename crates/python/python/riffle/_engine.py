@@ -31,6 +31,10 @@ Message = Mapping[str, Any]
 class EngineOptions(TypedDict, total=False):
     """Options of an engine; those that are left out have the defaults of the `riffle` command."""
 
+    adapter_scales: Sequence[float]
+    """How strongly each of `adapters` changes the model; 1 is as it was trained, 0 switches it off. `Engine.with_options` takes others."""
+    adapters: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+    """Adapters (LoRA) beside the weights: folders of PEFT or GGUF files, at most eight."""
     activations: str
     """`exact` or `rounded`: how linear layers of bf16 weights take their input."""
     attention: str
@@ -175,6 +179,8 @@ def _engine_options(given: Mapping[str, Any]) -> dict[str, Any]:
     for name in _BYTES:
         if options[name] is not None:
             options[name] = str(options[name])
+    if isinstance(options["adapters"], (str, os.PathLike)):
+        options["adapters"] = [options["adapters"]]
     return options
 
 

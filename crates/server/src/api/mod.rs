@@ -42,14 +42,13 @@ async fn send(answering: impl Answering, is_streamed: bool) -> Result<Response, 
     }
 }
 
-/// Reads the body of a request. `take` reads the fields that its API knows; all others are refused.
+/// Reads the body of a request. `take` reads the fields that its API knows, the model's name among them; all others are refused.
 async fn read<T>(
     app: &Arc<App>,
     request: Request,
     take: impl FnOnce(&Arc<App>, &mut Fields) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     let mut fields = fields_of(request).await?;
-    app.take_model(&mut fields)?;
     let asked = take(app, &mut fields)?;
     fields.finish()?;
     Ok(asked)

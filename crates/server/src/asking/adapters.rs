@@ -1,4 +1,5 @@
-//! The adapters (LoRA) that a request is computed with: `"lora": [{"id": 0, "scale": 0.5}]`.
+//! The adapters (LoRA) that a request is computed with: one by its name as the model, or several by number,
+//! `"lora": [{"id": 0, "scale": 0.5}]`.
 
 use riffle_model::AdapterScales;
 use serde_json::Value;
@@ -10,11 +11,29 @@ use crate::fields::{Fields, Warnings, unexpected};
 /// Largest scale.
 const MOST_SCALE: f64 = 100.0;
 
-/// Takes the field `lora`; `None` where the request gives none.
-pub(super) fn take_adapters(app: &App, fields: &mut Fields) -> Result<Option<AdapterScales>, Failure> {
+/// Takes the fields `model` and `lora`: the name that the answer gives the model, and the scales, where the request chooses adapters.
+pub(super) fn take_model_and_adapters(
+    app: &App,
+    fields: &mut Fields,
+) -> Result<(String, Option<AdapterScales>), Failure> {
+    let asked = app.take_model(fields)?.unwrap_or_default();
     let (place, warnings) = (fields.name("lora"), fields.warnings().clone());
-    let value = fields.value("lora");
-    value.map(|value| scales_of(app, &value, &place, &warnings)).transpose()
+    let given = fields.value("lora");
+    let given = given
+        .map(|value| scales_of(app, &value, &place, &warnings))
+        .transpose()?;
+    match (app.adapter(&asked), given) {
+        (None, given) => Ok((app.options.model_name.clone(), given)),
+        (Some(_), Some(_)) => Err(Failure::field(
+            place,
+            format!("the model {asked:?} is an adapter already: leave one of the two out"),
+        )),
+        (Some(number), None) => {
+            let mut scales = vec![0.0; number];
+            scales.push(1.0);
+            Ok((asked, Some(AdapterScales::new(&scales))))
+        }
+    }
 }
 
 /// The scales that a list of adapters says. Those that are left out get 0.

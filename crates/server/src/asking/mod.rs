@@ -27,6 +27,8 @@ use crate::log;
 /// Everything that an answer needs but its prompt.
 #[derive(Debug, Clone)]
 pub(crate) struct Wishes {
+    /// The name that the answer gives the model.
+    pub(crate) model: String,
     pub(crate) generate: GenerateOptions,
     /// True if the request says how long an answer may be.
     pub(crate) has_length: bool,

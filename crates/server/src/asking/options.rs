@@ -8,7 +8,7 @@ use riffle_policy::{PolicyError, PolicyRules};
 use serde_json::{Value, json};
 
 use super::Wishes;
-use super::adapters::take_adapters;
+use super::adapters::take_model_and_adapters;
 use crate::app::App;
 use crate::failure::Failure;
 use crate::fields::{Fields, integer_of};
@@ -41,6 +41,7 @@ pub(crate) struct Extras {
 
 /// Takes what decides how tokens are drawn and when an answer ends; `lengths` are the names of the field that says how long it may be.
 pub(crate) fn take_wishes(app: &App, fields: &mut Fields, lengths: &[&str]) -> Result<Wishes, Failure> {
+    let (model, adapters) = take_model_and_adapters(app, fields)?;
     let seed = take_seed(fields)?;
     let max_tokens = take_length(fields, lengths)?;
     let mut generate = GenerateOptions {
@@ -54,7 +55,6 @@ pub(crate) fn take_wishes(app: &App, fields: &mut Fields, lengths: &[&str]) -> R
         draft: app.options.draft.clone().where_possible(),
         ..GenerateOptions::default()
     };
-    let adapters = take_adapters(app, fields)?;
     let extras = Extras {
         adapters,
         ..take_extras(fields)?
@@ -66,6 +66,7 @@ pub(crate) fn take_wishes(app: &App, fields: &mut Fields, lengths: &[&str]) -> R
         generate.ends_loops = !allows_loops;
     }
     Ok(Wishes {
+        model,
         generate,
         has_length: max_tokens.is_some(),
         has_seed: seed.is_some(),

@@ -1,5 +1,7 @@
 //! Adapters (LoRA) by request, and the scales of requests that give none.
 
+use std::path::Path;
+
 use riffle_engine::{Engine, EngineOptions};
 use riffle_model::AdapterSpec;
 use riffle_server::{PublisherOptions, Server, ServerOptions};
@@ -15,24 +17,24 @@ fn text(server: &Running, lora: Value) -> String {
     answer["choices"][0]["text"].as_str().expect("a text").to_owned()
 }
 
+/// Two adapters of the shipped model.
+fn adapters(folder: &Path, scales: [f32; 2]) -> Vec<AdapterSpec> {
+    let adapters = scales.iter().zip(0u64..).map(|(scale, number)| {
+        let path = folder.join(number.to_string());
+        write_shipped_adapter(&path, number + 7);
+        AdapterSpec { path, scale: *scale }
+    });
+    adapters.collect()
+}
+
 #[test]
 fn a_request_chooses_its_adapters_and_their_scales() {
     let folder = tempfile::tempdir().unwrap();
-    let adapters: Vec<AdapterSpec> = (0..2u8)
-        .map(|number| {
-            let path = folder.path().join(number.to_string());
-            write_shipped_adapter(&path, u64::from(number) + 7);
-            AdapterSpec {
-                path,
-                scale: f32::from(number),
-            }
-        })
-        .collect();
     let engine_options = EngineOptions::default()
         .with_context_tokens(Some(1024))
         .with_sequences(16)
         .with_pool_tokens(Some(8192))
-        .with_adapters(adapters);
+        .with_adapters(adapters(folder.path(), [0.0, 1.0]));
     let engine = Engine::load(riffle_testing::fixture("model"), engine_options).unwrap();
     let server = start_on(&engine, options());
     let listed = server.get("/lora-adapters").json();
@@ -68,6 +70,70 @@ fn a_request_chooses_its_adapters_and_their_scales() {
         assert_eq!(refused.status, 400, "{}", refused.body);
         assert!(refused.body.contains(part), "{part}: {}", refused.body);
         assert_eq!(server.post("/lora-adapters", &lora).status, 400);
+    }
+}
+
+#[test]
+fn a_request_names_an_adapter_as_its_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine_options = EngineOptions::default()
+        .with_context_tokens(Some(1024))
+        .with_sequences(16)
+        .with_pool_tokens(Some(8192))
+        .with_adapters(adapters(folder.path(), [0.0, 0.0]));
+    let engine = Engine::load(riffle_testing::fixture("model"), engine_options).unwrap();
+    let named = ServerOptions {
+        adapter_names: vec!["style".to_owned(), "facts".to_owned(), "not loaded".to_owned()],
+        has_strict_names: true,
+        session_folder: Some(folder.path().join("sessions")),
+        ..options()
+    };
+    let server = start_on(&engine, named);
+    let listed = server.get("/v1/models").json();
+    let names: Vec<&str> = listed["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|model| model["id"].as_str())
+        .collect();
+    assert_eq!(names, ["fixture", "style", "facts"]);
+    assert_eq!(listed["data"][1]["parent"], "fixture");
+    assert!(listed["data"][2]["root"].as_str().unwrap().ends_with('1'));
+    assert_eq!(server.get("/v1/models/facts").json(), listed["data"][2]);
+
+    let said = |model: &str| {
+        let wishes = json!({"max_tokens": 16, "ignore_eos": true, "model": model});
+        let answer = server.complete(PROMPT, wishes);
+        assert_eq!(answer["model"], model);
+        answer["choices"][0]["text"].as_str().unwrap().to_owned()
+    };
+    let by_number = |id: usize| text(&server, json!([{"id": id}]));
+    assert_eq!(said("fixture"), text(&server, Value::Null));
+    assert_eq!(said("style"), by_number(0));
+    assert_eq!(said("facts"), by_number(1));
+    assert!(said("style") != said("facts") && said("style") != said("fixture"));
+
+    let body = json!({"model": "style", "prompt": PROMPT, "max_tokens": 1, "lora": [{"id": 1}]});
+    let refused = server.post("/v1/completions", &body);
+    assert!(
+        refused.status == 400 && refused.body.contains("an adapter already"),
+        "{}",
+        refused.body
+    );
+    let session = server.post("/sessions/book", &json!({"model": "style", "prompt": PROMPT}));
+    assert!(
+        session.status == 400 && session.body.contains("without an adapter"),
+        "{}",
+        session.body
+    );
+    for (path, body) in [
+        ("/v1/completions", json!({"model": "not loaded", "prompt": PROMPT})),
+        (
+            "/v1/messages/count_tokens",
+            json!({"model": "none", "messages": [{"role": "user", "content": "x"}]}),
+        ),
+    ] {
+        assert_eq!(server.post(path, &body).status, 404, "{path}");
     }
 }
 

@@ -5,6 +5,7 @@
 use core::arch::x86_64::*;
 
 use super::avx2::few_tokens::{FEW, few_token_kernels};
+use super::avx2::grids::one_token;
 use super::avx2::lookup::{eights, fours, marked, values};
 use super::avx2::pairs::{add_minimums, add_scaled, bias, groups, parts, word};
 use super::avx2::tiles::{tile_kernels, tile_tokens};

@@ -63,6 +63,7 @@ pub(crate) async fn count(State(app): State<Arc<App>>, request: Request) -> Resp
 
 async fn counted(app: Arc<App>, request: Request) -> Result<Response, Failure> {
     let conversation = read(&app, request, |app, fields| {
+        app.take_model(fields)?;
         let (conversation, _) = conversation::take(app, fields)?;
         let (_, thinking) = take_output(fields)?;
         take_what_is_not_done(fields)?;
@@ -168,7 +169,7 @@ impl Answering for MessageAnswer {
             "id": self.id,
             "type": "message",
             "role": "assistant",
-            "model": self.app.options.model_name,
+            "model": self.asked.wishes.model,
             "content": content,
             "stop_reason": reason,
             "stop_sequence": stop,
@@ -184,7 +185,7 @@ impl Answering for MessageAnswer {
                 "id": self.id,
                 "type": "message",
                 "role": "assistant",
-                "model": self.app.options.model_name,
+                "model": self.asked.wishes.model,
                 "content": [],
                 "stop_reason": null,
                 "stop_sequence": null,

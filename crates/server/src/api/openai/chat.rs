@@ -107,7 +107,7 @@ impl Chat {
         let choices = self.question.choices;
         let asked = self.question.ask(&app).await?;
         Ok(ChatAnswer {
-            head: Head::new("chatcmpl-", &app.options.model_name),
+            head: Head::new("chatcmpl-", &asked.wishes.model),
             asked,
             choices,
             stream_usage: self.stream_usage,

@@ -141,7 +141,7 @@ impl Completion {
         .await?;
         let answers = wishes.ask(&app, &prompts, self.choices).await?;
         Ok(CompletionAnswer {
-            head: Head::new("cmpl-", &app.options.model_name),
+            head: Head::new("cmpl-", &wishes.model),
             wishes,
             answers,
             prompts,

@@ -11,7 +11,8 @@ use crate::app::App;
 use crate::failure::Failure;
 
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
-    let models: Vec<Value> = app.model_names().map(|name| model(&app, name)).collect();
+    let mut models: Vec<Value> = app.model_names().map(|name| model(&app, name)).collect();
+    models.extend(app.adapter_names().map(|(number, name)| adapter(&app, number, name)));
     Json(json!({"object": "list", "data": models}))
 }
 
@@ -21,7 +22,18 @@ pub(crate) async fn one(
 ) -> Result<Json<Value>, Failure> {
     let Path(name) = name.map_err(|rejection| Failure::bad(rejection.body_text()))?;
     app.find_model(Some(&name))?;
-    Ok(Json(model(&app, &name)))
+    Ok(Json(match app.adapter(&name) {
+        Some(number) => adapter(&app, number, &name),
+        None => model(&app, &name),
+    }))
+}
+
+/// An adapter that requests may name as their model, in vLLM's shape.
+fn adapter(app: &App, number: usize, name: &str) -> Value {
+    let mut adapter = model(app, name);
+    adapter["parent"] = json!(app.options.model_name);
+    adapter["root"] = json!(app.engine.adapters()[number].path);
+    adapter
 }
 
 fn model(app: &App, name: &str) -> Value {

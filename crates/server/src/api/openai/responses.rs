@@ -100,7 +100,7 @@ impl Wanted {
             "error": null,
             "incomplete_details": null,
             "instructions": instructions,
-            "model": app.options.model_name,
+            "model": wishes.model,
             "output": [],
             "usage": null,
             "previous_response_id": null,

@@ -75,7 +75,13 @@ async fn saved(app: Arc<App>, name: String, request: Request) -> Result<Response
 
 /// `prompt`, or `messages` with `tools`.
 async fn take_prompt(app: &Arc<App>, fields: &mut Fields) -> Result<Vec<u32>, Failure> {
-    app.take_model(fields)?;
+    let model = app.take_model(fields)?;
+    if model.is_some_and(|name| app.adapter(&name).is_some()) {
+        return Err(Failure::field(
+            "model",
+            "sessions are read by the model itself, without an adapter: name the model",
+        ));
+    }
     let text = fields.text("prompt")?;
     let messages = fields.list("messages")?;
     let tools = take_tools(app, fields)?;

@@ -1,6 +1,7 @@
 //! AVX2 with FMA and F16C: a block is two registers.
 
 pub(super) mod few_tokens;
+pub(super) mod grids;
 pub(super) mod lookup;
 pub(super) mod pairs;
 pub(super) mod tiles;
@@ -8,6 +9,7 @@ pub(super) mod tiles;
 use core::arch::x86_64::*;
 
 use few_tokens::{FEW, few_token_kernels};
+use grids::one_token;
 use lookup::{eights, fours, marked, values};
 use pairs::{add_minimums, add_products, add_scaled, bias, chain, groups, parts, whole, word};
 use tiles::{tile_kernels, tile_tokens};

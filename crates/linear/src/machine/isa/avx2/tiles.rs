@@ -18,12 +18,14 @@ macro_rules! tile_kernels {
             activations: &[ActivationBlock],
             sums: &mut [[f32; LANES]],
         ) {
-            if sums.len() == 1 {
-                return few_tokens::<Q, 1>(weights, activations, sums);
-            }
             // Several tokens share what is unpacked of a format with a grid.
-            if const { !Q::CODES.is_costly() } {
+            if const { Q::CODES.is_costly() } {
+                if let [sums] = sums {
+                    return one_token::<Q>(weights, activations, sums);
+                }
+            } else {
                 match sums.len() {
+                    1 => return few_tokens::<Q, 1>(weights, activations, sums),
                     2 => return few_tokens::<Q, 2>(weights, activations, sums),
                     FEW => return few_tokens::<Q, FEW>(weights, activations, sums),
                     _ => {}
