@@ -101,7 +101,7 @@ fn with_named_adapters(arguments: &ServeArguments) -> ServingArguments {
 /// Names of all adapters, in the order in which they are loaded.
 fn adapter_names(arguments: &ServeArguments) -> Result<Vec<String>, Failure> {
     let serving = &arguments.serving;
-    let model = serving.model_name();
+    let model = serving.model_name()?;
     let mut names: Vec<String> = serving
         .engine
         .lora
