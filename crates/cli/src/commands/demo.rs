@@ -16,7 +16,7 @@ use crate::interrupt::Interrupt;
 use crate::progress::PrefillDisplay;
 use crate::shipped::fixtures;
 
-/// Reads a ninth of the query-key pairs of full attention and finds what it finds, see docs/results/quality.md.
+/// Reads a ninth of the query-key pairs of full attention and finds what it finds, see docs/results/policies.md.
 const POLICY: &str = "xattention:stride=16";
 /// Policy of the run for comparison.
 const DENSE: &str = "full";

@@ -21,7 +21,7 @@ use crate::{
 ///
 /// Bounds of long blocks hardly rank them: on Qwen2.5-Coder-1.5B blocks of 256 miss facts that blocks of 64 find with half of
 /// the tokens. A fixed number of blocks loses facts as the text grows: of five facts at 16K, 16 blocks find three and 32 find all. So a
-/// share of the blocks is read. One of many keys that look alike is lost all the same (docs/results/quality.md).
+/// share of the blocks is read. One of many keys that look alike is lost all the same (docs/results/quality-tasks.md).
 struct Quest {
     topk: usize,
     share: f32,

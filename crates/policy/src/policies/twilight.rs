@@ -21,7 +21,7 @@ use crate::{
 /// The queries and heads of a tile share their tokens.
 ///
 /// No layer is read whole by default: a head that spreads its attention reads more tokens by itself. Two ways to choose whole layers
-/// were measured: the first two, and the layers with the most even attention. Both cost more than they gain (docs/results/quality.md).
+/// were measured: the first two, and the layers with the most even attention. Both cost more than they gain (docs/results/quality-prediction.md).
 struct Twilight {
     p: f32,
     candidates: f32,
