@@ -336,13 +336,11 @@ fn by_part(tensors: &[Tensor]) -> (Vec<(String, String, Vec<&Tensor>)>, Vec<Tens
         let own = experts.entry((layer.to_owned(), part.to_owned())).or_default();
         own.push((number.parse::<usize>().unwrap(), tensor));
     }
-    let in_order = |mut own: Vec<(usize, &'_ Tensor)>| {
+    let in_order = experts.into_iter().map(|((layer, part), mut own)| {
         own.sort_by_key(|(number, _)| *number);
-        own.into_iter().map(|(_, tensor)| tensor).collect()
-    };
-    let experts = experts.into_iter();
-    let experts = experts.map(|((layer, part), own)| (layer, part, in_order(own)));
-    (experts.collect(), others)
+        (layer, part, own.into_iter().map(|(_, tensor)| tensor).collect())
+    });
+    (in_order.collect(), others)
 }
 
 fn logits(config: &serde_json::Value, tensors: Vec<Tensor>, tokens: &[u32]) -> Vec<f32> {
