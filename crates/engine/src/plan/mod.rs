@@ -305,7 +305,8 @@ impl Planner<'_> {
         let Some(experts) = plan.experts.as_ref().filter(|experts| !experts.holds_all()) else {
             return Ok(options.clone());
         };
-        let room = experts.cache_bytes.saturating_add(plan.kv_tiers.ram_bytes);
+        let pages = plan.kv_tiers.device_bytes.saturating_add(plan.kv_tiers.ram_bytes);
+        let room = experts.cache_bytes.saturating_add(pages);
         let machine = &options.machine;
         let longer = experts::longer_batches(machine.batch_tokens, machine.chunk_tokens, plan.context_tokens);
         for batch in longer {
