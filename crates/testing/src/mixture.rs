@@ -53,7 +53,8 @@ pub fn write_hybrid_mixture(folder: &Path) {
     let more = format!(
         r#""shared_expert_intermediate_size": {WIDTH}, "layer_types": ["linear_attention", "linear_attention", "full_attention"],
         "linear_conv_kernel_dim": 4, "linear_key_head_dim": {width}, "linear_num_key_heads": {key_heads},
-        "linear_num_value_heads": {value_heads}, "linear_value_head_dim": {width}, "partial_rotary_factor": 0.25,"#
+        "linear_num_value_heads": {value_heads}, "linear_value_head_dim": {width},
+        "rope_parameters": {{"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}},"#
     );
     tensors.write(folder, &settings("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", &more));
 }
