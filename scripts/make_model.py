@@ -1,11 +1,9 @@
 """Writes a GGUF model of random weights, without a network, for benchmarks and comparisons.
 
-    python scripts/make_model.py OUT.gguf [--family qwen3] [--shape qwen3-0.6b|qwen3-4b|qwen3-30b-a3b|gemma3-270m|small] [--layers N] [--type Q8_0]
-        [--tokenizer]
+    python scripts/make_model.py OUT.gguf [--family qwen3] [--shape qwen3-4b] [--layers N] [--type Q8_0] [--tokenizer]
 
-Families: llama, qwen2, qwen3, qwen3moe (with a shape that has experts), phi2, phi3, gemma2, gemma3. Types: F32, F16, BF16, Q4_0 to Q8_0, Q2_K to Q6_K, IQ1_S to IQ4_XS with
-scales of 16 bits, TQ1_0, TQ2_0, and UD-Q4_K_M and Q4_K_M, the mixes of files of these names. Quantised
-weights are random blocks under scales that give the spread a layer's weights have. Files have no tokenizer, but with
+Families: llama, qwen2, qwen3, phi2, phi3, gemma2, gemma3, and with a shape that has experts qwen3moe, qwen35moe, gpt-oss. Types: F32, F16, BF16, Q4_0 to Q8_0, Q2_K to Q6_K,
+IQ1_S to IQ4_XS with scales of 16 bits, TQ1_0, TQ2_0, and UD-Q4_K_M, Q4_K_M and MXFP4_MOE, the mixes of files of these names. Quantised weights are random blocks under scales that give the spread a layer's weights have. Files have no tokenizer, but with
 --tokenizer one in the manner of SentencePiece whose tokens are made up. Needs numpy and gguf.
 """
 
@@ -20,17 +18,25 @@ SHAPES = {
     "qwen3-0.6b": (1024, 3072, 28, 16, 8, 128, 151_936, 40_960),
     "qwen3-4b": (2560, 9728, 36, 32, 8, 128, 151_936, 262_144),
     "qwen3-30b-a3b": (2048, 6144, 48, 32, 4, 128, 151_936, 262_144),
+    "qwen3.6-35b-a3b": (2048, 5632, 40, 16, 2, 256, 248_320, 262_144),
+    "gpt-oss-20b": (2880, 2880, 24, 64, 8, 64, 201_088, 131_072),
     "gemma3-270m": (640, 2048, 18, 4, 1, 256, 262_144, 32_768),
     "small": (512, 768, 2, 8, 4, 64, 1024, 4096),
 }
 # Experts of a layer, those of a token, and the inner width of one.
-EXPERTS = {"qwen3-30b-a3b": (128, 8, 768)}
+EXPERTS = {"qwen3-30b-a3b": (128, 8, 768), "qwen3.6-35b-a3b": (256, 8, 512), "gpt-oss-20b": (32, 4, 2880)}
+EXPERT_FAMILIES = ("qwen3moe", "qwen35moe", "gpt-oss")
+# Of the recurrent layers of qwen35moe: key heads, value heads, width of a head, taps of the convolution. Every fourth layer attends.
+RECURRENT = (16, 32, 128, 4)
+ATTENDS_EVERY = 4
 # Where a block's half-precision scales lie, in bytes.
 SCALES = {
     Type.Q4_0: [0], Type.Q5_0: [0], Type.Q8_0: [0], Type.Q4_1: [0, 2], Type.Q5_1: [0, 2],
     Type.Q2_K: [80, 82], Type.Q3_K: [108], Type.Q4_K: [0, 2], Type.Q5_K: [0, 2], Type.Q6_K: [208],
     Type.IQ4_NL: [0], Type.IQ4_XS: [0], Type.IQ3_S: [0], Type.IQ3_XXS: [0], Type.IQ2_XXS: [0], Type.IQ2_XS: [0], Type.IQ2_S: [0],
     Type.IQ1_S: [0], Type.TQ1_0: [52], Type.TQ2_0: [64],
+    # A power of two in the first byte.
+    Type.MXFP4: [],
 }
 # Types of matrices by the last part of their names; the others are Q6_K.
 MIXES = {
@@ -43,7 +49,10 @@ MIXES = {
         "attn_q": Type.Q4_K, "attn_k": Type.Q4_K, "attn_v": Type.Q5_K, "attn_output": Type.Q4_K, "token_embd": Type.Q4_K,
         "ffn_gate_exps": Type.Q4_K, "ffn_up_exps": Type.Q4_K, "ffn_down_exps": Type.Q5_K,
     },
+    "MXFP4_MOE": {"ffn_gate_exps": Type.MXFP4, "ffn_up_exps": Type.MXFP4, "ffn_down_exps": Type.MXFP4},
 }
+# The type of the other matrices of a mix.
+OTHERS = {"MXFP4_MOE": Type.Q8_0}
 FLOATS = {Type.F32: np.float32, Type.F16: np.float16}
 
 
@@ -55,6 +64,8 @@ def blocks(kind, rows, columns, scale, random):
         if at == 2 and kind in (Type.Q4_1, Type.Q5_1):
             values *= -7.5 if kind == Type.Q4_1 else -15.5
         data[..., at:at + 2] = values.astype(np.float16)[..., None].view(np.uint8)
+    if kind == Type.MXFP4:
+        data[..., 0] = 127 + int(np.floor(np.log2(scale)))
     if kind in (Type.Q4_K, Type.Q5_K):
         # The minimum of a stretch is half of its largest quant: weights around zero. Others would send every token to the same experts.
         middle = 7.5 if kind == Type.Q4_K else 15.5
@@ -104,32 +115,73 @@ class Model:
         self.writer = gguf.GGUFWriter(path, family)
         self.hidden, self.inner, self.layers, self.heads, self.kv_heads, self.head_dim, self.vocabulary, self.context = SHAPES[shape]
         self.layers = layers or self.layers
-        self.experts = EXPERTS.get(shape) if family == "qwen3moe" else None
+        self.experts = EXPERTS.get(shape) if family in EXPERT_FAMILIES else None
+        # Functions that make the tensors, in their order in the file: one is in memory at a time.
+        self.tensors = []
+
+    def add(self, name, shape, kind, make):
+        dtype = np.dtype(FLOATS[kind]) if kind in FLOATS else np.dtype(np.uint8)
+        elements, size = gguf.GGML_QUANT_SIZES[kind]
+        if kind not in FLOATS:
+            shape = (*shape[:-1], shape[-1] // elements * size)
+        self.writer.add_tensor_info(name, shape, dtype, int(np.prod(shape)) * dtype.itemsize, raw_dtype=None if kind in FLOATS else kind)
+        self.tensors.append(lambda: make().reshape(shape))
+
+    def mixed(self, name):
+        if self.kind not in MIXES:
+            return self.kind
+        return MIXES[self.kind].get(name.split(".")[-1], OTHERS.get(self.kind, Type.Q6_K))
 
     def matrix(self, name, rows, columns, bias=False):
-        kind = self.kind
-        if kind in MIXES:
-            kind = MIXES[kind].get(name.split(".")[-1], Type.Q6_K)
-        self.writer.add_tensor(f"{name}.weight", matrix(kind, rows, columns, self.random), raw_dtype=None if kind in FLOATS else kind)
+        kind = self.mixed(name)
+        self.add(f"{name}.weight", (rows, columns), kind, lambda: matrix(kind, rows, columns, self.random))
         if bias:
             self.vector(f"{name}.bias", rows, 0.0)
 
-    def stack(self, name, count, rows, columns):
+    def stack(self, name, count, rows, columns, bias=False):
         """A matrix of each expert, in one tensor."""
-        kind = MIXES[self.kind][name.split(".")[-1]] if self.kind in MIXES else self.kind
-        data = matrix(kind, count * rows, columns, self.random)
-        self.writer.add_tensor(f"{name}.weight", data.reshape(count, rows, -1), raw_dtype=None if kind in FLOATS else kind)
+        kind = self.mixed(name)
+        self.add(f"{name}.weight", (count, rows, columns), kind, lambda: matrix(kind, count * rows, columns, self.random))
+        if bias:
+            self.vector(f"{name}.bias", (count, rows), 0.0)
 
-    def mixture(self, prefix):
+    def floats(self, name, rows, columns):
+        """A matrix that files keep in f32."""
+        self.add(name, (rows, columns), Type.F32, lambda: columns**-0.5 * self.random.standard_normal((rows, columns), dtype=np.float32))
+
+    def mixture(self, family, prefix):
         count, _, width = self.experts
-        router = self.hidden**-0.5 * self.random.standard_normal((count, self.hidden), dtype=np.float32)
-        self.writer.add_tensor(f"{prefix}ffn_gate_inp.weight", router)
-        self.stack(f"{prefix}ffn_gate_exps", count, width, self.hidden)
-        self.stack(f"{prefix}ffn_up_exps", count, width, self.hidden)
-        self.stack(f"{prefix}ffn_down_exps", count, self.hidden, width)
+        bias = family == "gpt-oss"
+        self.floats(f"{prefix}ffn_gate_inp.weight", count, self.hidden)
+        if bias:
+            self.vector(f"{prefix}ffn_gate_inp.bias", count, 0.0)
+        self.stack(f"{prefix}ffn_gate_exps", count, width, self.hidden, bias)
+        self.stack(f"{prefix}ffn_up_exps", count, width, self.hidden, bias)
+        self.stack(f"{prefix}ffn_down_exps", count, self.hidden, width, bias)
+        if family == "qwen35moe":
+            self.floats(f"{prefix}ffn_gate_inp_shexp.weight", 1, self.hidden)
+            self.matrix(f"{prefix}ffn_gate_shexp", width, self.hidden)
+            self.matrix(f"{prefix}ffn_up_shexp", width, self.hidden)
+            self.matrix(f"{prefix}ffn_down_shexp", self.hidden, width)
+
+    def recurrent(self, prefix):
+        """A Gated DeltaNet."""
+        key_heads, value_heads, width, taps = RECURRENT
+        values = value_heads * width
+        channels = 2 * key_heads * width + values
+        self.matrix(f"{prefix}attn_qkv", channels, self.hidden)
+        self.matrix(f"{prefix}attn_gate", values, self.hidden)
+        self.floats(f"{prefix}ssm_conv1d.weight", channels, taps)
+        self.vector(f"{prefix}ssm_dt.bias", value_heads)
+        self.vector(f"{prefix}ssm_a", value_heads, -4.0)
+        self.matrix(f"{prefix}ssm_beta", value_heads, self.hidden)
+        self.matrix(f"{prefix}ssm_alpha", value_heads, self.hidden)
+        self.vector(f"{prefix}ssm_norm.weight", width)
+        self.matrix(f"{prefix}ssm_out", self.hidden, values)
 
     def vector(self, name, length, mean=1.0):
-        self.writer.add_tensor(name, (mean + 0.1 * self.random.standard_normal(length)).astype(np.float32))
+        shape = (length,) if isinstance(length, int) else length
+        self.add(name, shape, Type.F32, lambda: (mean + 0.1 * self.random.standard_normal(shape)).astype(np.float32))
 
     def settings(self, family):
         writer = self.writer
@@ -142,7 +194,7 @@ class Model:
         writer.add_key_length(self.head_dim)
         writer.add_value_length(self.head_dim)
         writer.add_rope_freq_base(10_000.0)
-        writer.add_rope_dimension_count(self.head_dim // 2 if family == "phi2" else self.head_dim)
+        writer.add_rope_dimension_count(self.head_dim // {"phi2": 2, "qwen35moe": 4}.get(family, 1))
         (writer.add_layer_norm_eps if family == "phi2" else writer.add_layer_norm_rms_eps)(1e-5)
         writer.add_vocab_size(self.vocabulary)
         if self.experts:
@@ -150,6 +202,21 @@ class Model:
             writer.add_expert_count(count)
             writer.add_expert_used_count(used)
             writer.add_expert_feed_forward_length(width)
+        if family == "qwen35moe":
+            key_heads, value_heads, head_width, taps = RECURRENT
+            writer.add_expert_shared_feed_forward_length(width)
+            writer.add_rope_dimension_sections([11, 11, 10, 0])
+            writer.add_ssm_conv_kernel(taps)
+            writer.add_ssm_state_size(head_width)
+            writer.add_ssm_group_count(key_heads)
+            writer.add_ssm_time_step_rank(value_heads)
+            writer.add_ssm_inner_size(value_heads * head_width)
+            writer.add_full_attention_interval(ATTENDS_EVERY)
+        if family == "gpt-oss":
+            writer.add_sliding_window(128)
+            writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+            writer.add_rope_scaling_factor(32.0)
+            writer.add_rope_scaling_orig_ctx_len(4096)
         self.tokens()
         if family.startswith("gemma"):
             writer.add_sliding_window(64)
@@ -177,17 +244,24 @@ class Model:
         prefix = f"blk.{index}."
         query, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         phi2 = family == "phi2"
-        if family == "phi3":
-            self.matrix(f"{prefix}attn_qkv", query + 2 * kv, self.hidden)
+        biased = family in ("qwen2", "phi2", "gpt-oss")
+        if family == "qwen35moe" and (index + 1) % ATTENDS_EVERY:
+            self.recurrent(prefix)
         else:
-            for part, rows in (("q", query), ("k", kv), ("v", kv)):
-                self.matrix(f"{prefix}attn_{part}", rows, self.hidden, bias=family in ("qwen2", "phi2"))
-        self.matrix(f"{prefix}attn_output", self.hidden, query, bias=phi2)
-        if family in ("qwen3", "qwen3moe", "gemma3"):
-            self.vector(f"{prefix}attn_q_norm.weight", self.head_dim)
-            self.vector(f"{prefix}attn_k_norm.weight", self.head_dim)
+            if family == "phi3":
+                self.matrix(f"{prefix}attn_qkv", query + 2 * kv, self.hidden)
+            else:
+                # A gate for every value lies beside the queries.
+                for part, rows in (("q", query * (1 + (family == "qwen35moe"))), ("k", kv), ("v", kv)):
+                    self.matrix(f"{prefix}attn_{part}", rows, self.hidden, bias=biased)
+            self.matrix(f"{prefix}attn_output", self.hidden, query, bias=phi2 or family == "gpt-oss")
+            if family in ("qwen3", "qwen3moe", "qwen35moe", "gemma3"):
+                self.vector(f"{prefix}attn_q_norm.weight", self.head_dim)
+                self.vector(f"{prefix}attn_k_norm.weight", self.head_dim)
+            if family == "gpt-oss":
+                self.vector(f"{prefix}attn_sinks.weight", self.heads, 0.0)
         if self.experts:
-            self.mixture(prefix)
+            self.mixture(family, prefix)
         else:
             if family == "phi3":
                 self.matrix(f"{prefix}ffn_up", 2 * self.inner, self.hidden)
@@ -198,6 +272,7 @@ class Model:
             self.matrix(f"{prefix}ffn_down", self.hidden, self.inner, bias=phi2)
         norms = {"phi2": ["attn_norm"], "gemma2": ["attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm"]}
         norms["gemma3"] = norms["gemma2"]
+        norms["qwen35moe"] = norms["gpt-oss"] = ["attn_norm", "post_attention_norm"]
         for norm in norms.get(family, ["attn_norm", "ffn_norm"]):
             self.vector(f"{prefix}{norm}.weight", self.hidden)
         if phi2:
@@ -212,11 +287,13 @@ class Model:
         if family == "phi2":
             self.vector("output_norm.bias", self.hidden, 0.0)
             self.matrix("output", self.vocabulary, self.hidden, bias=True)
-        elif family in ("phi3", "qwen3moe"):
+        elif family == "phi3" or self.experts:
             self.matrix("output", self.vocabulary, self.hidden)
         self.writer.write_header_to_file()
         self.writer.write_kv_data_to_file()
-        self.writer.write_tensors_to_file()
+        self.writer.write_ti_data_to_file()
+        for make in self.tensors:
+            self.writer.write_tensor_data(make())
         self.writer.close()
 
 

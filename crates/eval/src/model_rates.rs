@@ -79,6 +79,9 @@ pub struct ExpertRates {
     pub token_read_bytes: u64,
     /// The share of the experts chosen in a prompt that were in memory or on their way.
     pub prompt_found_share: f64,
+    /// Seconds of a prompt in which computing waited for the files.
+    #[serde(default)]
+    pub prompt_waited_s: f64,
     /// Of those chosen in an answer, the share that were in memory, used before.
     pub answer_hit_share: f64,
     /// The share that were in memory or on their way because the router was asked early.
@@ -94,6 +97,7 @@ impl ExpertRates {
             prompt_read_bytes: prompt.read_bytes,
             token_read_bytes: answer.read_bytes / tokens as u64,
             prompt_found_share: prompt.found_share(),
+            prompt_waited_s: prompt.waited_ns as f64 / 1e9,
             answer_hit_share: answer.hits as f64 / chosen,
             answer_early_share: answer.early as f64 / chosen,
             answer_waited_s: answer.waited_ns as f64 / 1e9,

@@ -82,7 +82,9 @@ impl FileParts {
         let first = offset / grain * grain;
         let skipped = (offset - first) as usize;
         let memory = buffer.aligned((skipped + bytes).next_multiple_of(GRAIN_BYTES));
-        self.fill(first, skipped + bytes, memory)?;
+        fill(first, skipped + bytes, memory, |bytes, offset| {
+            self.read_at(bytes, offset)
+        })?;
         let now = self.file.metadata()?;
         if now.len() != self.bytes || now.modified().ok() != self.modified {
             return Err(FileError::Changed);
@@ -90,25 +92,18 @@ impl FileParts {
         Ok(&memory[skipped..skipped + bytes])
     }
 
-    /// Reads at least `needed` bytes from `first` on, whole grains as long as the file has some.
-    fn fill(&self, first: u64, needed: usize, memory: &mut [u8]) -> Result<(), FileError> {
-        let mut done = 0;
-        while done < needed {
-            match read_at(&self.file, &mut memory[done..], first + done as u64) {
-                // The file ends before the part does.
-                Ok(0) => return Err(FileError::Changed),
-                Ok(read) => done += read,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // The file system takes the flag and refuses the read.
-                Err(error)
-                    if error.kind() == io::ErrorKind::InvalidInput && self.is_direct.swap(false, Ordering::Relaxed) =>
-                {
-                    set_direct(&self.file, false);
-                }
-                Err(error) => return Err(error.into()),
+    /// Reads some bytes, through the cache from the first read on that the file system refuses to do without it.
+    fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+        let read = read_at(&self.file, bytes, offset);
+        match read {
+            Err(error)
+                if error.kind() == io::ErrorKind::InvalidInput && self.is_direct.swap(false, Ordering::Relaxed) =>
+            {
+                set_direct(&self.file, false);
+                read_at(&self.file, bytes, offset)
             }
+            read => read,
         }
-        Ok(())
     }
 
     /// Bytes of the file.
@@ -120,6 +115,26 @@ impl FileParts {
     pub fn is_direct(&self) -> bool {
         self.is_direct.load(Ordering::Relaxed)
     }
+}
+
+/// Reads at least `needed` bytes from `first` on, whole grains as long as there are some; `read` may give fewer bytes than it is asked for.
+fn fill(
+    first: u64,
+    needed: usize,
+    memory: &mut [u8],
+    read: impl Fn(&mut [u8], u64) -> io::Result<usize>,
+) -> Result<(), FileError> {
+    let mut done = 0;
+    while done < needed {
+        match read(&mut memory[done..], first + done as u64) {
+            // The file ends before the part does.
+            Ok(0) => return Err(FileError::Changed),
+            Ok(read) => done += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 /// Switches reads past the cache on or off. True if reads go past the cache now.
@@ -187,6 +202,36 @@ mod tests {
         }
         let error = parts.read(69_999, 3, &mut buffer).unwrap_err();
         assert!(matches!(error, FileError::Changed), "{error}");
+    }
+
+    #[test]
+    fn short_and_interrupted_reads_go_on_where_they_ended_and_a_failed_one_is_an_error() {
+        let stored: Vec<u8> = (0..=255).collect();
+        let calls = std::cell::Cell::new(0);
+        let read = |fails_at: usize| {
+            let (stored, calls) = (&stored, &calls);
+            move |bytes: &mut [u8], offset: u64| {
+                calls.set(calls.get() + 1);
+                match calls.get() {
+                    call if call == fails_at => Err(io::Error::other("the disk is broken")),
+                    call if call.is_multiple_of(3) => Err(io::ErrorKind::Interrupted.into()),
+                    call => {
+                        let left = &stored[offset as usize..];
+                        let count = (call % 7 + 1).min(left.len()).min(bytes.len());
+                        bytes[..count].copy_from_slice(&left[..count]);
+                        Ok(count)
+                    }
+                }
+            }
+        };
+        let mut memory = [0; 200];
+        fill(40, 200, &mut memory, read(usize::MAX)).unwrap();
+        assert!(memory == stored[40..240]);
+        calls.set(0);
+        let error = fill(40, 200, &mut memory, read(8)).unwrap_err();
+        assert!(error.to_string().contains("the disk is broken"), "{error}");
+        let ended = fill(100, 200, &mut memory, read(usize::MAX)).unwrap_err();
+        assert!(matches!(ended, FileError::Changed), "{ended}");
     }
 
     #[test]

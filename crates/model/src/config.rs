@@ -107,7 +107,7 @@ pub struct ModelConfig {
     pub experts: Option<ExpertShape>,
     /// Bytes of all experts, in the files or in memory.
     pub expert_bytes: u64,
-    /// Experts that can stay in the model's files, by size; none where all weights are in memory already.
+    /// Experts that can stay in the model's files, by size. Of a loaded model, experts that do stay there: none where all weights are in memory.
     pub streamable: Vec<ExpertClass>,
     /// Tokens the model was made for.
     pub max_position: usize,
@@ -153,7 +153,7 @@ pub struct ModelConfig {
     pub weight_format: WeightFormat,
     /// True if any of the weights are bf16.
     pub has_bf16_weights: bool,
-    /// Bytes the weights take in memory.
+    /// Bytes the weights take in memory. Experts that stay in the files count with their bytes there, all of them.
     pub weight_bytes: u64,
 }
 

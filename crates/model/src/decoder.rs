@@ -84,7 +84,7 @@ impl Decoder {
         ModelOutline::new(&self.config, &self.layers)
     }
 
-    /// Bytes the weights take in memory.
+    /// Bytes the weights take in memory, but for those of a cache of experts.
     pub(crate) fn bytes(&self) -> u64 {
         let head = self.head.as_ref().map_or(0, |head| head.bytes() as u64);
         let bias = self.head_bias.as_ref().map_or(0, |bias| 4 * bias.len() as u64);
@@ -94,8 +94,7 @@ impl Decoder {
         let inputs = self.layer_inputs.as_ref().map_or(0, LayerInputs::bytes)
             + self.positions.as_ref().map_or(0, PositionTable::bytes)
             + embedding_norm;
-        let cache = self.expert_cache.as_ref().map_or(0, |cache| cache.bytes());
-        self.embedding.bytes() as u64 + cache + inputs + layers + self.final_norm.bytes() + head + bias + predictor
+        self.embedding.bytes() as u64 + inputs + layers + self.final_norm.bytes() + head + bias + predictor
     }
 
     /// Refuses layers that are built with other attention or states than the configuration says.

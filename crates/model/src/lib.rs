@@ -81,10 +81,11 @@ mod workspace;
 pub use adapters::{AdapterInfo, AdapterScales, AdapterSpec, MOST_ADAPTERS};
 pub use batch::{Batch, CutGrid, Segment, SegmentPart, SegmentTokens};
 pub use blocks::{
-    Activation, Attention, Expert, ExpertCache, ExpertClass, ExpertGroups, ExpertSettings, ExpertStatistics,
-    ExpertWeights, Experts, FusedLayout, GatedDeltaNet, HeadProjection, KeyValue, LatentQuery, LayerInput, LayerInputs,
-    Mamba2, Mixer, Mlp, Norm, PositionTable, Projection, Rotary, Router, RouterRules, Scoring, SharedExpert,
-    ShortConvolution, StreamedExperts, WeightSum, expert_cache_bytes, expert_slots, least_expert_cache_bytes,
+    Activation, Attention, Expert, ExpertBudget, ExpertCache, ExpertClass, ExpertGroups, ExpertSettings,
+    ExpertStatistics, ExpertWeights, Experts, FusedLayout, GatedDeltaNet, HeadProjection, KeyValue, LatentQuery,
+    LayerInput, LayerInputs, Mamba2, Mixer, Mlp, Norm, PositionTable, Projection, Rotary, Router, RouterRules, Scoring,
+    SharedExpert, ShortConvolution, StreamedExperts, WeightSum, expert_cache_bytes, expert_slots,
+    least_expert_cache_bytes,
 };
 pub use chat::{ChatMessage, ChatTemplate, ConversationText, TemplateLimit};
 pub use config::{AttentionShape, ExpertShape, ModelConfig};

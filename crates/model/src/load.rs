@@ -17,8 +17,8 @@ use crate::place::ModelPlace;
 use crate::tokenizer::{TokenizerSettings, tokenizer_file};
 use crate::weights::Checkpoint;
 use crate::{
-    AdapterInfo, AdapterSpec, ChatTemplate, ExpertCache, GenerationDefaults, MOST_ADAPTERS, ModelConfig, ModelError,
-    ModelInfo, RopeScaling, TensorInfo, TensorType, Tokenizer, TokenizerInfo, directory, gguf,
+    AdapterInfo, AdapterSpec, ChatTemplate, ExpertCache, ExpertClass, GenerationDefaults, MOST_ADAPTERS, ModelConfig,
+    ModelError, ModelInfo, RopeScaling, TensorInfo, TensorType, Tokenizer, TokenizerInfo, directory, gguf,
     least_expert_cache_bytes,
 };
 
@@ -240,7 +240,14 @@ impl OpenedModel {
         info.unused_tensors = parts.weights.untaken();
         parts.refuse_unused(&info.unused_tensors)?;
         info.config.weight_bytes = decoder.bytes();
-        info.config.streamable = Vec::new();
+        match &decoder.expert_cache {
+            None => info.config.streamable = Vec::new(),
+            // A later plan may give the cache more or less.
+            Some(_) => {
+                let in_files = info.config.streamable.iter().map(ExpertClass::all_file_bytes);
+                info.config.weight_bytes += in_files.sum::<u64>();
+            }
+        }
         decoder.config = info.config.clone();
         times.weights_ms = milliseconds_since(start);
         riffle_linear::gather_pages();

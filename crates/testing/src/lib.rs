@@ -38,7 +38,7 @@ pub use cache_file::restore;
 #[cfg(feature = "kv")]
 pub use counted::Counted;
 pub use directory::write_directory;
-pub use mixture::write_mixture;
+pub use mixture::{write_hybrid_mixture, write_mixture};
 #[cfg(feature = "model")]
 pub use model::{use_adapter, use_model};
 pub use numbers::largest_difference;

@@ -206,6 +206,7 @@ impl Attention {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::EngineOptions;
 
     #[test]
     fn further_rows_choose_further_experts_until_all_are_chosen() {
@@ -215,5 +216,24 @@ mod tests {
         assert!(chosen_share(one, 3) - chosen_share(one, 2) < chosen_share(one, 2) - chosen_share(one, 1));
         assert!((chosen_share(one, 10_000) - 1.0).abs() < 1e-9);
         assert_eq!(chosen_share(1.0, 1), 1.0);
+    }
+
+    #[test]
+    fn further_rows_of_a_mixture_pay_for_further_experts_and_more_where_these_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        riffle_testing::write_mixture(folder.path());
+        let load = |budget: Option<u64>| {
+            let options = EngineOptions::default().with_context_tokens(Some(512));
+            Engine::load(folder.path(), options.with_weights_budget_bytes(budget)).unwrap()
+        };
+        let resident = load(None);
+        let some = resident.model().config().weight_bytes * 2 / 3;
+        let streamed = load(Some(some));
+        assert!(streamed.plan().experts.is_some());
+        let further = |engine: &Engine| weights_ns(engine, 4) - weights_ns(engine, 1);
+        // A dense model of the same bytes reads nothing more for further rows.
+        let dense = weights_ns(&resident, 1) * (by_rows(&resident, 4) - 1.0);
+        assert!(further(&resident) > 1.5 * dense, "{} and {dense}", further(&resident));
+        assert!(further(&streamed) > 1.5 * further(&resident), "{}", further(&streamed));
     }
 }

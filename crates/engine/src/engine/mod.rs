@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 
 use riffle_kv::PagePool;
 use riffle_model::{
-    AdapterInfo, ChatTemplate, ExpertStatistics, GenerationDefaults, InputSums, LoadTimes, ModelInfo, ModelOutline,
-    Tokenizer,
+    AdapterInfo, ChatTemplate, ExpertBudget, ExpertCache, ExpertStatistics, GenerationDefaults, InputSums, LoadTimes,
+    ModelInfo, ModelOutline, Tokenizer,
 };
 
 use crate::attention::{Reader, SharedRoom, SlidingLayers};
@@ -33,6 +33,8 @@ pub struct Engine {
     pub(crate) draft_model: Option<Arc<DraftModel>>,
     /// Room for what sequences keep for the model's layer that predicts further tokens, where that drafts.
     pub(crate) predictor_room: Option<Arc<PredictorRoom>>,
+    /// The memory that the plan gives experts which stay in the model's files. Engines of one model share the least of theirs.
+    expert_budget: Option<ExpertBudget>,
 }
 
 /// The loaded model: of the options it depends on the device alone.
@@ -85,7 +87,9 @@ impl Engine {
             device_room: SharedRoom::default(),
             draft_model: None,
             predictor_room: None,
+            expert_budget: None,
         };
+        engine.set_expert_budget();
         engine.make_predictor_room();
         if let Some(path) = &engine.options.model.draft_model {
             engine.draft_model = Some(DraftModel::load(path, &engine)?);
@@ -133,7 +137,7 @@ impl Engine {
         let available = options
             .machine
             .memory_budget_bytes
-            .unwrap_or_else(|| available_memory_bytes().saturating_add(self.plan.loaded_bytes()));
+            .unwrap_or_else(|| available_memory_bytes().saturating_add(self.loaded_bytes()));
         let plan = self.planner(available).plan(&options)?;
         plan.check()?;
         let mut engine = Self {
@@ -146,7 +150,9 @@ impl Engine {
             device_room: SharedRoom::default(),
             draft_model: None,
             predictor_room: None,
+            expert_budget: None,
         };
+        engine.set_expert_budget();
         engine.make_predictor_room();
         if let (Some(_), Some(model)) = (&engine.options.model.draft_model, &self.draft_model) {
             engine.draft_model = Some(model.beside(&engine)?);
@@ -203,6 +209,21 @@ impl Engine {
         sliding_layers(self.model().config(), &self.options, window)
     }
 
+    /// Bytes that the loaded model takes now.
+    fn loaded_bytes(&self) -> u64 {
+        let experts = self.expert_cache().map_or(0, ExpertCache::taken_bytes);
+        self.plan.loaded_bytes().saturating_add(experts)
+    }
+
+    fn expert_cache(&self) -> Option<&ExpertCache> {
+        self.compute().host()?.expert_cache.as_deref()
+    }
+
+    fn set_expert_budget(&mut self) {
+        let planned = self.plan.experts.as_ref();
+        self.expert_budget = planned.and_then(|experts| Some(self.expert_cache()?.set_budget(experts.cache_bytes)));
+    }
+
     fn make_predictor_room(&mut self) {
         let has_predictor = self.compute().host().is_some_and(|model| model.predictor.is_some());
         if self.options.model.draft_predictor && has_predictor {
@@ -222,8 +243,7 @@ impl Engine {
 
     /// Counts of the experts that are read while the model runs; `None` where all weights lie in memory.
     pub fn expert_statistics(&self) -> Option<ExpertStatistics> {
-        let model = self.compute().host()?;
-        Some(model.expert_cache.as_ref()?.statistics())
+        Some(self.expert_cache()?.statistics())
     }
 
     /// The options this engine runs under.

@@ -16,9 +16,9 @@ const UNASKED_PAGES_SHARE: u64 = 8;
 /// The part of resident weights that is left free for what they take beyond their bytes in files.
 const PADDING_SHARE: u64 = 64;
 
-/// The part of the same memory that scratch may take for a longer logical batch, and how long it becomes.
-const BATCH_SHARE: u64 = 8;
-pub(super) const LONG_BATCHES: [usize; 3] = [32_768, 16_384, 8192];
+/// The part of the same memory that scratch may take for a longer logical batch, and the longest one.
+const BATCH_SHARE: u64 = 4;
+const LONGEST_BATCH: usize = 32_768;
 
 /// The memory that a mixture of experts takes when its experts stay in the model's files, and the bytes that a run reads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -54,13 +54,20 @@ pub(super) enum WeightTiers {
 }
 
 impl WeightTiers {
-    /// The tiers that options ask for; `fits` says if a run with all weights in memory fits a context.
-    pub(super) fn new(config: &ModelConfig, options: &EngineOptions, fits: impl Fn(usize) -> bool) -> WeightTiers {
+    /// The tiers that options ask for; `fits` says if a run with all weights in memory fits a context. Experts that a loaded model left in its
+    /// files stay there.
+    pub(super) fn new(
+        config: &ModelConfig,
+        options: &EngineOptions,
+        is_loaded: bool,
+        fits: impl Fn(usize) -> bool,
+    ) -> WeightTiers {
         if config.streamable.is_empty() || options.machine.device.is_some() {
             return WeightTiers::Resident;
         }
         match options.machine.weights_budget_bytes {
             Some(bytes) if bytes < config.weight_bytes => return WeightTiers::Given(bytes),
+            _ if is_loaded => return WeightTiers::Rest,
             Some(_) => return WeightTiers::Resident,
             None => {}
         }
@@ -105,12 +112,8 @@ fn all_experts_bytes(config: &ModelConfig) -> u64 {
 /// Bytes of the weights that lie in memory in any case.
 fn resident_bytes(config: &ModelConfig) -> u64 {
     // Both are bytes of files or both of memory, up to the padding of rows.
-    let in_files: u64 = config
-        .streamable
-        .iter()
-        .map(|class| class.count() as u64 * class.file_bytes)
-        .sum();
-    config.weight_bytes.saturating_sub(in_files)
+    let in_files = config.streamable.iter().map(ExpertClass::all_file_bytes);
+    config.weight_bytes.saturating_sub(in_files.sum())
 }
 
 /// Bytes that pages may take of `room`, where experts take the rest.
@@ -129,6 +132,15 @@ fn rest_bytes(config: &ModelConfig, options: &EngineOptions, room: u64, pages: u
     rest.max(least_expert_cache_bytes(&config.streamable))
 }
 
+/// Longer logical batches than `batch_tokens`, the longest first: a context in one batch, in two, in four and so on.
+pub(super) fn longer_batches(batch_tokens: usize, chunk_tokens: usize, context: usize) -> impl Iterator<Item = usize> {
+    let counts = std::iter::successors(Some(1), |count: &usize| count.checked_mul(2));
+    counts
+        .map(move |count| context.div_ceil(count).next_multiple_of(chunk_tokens.max(1)))
+        .take_while(move |batch| *batch > batch_tokens)
+        .filter(|batch| *batch <= LONGEST_BATCH)
+}
+
 /// True if the scratch of a longer batch is a small part of the memory that experts and pages share.
 pub(super) fn pays(further_scratch_bytes: u64, room: u64) -> bool {
     further_scratch_bytes <= room / BATCH_SHARE
@@ -144,7 +156,7 @@ impl ExpertPlan {
         let token_bytes = classes
             .iter()
             .map(|class| (class.layers * used) as u64 * class.file_bytes);
-        let all_bytes = classes.iter().map(|class| class.count() as u64 * class.file_bytes);
+        let all_bytes = classes.iter().map(ExpertClass::all_file_bytes);
         let (token_bytes, all_bytes): (u64, u64) = (token_bytes.sum(), all_bytes.sum());
         let missing = |bytes: u64| {
             let missing = (experts - held.min(experts)) as u128;

@@ -22,7 +22,7 @@ use crate::{EngineError, EngineOptions, TokenSelection};
 pub use device::DevicePlan;
 use device::room_options;
 pub use experts::ExpertPlan;
-use experts::{LONG_BATCHES, WeightTiers};
+use experts::WeightTiers;
 pub use process::{ProcessPlan, available_memory_bytes, largest_text_bytes};
 pub(crate) use resolved::Resolved;
 pub use tiers::TierPlan;
@@ -123,10 +123,11 @@ impl MemoryPlan {
         })
     }
 
-    /// Bytes that a loaded model takes before a session begins.
+    /// Bytes that a loaded model takes before a session begins, but for experts that come from its files.
     pub(crate) fn loaded_bytes(&self) -> u64 {
         let process = self.process.program_bytes.saturating_add(self.process.tokenizer_bytes);
-        self.weights_bytes.saturating_add(process)
+        let resident = self.experts.as_ref().map(|experts| experts.resident_bytes);
+        resident.unwrap_or(self.weights_bytes).saturating_add(process)
     }
 
     fn parts_text(&self) -> String {
@@ -165,7 +166,7 @@ pub(crate) struct Planner<'a> {
     /// Tokens of the tokenizer's vocabulary; 0 without a tokenizer.
     pub(crate) vocabulary: usize,
     pub(crate) available_bytes: u64,
-    /// True if the weights lie on the device already, if there is one: what is free there is free beside them.
+    /// True if the model is loaded. Memory of a device that is free is free beside its weights, and experts lie where they lay at load.
     pub(crate) has_weights: bool,
 }
 
@@ -192,7 +193,8 @@ impl Planner<'_> {
         let shape = cache_shape(config, options)?;
         let sliding = sliding_layers(config, options, options.sequence.window);
         let with = |tiers: WeightTiers, context: usize| self.of_context(options, (&shape, tiers), &sliding, context);
-        let tiers = WeightTiers::new(config, options, |context| with(WeightTiers::Resident, context).fits());
+        let fits = |context: usize| with(WeightTiers::Resident, context).fits();
+        let tiers = WeightTiers::new(config, options, has_weights, fits);
         self.check_weights_budget(options, tiers)?;
         let of_context = |context: usize| with(tiers, context);
         let largest_context_tokens = largest(config.max_position, |context| of_context(context).fits());
@@ -278,7 +280,8 @@ impl Planner<'_> {
 
     /// Refuses a budget of weights that these do not keep to.
     fn check_weights_budget(&self, options: &EngineOptions, tiers: WeightTiers) -> Result<(), EngineError> {
-        let Some(bytes) = options.machine.weights_budget_bytes.filter(|_| !self.has_weights) else {
+        let is_open = !self.has_weights || !self.config.streamable.is_empty();
+        let Some(bytes) = options.machine.weights_budget_bytes.filter(|_| is_open) else {
             return Ok(());
         };
         let (least, why) = match tiers {
@@ -302,10 +305,10 @@ impl Planner<'_> {
         let Some(experts) = plan.experts.as_ref().filter(|experts| !experts.holds_all()) else {
             return Ok(options.clone());
         };
-        let room = experts.cache_bytes.saturating_add(plan.kv_tiers.ram_bytes);
-        let longer = LONG_BATCHES
-            .into_iter()
-            .filter(|batch| (options.machine.batch_tokens..=plan.context_tokens).contains(batch));
+        let pages = plan.kv_tiers.device_bytes.saturating_add(plan.kv_tiers.ram_bytes);
+        let room = experts.cache_bytes.saturating_add(pages);
+        let machine = &options.machine;
+        let longer = experts::longer_batches(machine.batch_tokens, machine.chunk_tokens, plan.context_tokens);
         for batch in longer {
             let options = options
                 .clone()

@@ -11,7 +11,7 @@ use riffle_engine::{
 };
 use riffle_kv::{DiskTier, KvTiers};
 use riffle_model::{ExpertClass, ModelError, ModelInfo, least_expert_cache_bytes};
-use riffle_testing::write_mixture;
+use riffle_testing::{write_hybrid_mixture, write_mixture};
 
 use crate::testing::{bits, go_on, prompt};
 
@@ -112,33 +112,41 @@ fn a_plan_counts_all_experts_and_their_scratch() {
 }
 
 /// Bytes of weights in memory with one expert of each size, with a third of all, and with nearly all of them.
-fn weight_budgets(path: &Path) -> [u64; 3] {
-    let config = riffle_model::inspect(path).unwrap().config;
+fn weight_budgets(path: &Path, options: &EngineOptions) -> [u64; 3] {
+    let config = options.model.inspect(path).unwrap().config;
     let classes = &config.streamable;
-    let in_files: u64 = classes
-        .iter()
-        .map(|class| class.count() as u64 * class.file_bytes)
-        .sum();
+    let in_files: u64 = classes.iter().map(ExpertClass::all_file_bytes).sum();
     let least = config.weight_bytes - in_files + least_expert_cache_bytes(classes);
     assert!(least < config.weight_bytes / 2, "{least} of {}", config.weight_bytes);
     [least, least + in_files / 3, config.weight_bytes - 1]
 }
 
-fn streamed(path: &Path, budget: u64) -> Arc<Engine> {
-    let engine = Engine::load(path, options().with_weights_budget_bytes(Some(budget))).unwrap();
-    let (plan, held) = (engine.plan(), engine.model().config().weight_bytes);
+fn streamed(path: &Path, options: &EngineOptions, budget: u64) -> Arc<Engine> {
+    let engine = Engine::load(path, options.clone().with_weights_budget_bytes(Some(budget))).unwrap();
+    let (plan, config) = (engine.plan(), engine.model().config());
     assert!(plan.weights_bytes <= budget, "{plan:?}");
+    let in_files: u64 = config.streamable.iter().map(ExpertClass::all_file_bytes).sum();
+    let (held, experts) = (config.weight_bytes - in_files, plan.experts.as_ref());
     // Rows of resident matrices are padded to sixteen.
-    let cache = plan.experts.as_ref().expect("experts stay in the file").cache_bytes;
-    assert!(
-        held >= cache && held < plan.weights_bytes + (1 << 18),
-        "{held} held, {plan:?}"
-    );
+    let resident = experts.expect("experts stay in the file").resident_bytes;
+    assert!(held >= resident && held < resident + (1 << 18), "{held} held, {plan:?}");
     engine
 }
 
 #[test]
 fn answers_are_the_same_to_the_bit_with_experts_in_the_file() {
+    check_streamed(write_mixture, options(), &["none", "ngram", "sparse"]);
+}
+
+#[test]
+fn answers_of_hybrids_are_the_same_to_the_bit_with_experts_in_the_file() {
+    // Further tokens are predicted by a layer of the file.
+    let options = options().with_draft_predictor(true);
+    check_streamed(write_hybrid_mixture, options, &["none", "ngram", "mtp@1", "mtp@3"]);
+}
+
+/// Logits, answers after a restart and drafted answers with experts in the file are those with all weights in memory.
+fn check_streamed(write: fn(&Path), options: EngineOptions, drafts: &[&str]) {
     let generate = |draft: &str| GenerateOptions {
         max_tokens: 20,
         draft: draft.parse::<DraftSpec>().unwrap(),
@@ -153,15 +161,15 @@ fn answers_are_the_same_to_the_bit_with_experts_in_the_file() {
     };
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mixture");
-    write_mixture(&path);
-    let resident = Engine::load(&path, options()).unwrap();
+    write(&path);
+    let resident = Engine::load(&path, options.clone()).unwrap();
     assert!(resident.expert_statistics().is_none() && resident.plan().experts.is_none());
     let tokens = text(300);
     let mut session = Session::new(&resident).unwrap();
     let expected = read(&mut session, &tokens, 12);
     let answer = written(&resident, &tokens, "none");
-    for budget in weight_budgets(&path) {
-        let engine = streamed(&path, budget);
+    for budget in weight_budgets(&path, &options) {
+        let engine = streamed(&path, &options, budget);
         let mut session = Session::new(&engine).unwrap();
         assert!(read(&mut session, &tokens, 5) == expected[..6], "{budget} bytes");
         let file = folder.path().join(format!("{budget}.session"));
@@ -171,7 +179,7 @@ fn answers_are_the_same_to_the_bit_with_experts_in_the_file() {
             restored.advance(token).unwrap();
             assert!(bits(restored.logits()) == *expected, "token {token} after a restart");
         }
-        for draft in ["none", "ngram", "sparse"] {
+        for draft in drafts {
             assert_eq!(written(&engine, &tokens, draft), answer, "drafted by {draft}");
         }
         let statistics = engine.expert_statistics().expect("experts are read");
@@ -180,11 +188,47 @@ fn answers_are_the_same_to_the_bit_with_experts_in_the_file() {
 }
 
 #[test]
+fn engines_of_one_model_move_memory_between_experts_and_pages() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("mixture");
+    write_mixture(&path);
+    let info = riffle_model::inspect(&path).unwrap();
+    let whole = riffle_engine::plan(&info, &options()).unwrap().total_bytes;
+    let of = |context: usize| {
+        let options = options().with_context_tokens(Some(context));
+        options.with_memory_budget_bytes(Some(whole - (1 << 20)))
+    };
+    let short = Engine::load(&path, of(512)).unwrap();
+    let tokens = text(300);
+    let expected = read(&mut Session::new(&short).unwrap(), &tokens, 6);
+    let long = short.with_options(of(2048)).unwrap();
+    let held = |engine: &Engine| engine.plan().experts.as_ref().expect("experts stay in the file").held;
+    assert!(held(&long) < held(&short), "{:?}", long.plan());
+    assert!(long.plan().total_bytes <= whole - (1 << 20), "{:?}", long.plan());
+    assert!(read(&mut Session::new(&long).unwrap(), &tokens, 6) == expected);
+    drop(long);
+    let again = short.with_options(of(512)).unwrap();
+    // Padded rows of loaded weights may take the place of an expert or two.
+    assert!(
+        held(&again) > held(&short) - 3 && held(&again) <= held(&short),
+        "{:?}",
+        again.plan()
+    );
+    assert!(read(&mut Session::new(&again).unwrap(), &tokens, 6) == expected);
+    let few = again.with_options(of(512).with_weights_budget_bytes(Some(1024)));
+    let line = few.err().expect("1 KiB holds no expert").to_string();
+    assert!(
+        line.starts_with("`weights_budget_bytes` is 1K, but it must be at least"),
+        "{line}"
+    );
+}
+
+#[test]
 fn a_file_that_shrinks_fails_requests_by_one_line_and_the_scheduler_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mixture");
     write_mixture(&path);
-    let engine = streamed(&path, weight_budgets(&path)[0]);
+    let engine = streamed(&path, &options(), weight_budgets(&path, &options())[0]);
     let weights = path.join("model.safetensors");
     let mut scheduler = Scheduler::new(&engine, SchedulerOptions::for_engine(engine.options())).unwrap();
     let request = || Request {
@@ -297,4 +341,43 @@ fn a_plan_gives_experts_what_pages_leave_and_keeps_to_the_memory() {
         line.starts_with("`weights_budget_bytes` is 512M, but it must be at least"),
         "{line}"
     );
+}
+
+#[test]
+fn a_logical_batch_grows_where_experts_are_read_for_each_and_memory_allows() {
+    const GIB: u64 = 1 << 30;
+    let of = |context: usize, available: u64| {
+        let options = EngineOptions::default()
+            .with_batch_grows(true)
+            .with_context_tokens(Some(context))
+            .with_memory_budget_bytes(Some(available));
+        let plan = riffle_engine::plan(&large(), &options).unwrap();
+        assert!(plan.fits(), "{plan:?}");
+        plan.experts.map(|experts| experts.batch_tokens)
+    };
+    assert_eq!(of(8192, 32 * GIB), None, "all experts lie in memory");
+    assert_eq!(of(8192, 6 * GIB), Some(8192));
+    let grown = [6, 8, 12, 16].map(|available| of(32_768, available * GIB).unwrap());
+    println!("{grown:?}");
+    assert!(grown.is_sorted() && grown[0] >= 4096 && grown[3] == 32_768, "{grown:?}");
+}
+
+#[test]
+fn a_longer_batch_reads_less_and_changes_no_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("mixture");
+    write_mixture(&path);
+    let budget = weight_budgets(&path, &options())[1];
+    let of = |grows: bool| {
+        let short = options().with_batch_tokens(64).with_weights_budget_bytes(Some(budget));
+        let engine = Engine::load(&path, short.with_batch_grows(grows)).unwrap();
+        let mut session = Session::new(&engine).unwrap();
+        let found = read(&mut session, &text(500), 4);
+        let statistics = engine.expert_statistics().expect("experts are read");
+        (engine.options().machine.batch_tokens, found, statistics.read_bytes)
+    };
+    let (short, grown) = (of(false), of(true));
+    assert!(short.0 == 64 && grown.0 >= 128, "{} and {} tokens", short.0, grown.0);
+    assert!(short.1 == grown.1);
+    assert!(3 * grown.2 < 2 * short.2, "{} and {} bytes", short.2, grown.2);
 }

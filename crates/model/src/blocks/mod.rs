@@ -27,8 +27,8 @@ pub(crate) use experts::{
     scratch_bytes as expert_scratch_bytes,
 };
 pub use experts::{
-    Expert, ExpertCache, ExpertClass, ExpertGroups, ExpertSettings, ExpertStatistics, ExpertWeights, Experts,
-    FusedLayout, Router, RouterRules, Scoring, SharedExpert, StreamedExperts, WeightSum, expert_cache_bytes,
+    Expert, ExpertBudget, ExpertCache, ExpertClass, ExpertGroups, ExpertSettings, ExpertStatistics, ExpertWeights,
+    Experts, FusedLayout, Router, RouterRules, Scoring, SharedExpert, StreamedExperts, WeightSum, expert_cache_bytes,
     expert_slots, least_expert_cache_bytes,
 };
 pub use gated_delta_net::{DeltaNetStorage, GatedDeltaNet};

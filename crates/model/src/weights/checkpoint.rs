@@ -198,7 +198,10 @@ impl Checkpoint {
         let info = TensorInfo {
             name: recipe.name.clone(),
             element_type: TensorType::Weights(recipe.format),
-            shape: vec![recipe.rows, recipe.columns],
+            shape: match recipe.experts {
+                None => vec![recipe.rows, recipe.columns],
+                Some(experts) => vec![experts, recipe.rows / experts.max(1), recipe.columns],
+            },
             bytes: bytes as u64,
         };
         let location = Location {

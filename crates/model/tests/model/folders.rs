@@ -285,50 +285,133 @@ fn stacked(name: &str, tensors: &[&Tensor]) -> Tensor {
     }
 }
 
-#[test]
-fn experts_that_mlx_keeps_in_one_tensor_compute_as_those_with_tensors_of_their_own() {
+/// The two tensors of a matrix in floats of 8 bits with scales of blocks of 4 rows and 16 columns.
+fn float8_parts(name: &str, rows: usize, columns: usize) -> [Tensor; 2] {
+    let codes = (0..rows * columns).map(|at| ((at * 37 + name.len() * rows) % 251) as u8 & 0xb7);
+    let scales = (0..rows / 4 * columns.div_ceil(16)).map(|at| (1 + at % 5) as f32 / 64.0);
+    [
+        Tensor {
+            name: format!("{name}.weight"),
+            dtype: "F8_E4M3",
+            shape: vec![rows, columns],
+            data: codes.collect(),
+        },
+        Tensor {
+            name: format!("{name}.weight_scale_inv"),
+            dtype: "F32",
+            shape: vec![rows / 4, columns.div_ceil(16)],
+            data: scales.flat_map(f32::to_le_bytes).collect(),
+        },
+    ]
+}
+
+/// A mixture whose experts have tensors of their own, and its tokens.
+fn mixture(quantised: impl Fn(&str, [usize; 2]) -> Vec<Tensor>) -> (serde_json::Value, Vec<Tensor>, Vec<u32>) {
     let case = vectors().join("experts/qwen3_moe");
-    let mut config: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(case.join("config.json")).unwrap()).unwrap();
-    config["quantization"] = json!({"group_size": 32, "bits": 4});
+    let config = serde_json::from_slice(&std::fs::read(case.join("config.json")).unwrap()).unwrap();
     let bytes = std::fs::read(case.join("model.safetensors")).unwrap();
-    let stored = SafeTensors::deserialize(&bytes).unwrap();
-    let (mut single, mut together) = (Vec::new(), Vec::new());
-    let mut experts: std::collections::BTreeMap<(String, String), Vec<Tensor>> = Default::default();
-    for (name, view) in stored.tensors() {
-        let tensor = Tensor::stored(&name, &view);
-        let Some((layer, rest)) = name.split_once(".experts.") else {
-            together.push(tensor.clone());
-            single.push(tensor);
-            continue;
-        };
-        let (_, part) = rest.split_once('.').unwrap();
-        // Rows of this part are too short for a group.
-        let parts = match part {
-            "down_proj.weight" => vec![tensor],
-            _ => mlx_parts(name.strip_suffix(".weight").unwrap(), tensor.shape[0], tensor.shape[1]).to_vec(),
-        };
-        single.extend(parts.iter().cloned());
-        for tensor in parts {
-            let (_, part) = tensor.name.split_once(".experts.").unwrap().1.split_once('.').unwrap();
-            let key = (layer.to_owned(), part.to_owned());
-            experts.entry(key).or_default().push(tensor);
+    let mut tensors = Vec::new();
+    for (name, view) in SafeTensors::deserialize(&bytes).unwrap().tensors() {
+        match name.strip_suffix(".weight").filter(|name| name.contains(".experts.")) {
+            Some(module) => tensors.extend(quantised(module, [view.shape()[0], view.shape()[1]])),
+            None => tensors.push(Tensor::stored(&name, &view)),
         }
     }
-    for ((layer, part), own) in &experts {
-        let mut own: Vec<&Tensor> = own.iter().collect();
-        own.sort_by_key(|tensor| {
-            let (_, rest) = tensor.name.split_once(".experts.").unwrap();
-            rest.split_once('.').unwrap().0.parse::<usize>().unwrap()
-        });
+    (
+        config,
+        tensors,
+        Expected::read(&case.join("expected.safetensors")).tokens,
+    )
+}
+
+/// The tensors of a part of all experts by layer and part, in order, and all other tensors.
+fn by_part(tensors: &[Tensor]) -> (Vec<(String, String, Vec<&Tensor>)>, Vec<Tensor>) {
+    let (mut experts, mut others): (std::collections::BTreeMap<_, Vec<_>>, _) = Default::default();
+    for tensor in tensors {
+        let Some((layer, rest)) = tensor.name.split_once(".experts.") else {
+            Vec::push(&mut others, tensor.clone());
+            continue;
+        };
+        let (number, part) = rest.split_once('.').unwrap();
+        let own = experts.entry((layer.to_owned(), part.to_owned())).or_default();
+        own.push((number.parse::<usize>().unwrap(), tensor));
+    }
+    let in_order = experts.into_iter().map(|((layer, part), mut own)| {
+        own.sort_by_key(|(number, _)| *number);
+        (layer, part, own.into_iter().map(|(_, tensor)| tensor).collect())
+    });
+    (in_order.collect(), others)
+}
+
+fn logits(config: &serde_json::Value, tensors: Vec<Tensor>, tokens: &[u32]) -> Vec<f32> {
+    let directory = tempfile::tempdir().unwrap();
+    let config = config.clone();
+    TinyModel { config, tensors }.write(directory.path());
+    logits_of(&load_model(directory.path()), tokens, tokens.len())
+}
+
+#[test]
+fn experts_that_mlx_keeps_in_one_tensor_compute_as_those_with_tensors_of_their_own() {
+    let (mut config, single, tokens) = mixture(|name, [rows, columns]| {
+        if name.ends_with("down_proj") {
+            // Rows of this part are too short for a group.
+            vec![Tensor::f32(&format!("{name}.weight"), &[rows, columns])]
+        } else {
+            mlx_parts(name, rows, columns).to_vec()
+        }
+    });
+    config["quantization"] = json!({"group_size": 32, "bits": 4});
+    let (experts, mut together) = by_part(&single);
+    for (layer, part, own) in experts {
         together.push(stacked(&format!("{layer}.switch_mlp.{part}"), &own));
     }
-    let tokens = Expected::read(&case.join("expected.safetensors")).tokens;
-    let [single, together] = [single, together].map(|tensors| {
-        let directory = tempfile::tempdir().unwrap();
-        let config = config.clone();
-        TinyModel { config, tensors }.write(directory.path());
-        logits_of(&load_model(directory.path()), &tokens, tokens.len())
-    });
-    assert!(single == together && single.iter().all(|logit| logit.is_finite()));
+    let expected = logits(&config, single, &tokens);
+    assert!(logits(&config, together, &tokens) == expected && expected.iter().all(|logit| logit.is_finite()));
+}
+
+#[test]
+fn floats_of_eight_bits_in_one_tensor_compute_as_those_of_single_experts() {
+    let parts = |name: &str, [rows, columns]: [usize; 2]| float8_parts(name, rows, columns).to_vec();
+    let (mut config, single, tokens) = mixture(parts);
+    config["quantization_config"] =
+        json!({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [4, 16]});
+    let (experts, mut together) = by_part(&single);
+    let find = |layer: &str, part: &str| {
+        let found = experts.iter().find(|(of, name, _)| of == layer && name == part);
+        found.unwrap().2.clone()
+    };
+    for (layer, part, own) in &experts {
+        let base = format!("{layer}.experts");
+        let Some(end) = part.strip_prefix("down_proj.weight") else {
+            continue;
+        };
+        together.push(stacked(&format!("{base}.down_proj{end}"), own));
+        let both = [
+            find(layer, &format!("gate_proj.weight{end}")),
+            find(layer, &format!("up_proj.weight{end}")),
+        ];
+        let joined = both[0].iter().zip(&both[1]).map(|(gate, up)| Tensor {
+            shape: vec![2 * gate.shape[0], gate.shape[1]],
+            data: [&gate.data[..], &up.data].concat(),
+            ..(*gate).clone()
+        });
+        let joined: Vec<Tensor> = joined.collect();
+        together.push(stacked(
+            &format!("{base}.gate_up_proj{end}"),
+            &joined.iter().collect::<Vec<_>>(),
+        ));
+    }
+    let expected = logits(&config, single, &tokens);
+    assert!(logits(&config, together.clone(), &tokens) == expected && expected.iter().all(|logit| logit.is_finite()));
+
+    // A block of scales that would hold rows of two experts.
+    config["quantization_config"]["weight_block_size"] = json!([16, 16]);
+    let directory = tempfile::tempdir().unwrap();
+    let tensors = together;
+    TinyModel { config, tensors }.write(directory.path());
+    let line = refusal(directory.path());
+    assert!(
+        line.contains("experts.") && line.contains("shape") && !line.contains('\n'),
+        "{line}"
+    );
 }

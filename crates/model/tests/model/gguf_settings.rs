@@ -124,6 +124,16 @@ fn metadata_that_changes_the_computation_is_used_or_refused() {
 }
 
 #[test]
+fn another_limit_of_the_activation_of_gpt_oss_is_refused_by_its_key() {
+    // Files of this architecture say none: it is 7.
+    let pairs = [
+        text("general.architecture", "gpt-oss"),
+        float("gpt-oss.swiglu_clamp_exp", 5.0),
+    ];
+    refused(&gguf_file(3, &pairs, &[]), &["gpt-oss.swiglu_clamp_exp", "5"]);
+}
+
+#[test]
 fn a_factor_of_positions_without_a_type_divides_every_angle() {
     let logits = |pairs: &[Pair]| {
         let (_folder, path) = write(&file_with(pairs));

@@ -194,6 +194,22 @@ fn what_config_json_leaves_out_has_the_values_of_the_reference() {
 }
 
 #[test]
+fn chunks_limit_the_context_and_experts_between_narrower_projections_are_refused() {
+    let chunked = reconfigured("experts/llama4_text", |config| {
+        config["attention_chunk_size"] = json!(48)
+    });
+    assert_eq!(chunked.max_position, 48);
+    let case = crate::testing::vectors().join("experts/nemotron_h");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(case.join("config.json")).unwrap()).unwrap();
+    config["moe_latent_size"] = json!(16);
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("config.json"), config.to_string()).unwrap();
+    let weights = directory.path().join("model.safetensors");
+    std::fs::copy(case.join("model.safetensors"), weights).unwrap();
+    crate::testing::refused(directory.path(), &["config.json", "moe_latent_size", "16"]);
+}
+
+#[test]
 fn sampling_defaults_that_cannot_be_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("generation_config.json");

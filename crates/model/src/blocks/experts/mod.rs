@@ -21,7 +21,7 @@ pub(crate) use scratch::{ExpertScratch, scratch_bytes};
 pub use settings::{ExpertSettings, FusedLayout};
 use stream::Held;
 pub use stream::{
-    ExpertCache, ExpertClass, ExpertStatistics, StreamedExperts, expert_cache_bytes, expert_slots,
+    ExpertBudget, ExpertCache, ExpertClass, ExpertStatistics, StreamedExperts, expert_cache_bytes, expert_slots,
     least_expert_cache_bytes,
 };
 pub(crate) use stream::{ExpertForm, expert_classes, expert_forms, names_experts, read_rate};

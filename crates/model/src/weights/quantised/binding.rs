@@ -7,6 +7,7 @@ use super::float8::Float8;
 use super::integers::{Integers, Packing, Zeros};
 use super::method::{MlxGroups, MlxMode, Quantisation, Scheme};
 use super::recipe::{Conversion, Part, Parts, Recipe, is_type};
+use super::stacks::{bind_e2m1_stacks, bind_float8_stacks};
 use crate::weights::{Checkpoint, TensorType};
 use crate::{ModelError, TensorInfo};
 
@@ -35,7 +36,10 @@ pub(crate) fn bind(quantisation: &Quantisation, checkpoint: &mut Checkpoint) -> 
         Scheme::Mlx { .. } => &["weight"],
     };
     let names: Vec<String> = checkpoint.names().cloned().collect();
-    let mut count = bind_stacks(&names, checkpoint)?;
+    let mut count = bind_e2m1_stacks(&names, checkpoint)?;
+    if let Scheme::Labelled { block, .. } = &quantisation.scheme {
+        count += bind_float8_stacks(&names, *block, checkpoint)?;
+    }
     for name in names {
         let Some((module, suffix)) = name.rsplit_once('.') else {
             continue;
@@ -69,50 +73,6 @@ pub(crate) fn bind(quantisation: &Quantisation, checkpoint: &mut Checkpoint) -> 
     Ok(count)
 }
 
-/// Puts the experts of all layers in the place of their codes, `X_blocks`, and scales, `X_scales`: the layout of gpt-oss, `[experts, rows,
-/// groups, 16]` and `[experts, rows, groups]`. They stand on top of each other in one matrix. Returns how many there are.
-fn bind_stacks(names: &[String], checkpoint: &mut Checkpoint) -> Result<usize, ModelError> {
-    const GROUP_BYTES: usize = 16;
-    let mut count = 0;
-    for name in names {
-        let Some(target) = name.strip_suffix("_blocks") else {
-            continue;
-        };
-        let scale_name = format!("{target}_scales");
-        let (Some(codes), Some(scales)) = (checkpoint.part(name), checkpoint.part(&scale_name)) else {
-            continue;
-        };
-        let (info, scale_info) = (codes.stored.info.clone(), &scales.stored.info);
-        check_type(&info, &["U8"], "U8")?;
-        check_type(scale_info, &["U8", "F8_E8M0"], "U8 or F8_E8M0")?;
-        let [experts, rows, groups, bytes] = info.shape[..] else {
-            return Err(wrong_shape(&info, &[1, 1, 1, GROUP_BYTES]));
-        };
-        check_shape(scale_info, &[&[experts, rows, groups]])?;
-        let sizes = experts.checked_mul(rows).zip(groups.checked_mul(2 * GROUP_BYTES));
-        let Some((rows, columns)) = sizes.filter(|_| bytes == GROUP_BYTES) else {
-            return Err(wrong_shape(&info, &[experts, rows, groups, GROUP_BYTES]));
-        };
-        let recipe = Recipe {
-            name: target.to_owned(),
-            rows,
-            columns,
-            format: E2m1::Mx.format(columns),
-            conversion: Conversion::E2m1(E2m1::Mx),
-            parts: Parts {
-                codes,
-                scales,
-                zeros: None,
-                order: None,
-                whole: None,
-            },
-        };
-        checkpoint.bind(target.to_owned(), &[name.clone(), scale_name], recipe)?;
-        count += 1;
-    }
-    Ok(count)
-}
-
 /// A matrix, and the ends of the names of tensors that it is made of, beside its codes.
 type Found = (Recipe, Vec<&'static str>);
 
@@ -141,6 +101,7 @@ impl Tensors<'_> {
     fn recipe(&self, size: [usize; 2], format: WeightFormat, conversion: Conversion, parts: Parts<Part>) -> Recipe {
         Recipe {
             name: format!("{}.weight", self.module),
+            experts: None,
             rows: size[0],
             columns: size[1],
             format,
@@ -477,7 +438,7 @@ fn check_groups(info: &TensorInfo, columns: usize, group: usize) -> Result<(), M
     }
 }
 
-fn check_shape(info: &TensorInfo, expected: &[&[usize]]) -> Result<(), ModelError> {
+pub(super) fn check_shape(info: &TensorInfo, expected: &[&[usize]]) -> Result<(), ModelError> {
     if expected.contains(&&info.shape[..]) {
         Ok(())
     } else {
@@ -485,7 +446,7 @@ fn check_shape(info: &TensorInfo, expected: &[&[usize]]) -> Result<(), ModelErro
     }
 }
 
-fn wrong_shape(info: &TensorInfo, expected: &[usize]) -> ModelError {
+pub(super) fn wrong_shape(info: &TensorInfo, expected: &[usize]) -> ModelError {
     ModelError::WrongShape {
         tensor: info.name.clone(),
         expected: expected.to_vec(),
@@ -493,7 +454,7 @@ fn wrong_shape(info: &TensorInfo, expected: &[usize]) -> ModelError {
     }
 }
 
-fn check_type(info: &TensorInfo, known: &[&str], expected: &'static str) -> Result<(), ModelError> {
+pub(super) fn check_type(info: &TensorInfo, known: &[&str], expected: &'static str) -> Result<(), ModelError> {
     if known.iter().any(|name| is_type(info, name)) {
         return Ok(());
     }

@@ -9,6 +9,7 @@ mod float8;
 mod integers;
 mod method;
 mod recipe;
+mod stacks;
 #[cfg(test)]
 mod tests;
 

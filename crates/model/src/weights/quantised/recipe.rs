@@ -46,6 +46,9 @@ pub(crate) enum Conversion {
 pub(crate) struct Recipe {
     /// The name errors give it.
     pub(crate) name: String,
+    /// Matrices that stand on top of each other, where the tensor has a dimension for them.
+    pub(crate) experts: Option<usize>,
+    /// Rows of all of them.
     pub(crate) rows: usize,
     pub(crate) columns: usize,
     pub(crate) format: WeightFormat,

@@ -29,6 +29,11 @@ impl ExpertClass {
     pub fn bytes(&self) -> u64 {
         self.count() as u64 * self.expert_bytes
     }
+
+    /// Bytes of all these experts in the files.
+    pub fn all_file_bytes(&self) -> u64 {
+        self.count() as u64 * self.file_bytes
+    }
 }
 
 /// The least budget of a cache: one expert of each size, and the buffers of the loaders.

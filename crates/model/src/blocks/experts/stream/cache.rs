@@ -12,6 +12,7 @@ use super::budget::{ExpertClass, expert_cache_bytes, expert_slots};
 use super::form::ExpertForm;
 use super::loader::{self, Load, ReadParts, Sources};
 use super::slots::{Content, Entry, Matrices, Slots};
+use super::statistics::ExpertStatistics;
 use super::usage::{Guesses, Usage};
 use crate::ModelError;
 
@@ -23,45 +24,12 @@ const AHEAD_SHARE: usize = 4;
 pub struct ExpertCache {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    bytes: u64,
 }
 
-/// Counts since the model was loaded. An expert that a batch of tokens chooses in a layer counts once.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
-#[non_exhaustive]
-pub struct ExpertStatistics {
-    /// Chosen experts that were in memory, used before.
-    pub hits: u64,
-    /// Chosen experts that were in memory or on their way, because the router was asked early.
-    pub early: u64,
-    /// Chosen experts that had to be read.
-    pub misses: u64,
-    /// Bytes read from the files.
-    pub read_bytes: u64,
-    /// Nanoseconds in which computing waited for the files.
-    pub waited_ns: u64,
-}
-
-impl ExpertStatistics {
-    /// The counts since `before`.
-    pub fn since(&self, before: &ExpertStatistics) -> ExpertStatistics {
-        ExpertStatistics {
-            hits: self.hits - before.hits,
-            early: self.early - before.early,
-            misses: self.misses - before.misses,
-            read_bytes: self.read_bytes - before.read_bytes,
-            waited_ns: self.waited_ns - before.waited_ns,
-        }
-    }
-
-    /// The share of chosen experts that were in memory or on their way; 1 where none was chosen.
-    pub fn found_share(&self) -> f64 {
-        let found = self.hits + self.early;
-        match found + self.misses {
-            0 => 1.0,
-            chosen => found as f64 / chosen as f64,
-        }
-    }
+/// Memory that one user of a cache allows it. While several users live, the least of their budgets holds.
+pub struct ExpertBudget {
+    shared: Arc<Shared>,
+    number: u64,
 }
 
 /// The time at which experts are needed.
@@ -89,7 +57,12 @@ pub(super) struct Shared {
 }
 
 struct State {
+    sizes: Vec<ExpertClass>,
     classes: Vec<Slots>,
+    budget_bytes: u64,
+    /// The budgets of users by number, and the number of the next one.
+    budgets: BTreeMap<u64, u64>,
+    next_budget: u64,
     layers: Vec<LayerState>,
     needed: VecDeque<Load>,
     early: VecDeque<Load>,
@@ -143,6 +116,10 @@ impl ExpertCache {
                 .into_iter()
                 .map(Slots::new)
                 .collect(),
+            sizes: classes,
+            budget_bytes,
+            budgets: BTreeMap::new(),
+            next_budget: 0,
             layers,
             needed: VecDeque::new(),
             early: VecDeque::new(),
@@ -166,14 +143,37 @@ impl ExpertCache {
         });
         Ok(Arc::new(ExpertCache {
             threads: loader::start(&shared)?,
-            bytes: expert_cache_bytes(&classes, budget_bytes),
             shared,
         }))
     }
 
     /// Bytes that it takes at most: when every slot is used.
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        let state = self.shared.lock();
+        expert_cache_bytes(&state.sizes, state.budget_bytes)
+    }
+
+    /// Bytes of the slots that have memory now.
+    pub fn taken_bytes(&self) -> u64 {
+        let state = self.shared.lock();
+        let classes = state.classes.iter().zip(&state.sizes);
+        classes
+            .map(|(slots, size)| slots.present() as u64 * size.expert_bytes)
+            .sum()
+    }
+
+    /// Sets a budget until the returned value is dropped. It must be [enough](super::least_expert_cache_bytes). Experts beyond the least budget of all
+    /// users lose their memory, those that are computed with as soon as they are not.
+    pub fn set_budget(&self, bytes: u64) -> ExpertBudget {
+        let mut state = self.shared.lock();
+        let number = state.next_budget;
+        state.next_budget += 1;
+        state.budgets.insert(number, bytes);
+        state.keep_to_budgets();
+        ExpertBudget {
+            shared: Arc::clone(&self.shared),
+            number,
+        }
     }
 
     /// Counts since the model was loaded.
@@ -304,6 +304,14 @@ impl Drop for ExpertCache {
     }
 }
 
+impl Drop for ExpertBudget {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.budgets.remove(&self.number);
+        state.keep_to_budgets();
+    }
+}
+
 impl Held {
     /// Gate, up and down.
     pub(crate) fn matrix(&self, part: usize) -> Option<&PackedMatrix> {
@@ -378,6 +386,28 @@ impl Shared {
 }
 
 impl State {
+    /// Takes the least budget of all users. Without users the latest one stays.
+    fn keep_to_budgets(&mut self) {
+        let Some(least) = self.budgets.values().min() else {
+            return;
+        };
+        self.budget_bytes = *least;
+        let most = expert_slots(&self.sizes, self.budget_bytes);
+        for (class, most) in most.into_iter().enumerate() {
+            self.classes[class].set_most(most);
+            self.shrink(class);
+        }
+    }
+
+    /// Frees slots beyond the budget, those of lowest rank first, as far as nobody uses them.
+    fn shrink(&mut self, class: usize) {
+        let (classes, layers) = (&mut self.classes, &self.layers);
+        let rank = |entry: Entry| layers[entry.layer as usize].usage.rank(entry.expert as usize);
+        for entry in classes[class].shrink(rank) {
+            self.layers[entry.layer as usize].slot_of[entry.expert as usize] = None;
+        }
+    }
+
     /// An expert that is in memory.
     fn hold(&mut self, layer: usize, expert: usize) -> Option<Arc<Matrices>> {
         let layer = &self.layers[layer];
@@ -400,6 +430,7 @@ impl State {
             }
             return true;
         }
+        self.shrink(class);
         let (classes, layers) = (&mut self.classes, &self.layers);
         let rank = |entry: Entry| layers[entry.layer as usize].usage.rank(entry.expert as usize);
         let Some((number, emptied)) = classes[class].take(is_early, rank) else {

@@ -13,15 +13,17 @@ mod form;
 mod loader;
 mod rate;
 mod slots;
+mod statistics;
 mod usage;
 
 use std::sync::Arc;
 
 pub use budget::{ExpertClass, expert_cache_bytes, expert_slots, least_expert_cache_bytes};
-pub use cache::{ExpertCache, ExpertStatistics};
+pub use cache::{ExpertBudget, ExpertCache};
 pub(crate) use cache::{Held, Urgency};
 pub(crate) use form::{ExpertForm, expert_classes, expert_forms, names_experts};
 pub(crate) use rate::read_rate;
+pub use statistics::ExpertStatistics;
 
 /// The experts of a layer that lie in the model's files.
 pub struct StreamedExperts {

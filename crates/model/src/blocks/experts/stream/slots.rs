@@ -14,6 +14,7 @@ pub(crate) struct Entry {
     pub(crate) expert: u32,
 }
 
+#[derive(Default)]
 pub(super) struct Slot {
     pub(super) entry: Option<Entry>,
     pub(super) content: Content,
@@ -23,7 +24,11 @@ pub(super) struct Slot {
     pub(super) used_at: u64,
 }
 
+#[derive(Default)]
 pub(super) enum Content {
+    /// No memory: a slot that a smaller budget took away.
+    #[default]
+    Absent,
     /// Memory without weights, of an earlier entry if there was one.
     Empty(Matrices),
     /// Loaders read the parts. A part that has come lies in its place.
@@ -35,6 +40,8 @@ pub(super) enum Content {
 /// The slots of experts of one size.
 pub(super) struct Slots {
     most: usize,
+    /// Slots that have memory.
+    present: usize,
     pub(super) slots: Vec<Slot>,
 }
 
@@ -42,6 +49,7 @@ impl Slots {
     pub(super) fn new(most: usize) -> Self {
         Self {
             most,
+            present: 0,
             slots: Vec::new(),
         }
     }
@@ -51,25 +59,71 @@ impl Slots {
         self.most
     }
 
+    /// Changes that number; [`Self::shrink`] frees the slots beyond it.
+    pub(super) fn set_most(&mut self, most: usize) {
+        self.most = most;
+    }
+
+    /// Slots that have memory.
+    pub(super) fn present(&self) -> usize {
+        self.present
+    }
+
+    /// Frees slots beyond those that the budget allows, the empty ones first, then the entries of lowest rank that nobody computes with.
+    /// Returns these entries.
+    pub(super) fn shrink(&mut self, rank: impl Fn(Entry) -> f64) -> Vec<Entry> {
+        let mut emptied = Vec::new();
+        while self.present > self.most {
+            let number = self.empty().or_else(|| self.lowest(false, &rank));
+            let Some(number) = number else { break };
+            let slot = &mut self.slots[number];
+            slot.content = Content::Absent;
+            self.present -= 1;
+            emptied.extend(slot.entry.take());
+        }
+        emptied
+    }
+
     /// A slot to load into: a new one, or the slot of the entry of lowest rank that nobody computes with, together with that entry. Experts
     /// that came early and are not used yet lose their slots last. A load that is early itself (`is_early`) never takes such a slot.
     pub(super) fn take(&mut self, is_early: bool, rank: impl Fn(Entry) -> f64) -> Option<(usize, Option<Entry>)> {
-        if self.slots.len() < self.most {
-            self.slots.push(Slot {
-                entry: None,
-                content: Content::Empty([None, None, None]),
-                is_fresh: false,
-                used_at: 0,
-            });
-            return Some((self.slots.len() - 1, None));
+        if self.present > self.most {
+            return None;
         }
-        let free = self
-            .slots
-            .iter()
-            .position(|slot| matches!(slot.content, Content::Empty(_)));
-        if let Some(free) = free {
-            return Some((free, None));
+        if let Some(empty) = self.empty() {
+            return Some((empty, None));
         }
+        if self.present < self.most {
+            let absent = |slot: &Slot| matches!(slot.content, Content::Absent);
+            let number = self.slots.iter().position(absent).unwrap_or(self.slots.len());
+            if number == self.slots.len() {
+                self.slots.push(Slot::default());
+            }
+            self.slots[number].content = Content::Empty([None, None, None]);
+            self.present += 1;
+            return Some((number, None));
+        }
+        let number = self.lowest(is_early, rank)?;
+        let slot = &mut self.slots[number];
+        let entry = slot.entry.take();
+        let emptied = Content::Empty([None, None, None]);
+        let Content::Ready(matrices) = std::mem::replace(&mut slot.content, emptied) else {
+            return Some((number, entry));
+        };
+        // Nobody else holds it, and under the cache's lock nobody can begin to.
+        if let Ok(matrices) = Arc::try_unwrap(matrices) {
+            slot.content = Content::Empty(matrices);
+        }
+        Some((number, entry))
+    }
+
+    fn empty(&self) -> Option<usize> {
+        let is_empty = |slot: &Slot| matches!(slot.content, Content::Empty(_));
+        self.slots.iter().position(is_empty)
+    }
+
+    /// The slot of the entry of lowest rank that nobody computes with.
+    fn lowest(&self, is_early: bool, rank: impl Fn(Entry) -> f64) -> Option<usize> {
         let mut found: Option<(usize, (bool, f64, u64))> = None;
         for (number, slot) in self.slots.iter().enumerate() {
             let (Content::Ready(matrices), Some(entry)) = (&slot.content, slot.entry) else {
@@ -87,17 +141,6 @@ impl Slots {
                 found = Some((number, order));
             }
         }
-        let (number, _) = found?;
-        let slot = &mut self.slots[number];
-        let entry = slot.entry.take();
-        let emptied = Content::Empty([None, None, None]);
-        let Content::Ready(matrices) = std::mem::replace(&mut slot.content, emptied) else {
-            return Some((number, entry));
-        };
-        // Nobody else holds it, and under the cache's lock nobody can begin to.
-        if let Ok(matrices) = Arc::try_unwrap(matrices) {
-            slot.content = Content::Empty(matrices);
-        }
-        Some((number, entry))
+        found.map(|(number, _)| number)
     }
 }

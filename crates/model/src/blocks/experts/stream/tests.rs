@@ -201,3 +201,33 @@ fn experts_that_many_tokens_choose_stay_when_a_prompt_passes_all() {
     let after = pass([0, 0, 1, 0, 0]);
     assert_eq!((after.hits, after.misses), (before.hits + 1, before.misses));
 }
+
+#[test]
+fn the_least_budget_of_all_users_holds_and_experts_beyond_it_lose_their_memory() {
+    let classes = expert_classes(&forms(1));
+    let (least, expert) = (least_expert_cache_bytes(&classes), classes[0].expert_bytes);
+    let of = |experts: u64| least + (experts - 1) * expert;
+    let file = vec![("weights".into(), Faulty::new(0))];
+    let cache = ExpertCache::start(forms(1), file, Activations::Exact, of(4)).unwrap();
+    let read_all = || {
+        for wanted in 0..COUNT {
+            let (_, held) = cache.wait(0, &mut vec![wanted]).unwrap().remove(0);
+            check(&held, 0, wanted);
+        }
+    };
+    let first = cache.set_budget(of(4));
+    read_all();
+    assert_eq!(cache.taken_bytes(), 4 * expert);
+    let held = cache.wait(0, &mut vec![COUNT - 1]).unwrap();
+    let second = cache.set_budget(of(1));
+    assert_eq!((cache.taken_bytes(), cache.bytes()), (expert, of(1)));
+    check(&held[0].1, 0, COUNT - 1);
+    drop(held);
+    read_all();
+    assert_eq!(cache.taken_bytes(), expert);
+    drop(second);
+    read_all();
+    assert_eq!((cache.taken_bytes(), cache.bytes()), (4 * expert, of(4)));
+    drop(first);
+    assert_eq!(cache.bytes(), of(4));
+}
