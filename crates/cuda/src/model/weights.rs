@@ -267,7 +267,9 @@ impl Upload<'_> {
             }
             Step::Recur(_) => unreachable!("engines refuse a device for other states"),
             Step::Experts(_) => unreachable!("engines refuse a device for mixtures of experts"),
-            Step::LayerInput(_) | Step::Scale(_) => unreachable!("engines refuse a device for layers that differ"),
+            Step::LayerInput(_) | Step::Laurel(_) | Step::Streams(_) | Step::Scale(_) => {
+                unreachable!("engines refuse a device for layers that differ")
+            }
             Step::OpenGate { norm, gate, .. } => DeviceStep::OpenGate {
                 norm: self.norm(&norm)?,
                 gate: self.projection(&gate)?,
@@ -285,6 +287,7 @@ impl Upload<'_> {
                 activation,
             } => (Some(gate), up, down, activation),
             Mlp::Plain { up, down, activation } => (None, up, down, activation),
+            Mlp::Sparse { .. } => return Err(CudaError::Part { part: "sparse gates" }),
         };
         Ok(DeviceMlp {
             gate: gate.map(|gate| self.projection(gate)).transpose()?,

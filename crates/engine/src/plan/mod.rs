@@ -8,13 +8,14 @@ mod resolved;
 mod tiers;
 
 use riffle_files::human_bytes;
-use riffle_kv::{CacheShape, KvError, LayerShapes, largest};
-use riffle_model::{ModelConfig, ModelInfo, PredictorForward};
+use riffle_kv::{CacheShape, KvError, LayerShape, LayerShapes, largest};
+use riffle_model::{IndexerShape, ModelConfig, ModelInfo, PredictorForward};
 use riffle_policy::PolicyShape;
 use serde::Serialize;
 
 use crate::attention::{Heads, SlidingLayers, cached_shape};
 use crate::error::require;
+use crate::options::{check_indexers, has_indexers};
 use crate::parse::typed_bytes;
 use crate::predictor::PredictorRoom;
 use crate::{EngineError, EngineOptions, TokenSelection};
@@ -184,6 +185,7 @@ impl Planner<'_> {
         if let Some(selection) = &options.model.token_selection {
             selection.check(self.config, options)?;
         }
+        check_indexers(self.config, options)?;
         let (config, has_weights) = (self.config, self.has_weights);
         let asked = options.context_for(config.max_position)?;
         if config.attention_layers() == 0 {
@@ -234,7 +236,7 @@ impl Planner<'_> {
             WeightTiers::Rest => experts::pages_room(options, room),
             _ => room,
         };
-        let tiers = planned_tiers(options, sliding, context, pages_room);
+        let tiers = planned_tiers(options, (sliding, has_indexers(config)), context, pages_room);
         let kv_tiers = TierPlan::new(&tiers, shape, tiers.outlook.context_tokens);
         let pages = kv_tiers.device_bytes.saturating_add(kv_tiers.ram_bytes);
         let expert_bytes = weights.expert_bytes(config, options, room, pages);
@@ -330,6 +332,12 @@ fn cache_shape(config: &ModelConfig, options: &EngineOptions) -> Result<CacheSha
     let layers = config
         .cached_layers()
         .map(|layer| cached_shape(&config.attention_of(layer)));
+    // Keys of indexers lie behind all layers. They have no values.
+    let indexers = config.indexing_layers().filter_map(|layer| config.indexer_of(layer));
+    let layers = layers.chain(indexers.map(|indexer| LayerShape {
+        is_latent: true,
+        ..LayerShape::new(1, indexer.width)
+    }));
     let shape = CacheShape {
         layers: LayerShapes::new(&layers.collect::<Vec<_>>())?,
         page_tokens: options.cache.page_tokens,
@@ -340,10 +348,22 @@ fn cache_shape(config: &ModelConfig, options: &EngineOptions) -> Result<CacheSha
     Ok(shape)
 }
 
-/// The shapes that policies of a model are built for: one for each layer that holds keys and values.
+/// The shapes that policies of a model are built for: one for each layer that holds keys and values, then one for each indexer, on
+/// which no policy acts.
 pub fn policy_shapes(config: &ModelConfig, options: &EngineOptions) -> Vec<PolicyShape> {
     let of_layer = |layer| Heads::of_layer(config, layer).for_policies(options.machine.chunk_tokens);
-    config.cached_layers().map(of_layer).collect()
+    let indexers = config.indexing_layers().filter_map(|layer| config.indexer_of(layer));
+    let of_indexer = |indexer: IndexerShape| PolicyShape {
+        kv_heads: 1,
+        group: indexer.heads,
+        head_dim: indexer.width,
+        chunk_tokens: options.machine.chunk_tokens,
+    };
+    config
+        .cached_layers()
+        .map(of_layer)
+        .chain(indexers.map(of_indexer))
+        .collect()
 }
 
 /// Bytes of everything a session holds beside weights and pages.
