@@ -110,6 +110,7 @@ impl DeviceModel {
             embedding_norm: _,
             layer_inputs: _,
             positions: _,
+            streams: _,
             expert_cache: _,
         } = decoder;
         let head = head.map(|head| upload.matrix(&head)).transpose()?;

@@ -7,6 +7,7 @@ mod process;
 mod resolved;
 mod tiers;
 
+use riffle_attention::Span;
 use riffle_files::human_bytes;
 use riffle_kv::{CacheShape, KvError, LayerShape, LayerShapes, largest};
 use riffle_model::{IndexerShape, ModelConfig, ModelInfo, PredictorForward};
@@ -383,6 +384,7 @@ fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) 
         chunk * (shape.attended_width() + 2 * shape.heads) + batch * rotated
     };
     let attention = (0..config.layers).map(of_layer).max().unwrap_or(0);
+    let chosen = chosen_bytes(config, [batch, chunk], context);
     let floats = batch * config.hidden_size + attention + config.hidden_size;
     let shapes = policy_shapes(config, options);
     // A fork keeps as much of its sequence as a session does.
@@ -402,7 +404,17 @@ fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) 
         + hidden
         + predictor_bytes(config, options, context)
         + (floats * size_of::<f32>()) as u64
+        + chosen
         + options.machine.sequences as u64 * kept
+}
+
+/// Bytes of what indexers choose for a chunk, and for a batch where several layers read it.
+fn chosen_bytes(config: &ModelConfig, [batch, chunk]: [usize; 2], context: usize) -> u64 {
+    let indexers = || config.indexers.iter().flatten();
+    let tokens = indexers().map(|indexer| indexer.tokens.min(context)).max().unwrap_or(0);
+    let is_shared = config.indexing_layers().count() < indexers().count();
+    let rows = if is_shared { batch + chunk } else { chunk };
+    (rows * tokens * size_of::<Span>()) as u64
 }
 
 /// Bytes that drafts by the model's own layer for further tokens take beside its weights.
