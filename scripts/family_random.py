@@ -43,7 +43,7 @@ CHOICES = {
     "mlp_beta_factor": [1, 0.5, 1.5],
     "index_topk": [1, 7, 33, 64, 150, 250],
     "index_head_dim": [24, 32, 40],
-    "index_n_heads": [6, 8, 11],
+    "index_n_heads": [16, 17, 20],
     "conv_L_cache": [2, 3, 4, 7],
     "block_multiple_of": [8, 12, 256],
     "mamba_d_state": [4, 8, 12],

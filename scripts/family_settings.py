@@ -32,7 +32,8 @@ def like(*settings, **own):
     return {name: value for some in (*settings, own) for name, value in some.items()}
 
 
-INDEXER = dict(index_topk=24, index_head_dim=32, index_n_heads=8)
+# With few heads many scores are zero, and torch chooses among equal ones in no order.
+INDEXER = dict(index_topk=24, index_head_dim=32, index_n_heads=16)
 KIMI = dict(linear_head_dim=16, linear_num_heads=3, linear_conv_kernel_dim=4)
 LATENT = dict(kv_lora_rank=32, q_lora_rank=20, qk_nope_head_dim=12, qk_rope_head_dim=16, v_head_dim=20, num_key_value_heads=4)
 MAMBA = dict(mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, mamba_n_groups=1, mamba_d_conv=4, mamba_expand=2)
@@ -159,7 +160,7 @@ DENSE = {
     ],
     "deepseek_v32": [
         like(B16, LATENT, INDEXER, first_k_dense_replace=4),
-        like(LATENT, INDEXER, first_k_dense_replace=4, attention_bias=True, tie_word_embeddings=True, index_topk=70, index_head_dim=16, **rope("yarn", factor=4.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=1.0)),
+        like(LATENT, INDEXER, gguf=False, first_k_dense_replace=4, attention_bias=True, tie_word_embeddings=True, index_topk=70, index_head_dim=16, **rope("yarn", factor=4.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=1.0)),
         like(LATENT, INDEXER, first_k_dense_replace=4, index_topk=1, qk_rope_head_dim=8),
     ],
     "glm_moe_dsa": [

@@ -170,7 +170,7 @@ fn a_model_that_chooses_by_itself_reads_less_and_refuses_other_choices() {
             2 * (config.layers * 48 + indexing * 32)
         );
         let session = read(&engine, &tokens);
-        let pairs = session.sequence().pairs();
+        let pairs = session.sequence().counts().pairs;
         assert!(pairs.read < pairs.causal / 2, "{name} reads {pairs:?}");
         let policy = |policy: &str| policy.parse::<PolicySpec>().unwrap().into();
         for (refused, what) in [

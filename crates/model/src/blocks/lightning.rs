@@ -47,6 +47,9 @@ impl LightningAttention {
         activation: Activation,
     ) -> Result<LightningAttention, ModelError> {
         let part = |part: &str| format!("{name}.{part}");
+        // Files hold factors that follow from the settings.
+        let factors = ["slope_rate", "query_decay", "key_decay", "diagonal_decay"].map(part);
+        weights.forget(|name| factors.iter().any(|factor| factor == name));
         let (heads, head_dim, width) = (shape.heads, shape.head_dim, shape.width());
         let row = |kind: usize| (0..width).map(move |at| (at / head_dim * 3 + kind) * head_dim + at % head_dim);
         let rows = (0..3).flat_map(row).collect();
