@@ -120,7 +120,7 @@ DENSE = {
     "gemma3n_text": [
         dict(B16, gguf=False, head_dim=16, num_kv_shared_layers=2, vocab_size_per_layer_input=96, hidden_size_per_layer_input=8, laurel_rank=6, altup_num_inputs=3, pad_token_id=0, activation_sparsity_pattern=[0.8, 0.0, 0.5, 0.0], layer_types=["sliding_attention", "full_attention"] * 2, **WINDOW),
         dict(gguf=False, head_dim=8, num_hidden_layers=5, num_kv_shared_layers=0, vocab_size_per_layer_input=128, hidden_size_per_layer_input=12, laurel_rank=8, altup_num_inputs=4, altup_active_idx=1, altup_correct_scale=False, pad_token_id=0, attention_bias=True, intermediate_size=[40, 24, 56, 40, 48], **WINDOW),
-        dict(gguf=False, head_dim=16, num_hidden_layers=12, num_kv_shared_layers=5, vocab_size_per_layer_input=128, hidden_size_per_layer_input=8, laurel_rank=6, altup_num_inputs=2, pad_token_id=0, final_logit_softcapping=None, layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 4, **WINDOW),
+        dict(gguf=False, head_dim=16, num_hidden_layers=12, num_kv_shared_layers=5, vocab_size_per_layer_input=128, hidden_size_per_layer_input=8, laurel_rank=6, altup_num_inputs=2, pad_token_id=0, final_logit_softcapping=5.0, layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 4, **WINDOW),
     ],
     "gemma4_text": [
         dict(B16, **(GEMMA4 | dict(head_dim=16, global_head_dim=32)), num_kv_shared_layers=2, attention_k_eq_v=True, num_global_key_value_heads=1, use_double_wide_mlp=True, final_logit_softcapping=6.0),

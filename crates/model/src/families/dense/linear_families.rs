@@ -21,6 +21,12 @@ pub(super) fn kimi_linear(fields: &Fields) -> Planned {
     });
     let mut plan = Plan::new(&kimi_names(fields)?, defaults);
     check_mixer_activation(&plan.fields, "hidden_act")?;
+    // transformers writes dense layers under the name of the others.
+    plan.part_renames = &[
+        (".block_sparse_moe.gate_proj.", ".mlp.gate_proj."),
+        (".block_sparse_moe.up_proj.", ".mlp.up_proj."),
+        (".block_sparse_moe.down_proj.", ".mlp.down_proj."),
+    ];
     let layers = layer_count(&plan.fields)?;
     // Heads carry no positions.
     plan.positions = Positions::Listed(vec![false; layers]);
