@@ -283,7 +283,7 @@ EXPERTS = {
         like(LATENT, KIMI, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, num_hidden_layers=6, linear_num_heads=1, linear_head_dim=72),
     ],
     "minimax": [
-        dict(WITH_EXPERTS, gguf=False, **B16, **FEW, num_local_experts=5, num_experts_per_tok=2, intermediate_size=20, head_dim=16, layer_types=["linear_attention", "full_attention"], linear_attn_alpha_factor=1.3, full_attn_beta_factor=0.7, mlp_alpha_factor=3.5),
+        dict(WITH_EXPERTS, gguf=False, **B16, **FEW, block_size=16, num_local_experts=5, num_experts_per_tok=2, intermediate_size=20, head_dim=16, layer_types=["linear_attention", "full_attention"], linear_attn_alpha_factor=1.3, full_attn_beta_factor=0.7, mlp_alpha_factor=3.5),
         dict(gguf=False, num_local_experts=8, num_experts_per_tok=1, head_dim=8, intermediate_size=20, hidden_act="gelu", mlp_beta_factor=0.6, linear_attn_beta_factor=1.4, tie_word_embeddings=True, block_size=16, **YARN),
         dict(gguf=False, num_local_experts=3, num_experts_per_tok=3, head_dim=16, intermediate_size=12, num_hidden_layers=5, layer_types=["full_attention", "linear_attention", "linear_attention", "full_attention", "linear_attention"], full_attn_alpha_factor=0.5, **WINDOW),
     ],
