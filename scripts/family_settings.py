@@ -32,6 +32,9 @@ def like(*settings, **own):
     return {name: value for some in (*settings, own) for name, value in some.items()}
 
 
+# With few heads many scores are zero, and torch chooses among equal ones in no order.
+INDEXER = dict(index_topk=24, index_head_dim=32, index_n_heads=16)
+KIMI = dict(linear_head_dim=16, linear_num_heads=3, linear_conv_kernel_dim=4)
 LATENT = dict(kv_lora_rank=32, q_lora_rank=20, qk_nope_head_dim=12, qk_rope_head_dim=16, v_head_dim=20, num_key_value_heads=4)
 MAMBA = dict(mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, mamba_n_groups=1, mamba_d_conv=4, mamba_expand=2)
 GRANITE = dict(embedding_multiplier=7.0, residual_multiplier=0.3, attention_multiplier=0.2, logits_scaling=5.0, num_local_experts=0, shared_intermediate_size=40)
@@ -114,6 +117,11 @@ DENSE = {
         dict(new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1, activation="gelu_new"),
         dict(alibi=True),
     ],
+    "gemma3n_text": [
+        dict(B16, gguf=False, head_dim=16, num_kv_shared_layers=2, vocab_size_per_layer_input=96, hidden_size_per_layer_input=8, laurel_rank=6, altup_num_inputs=3, pad_token_id=0, activation_sparsity_pattern=[0.8, 0.0, 0.5, 0.0], layer_types=["sliding_attention", "full_attention"] * 2, **WINDOW),
+        dict(gguf=False, head_dim=8, num_hidden_layers=5, num_kv_shared_layers=0, vocab_size_per_layer_input=128, hidden_size_per_layer_input=12, laurel_rank=8, altup_num_inputs=4, altup_active_idx=1, altup_correct_scale=False, pad_token_id=0, attention_bias=True, intermediate_size=[40, 24, 56, 40, 48], **WINDOW),
+        dict(gguf=False, head_dim=16, num_hidden_layers=12, num_kv_shared_layers=5, vocab_size_per_layer_input=128, hidden_size_per_layer_input=8, laurel_rank=6, altup_num_inputs=2, pad_token_id=0, final_logit_softcapping=5.0, layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 4, **WINDOW),
+    ],
     "gemma4_text": [
         dict(B16, **(GEMMA4 | dict(head_dim=16, global_head_dim=32)), num_kv_shared_layers=2, attention_k_eq_v=True, num_global_key_value_heads=1, use_double_wide_mlp=True, final_logit_softcapping=6.0),
         GEMMA4 | dict(hidden_size_per_layer_input=0, attention_k_eq_v=False, num_global_key_value_heads=1),
@@ -149,6 +157,16 @@ DENSE = {
     "glm4_moe_lite": [
         like(B16, LATENT, mlp_layer_types=["dense"] * 4),
         like(LATENT, gguf=False, q_lora_rank=None, attention_bias=True, rope_interleave=False, mlp_layer_types=["dense"] * 4),
+    ],
+    "deepseek_v32": [
+        like(B16, LATENT, INDEXER, first_k_dense_replace=4),
+        like(LATENT, INDEXER, gguf=False, first_k_dense_replace=4, attention_bias=True, tie_word_embeddings=True, index_topk=70, index_head_dim=16, **rope("yarn", factor=4.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=1.0)),
+        like(LATENT, INDEXER, first_k_dense_replace=4, index_topk=1, qk_rope_head_dim=8),
+    ],
+    "glm_moe_dsa": [
+        like(B16, LATENT, INDEXER, first_k_dense_replace=4),
+        like(LATENT, INDEXER, gguf=False, first_k_dense_replace=4, attention_bias=True, index_topk=50, indexer_types=["full", "shared", "full", "shared"]),
+        like(LATENT, INDEXER, gguf=False, first_k_dense_replace=4, num_hidden_layers=6, indexer_types=["full", "full", "shared", "shared", "full", "shared"]),
     ],
     "lfm2": [
         dict(B16, head_dim=16, layer_types=["conv", "full_attention", "conv", "conv"], block_multiple_of=8),
@@ -251,6 +269,24 @@ EXPERTS = {
         like(LATENT, NOAUX, first_k_dense_replace=2, q_lora_rank=None, n_shared_experts=2, n_group=1, topk_group=1, norm_topk_prob=False, tie_word_embeddings=True, **rope("yarn", factor=4.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=1.0)),
         like(LATENT, NOAUX, gguf=False, first_k_dense_replace=0, n_group=2, topk_group=1, rope_interleave=False),
     ],
+    "deepseek_v32": [
+        like(WITH_EXPERTS, B16, FEW, LATENT, INDEXER, NOAUX, first_k_dense_replace=1, n_group=4, topk_group=2),
+        like(LATENT, INDEXER, NOAUX, first_k_dense_replace=2, n_shared_experts=2, n_group=1, topk_group=1, norm_topk_prob=False, index_topk=60),
+    ],
+    "glm_moe_dsa": [
+        like(WITH_EXPERTS, B16, FEW, LATENT, INDEXER, NOAUX, first_k_dense_replace=1, indexer_types=["full", "shared"]),
+        like(LATENT, INDEXER, NOAUX, gguf=False, mlp_layer_types=["sparse", "dense", "sparse", "sparse"], indexer_types=["full", "full", "shared", "shared"], attention_bias=True),
+    ],
+    "kimi_linear": [
+        like(WITH_EXPERTS, B16, LATENT, KIMI, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=12, num_hidden_layers=3, n_group=4, topk_group=2, layer_types=["linear_attention", "full_attention", "linear_attention"]),
+        like(LATENT, KIMI, q_lora_rank=None, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, n_shared_experts=2, norm_topk_prob=False, attention_bias=True, mlp_layer_types=["sparse", "dense", "sparse", "sparse"], linear_conv_kernel_dim=3, layer_types=["full_attention", "linear_attention"] * 2),
+        like(LATENT, KIMI, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, num_hidden_layers=6, linear_num_heads=1, linear_head_dim=72),
+    ],
+    "minimax": [
+        dict(WITH_EXPERTS, gguf=False, **B16, **FEW, block_size=16, num_local_experts=5, num_experts_per_tok=2, intermediate_size=20, head_dim=16, layer_types=["linear_attention", "full_attention"], linear_attn_alpha_factor=1.3, full_attn_beta_factor=0.7, mlp_alpha_factor=3.5),
+        dict(gguf=False, num_local_experts=8, num_experts_per_tok=1, head_dim=8, intermediate_size=20, hidden_act="gelu", mlp_beta_factor=0.6, linear_attn_beta_factor=1.4, tie_word_embeddings=True, block_size=16, **YARN),
+        dict(gguf=False, num_local_experts=3, num_experts_per_tok=3, head_dim=16, intermediate_size=12, num_hidden_layers=5, layer_types=["full_attention", "linear_attention", "linear_attention", "full_attention", "linear_attention"], full_attn_alpha_factor=0.5, **WINDOW),
+    ],
     "sarvam_mla": [like(LATENT, NOAUX), like(LATENT, NOAUX, first_k_dense_replace=2, n_group=4, topk_group=2, q_lora_rank=20, norm_topk_prob=False)],
     "sarvam_moe": [like(NOAUX, head_dim=16, n_shared_experts=1), like(NOAUX, head_dim=8, n_shared_experts=2, use_qk_norm=False, attention_bias=True, n_group=4, topk_group=2, first_k_dense_replace=2, tie_word_embeddings=True)],
     "glm4_moe_lite": [like(WITH_EXPERTS, B16, FEW, LATENT, NOAUX), like(LATENT, NOAUX, gguf=False, q_lora_rank=None, n_group=4, topk_group=2, n_shared_experts=2, mlp_layer_types=["sparse", "dense", "sparse", "dense"], attention_bias=True, norm_topk_prob=False)],
@@ -342,7 +378,7 @@ SMALL_SIGLIP = dict(vision_config=dict(model_type="siglip_vision_model", hidden_
 STORED_WRAPPERS = {"MuseGlimmerForConditionalGeneration": "muse_glimmer"}
 # Names whose first setting is a GGUF file of the tests too.
 STORED_GGUF = (
-    "gemma4_text", "MuseGlimmerForConditionalGeneration", "minicpm3", "deepseek_v2", "deepseek_v3", "lfm2_moe", "lfm2", "granitemoehybrid", "falcon_h1", "nemotron_h",
+    "gemma4_text", "MuseGlimmerForConditionalGeneration", "minicpm3", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "lfm2_moe", "lfm2", "granitemoehybrid", "falcon_h1", "nemotron_h",
 )
 
 QWEN35 = dict(head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16)

@@ -11,11 +11,13 @@ import pathlib
 import torch
 from make_vectors import randomise
 from safetensors.torch import save_file
-from transformers import FalconH1Config, GraniteMoeHybridConfig, Lfm2Config, Mamba2Config, NemotronHConfig
+from transformers import FalconH1Config, GraniteMoeHybridConfig, KimiLinearConfig, Lfm2Config, Mamba2Config, MiniMaxConfig, NemotronHConfig
 from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1Mixer
 from transformers.models.granitemoehybrid.modeling_granitemoehybrid import GraniteMoeHybridMambaLayer
+from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMamba2Mixer
 
 OUT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "vectors" / "states"
@@ -50,6 +52,31 @@ def falcon_h1(heads, width, **more):
     return mixer
 
 
+def kimi_delta(heads, width, kernel):
+    return KimiLinearDeltaAttention(KimiLinearConfig(hidden_size=HIDDEN, num_hidden_layers=1, layer_types=["linear_attention"], linear_head_dim=width,
+                                                     linear_num_heads=heads, linear_conv_kernel_dim=kernel), 0)
+
+
+def lightning():
+    config = MiniMaxConfig(hidden_size=HIDDEN, num_hidden_layers=3, num_attention_heads=4, head_dim=12, layer_types=["linear_attention"] * 3, block_size=32)
+    mixer = MiniMaxLightningAttention(config, 1)
+    return Wrapped(mixer, position_embeddings=None, attention_mask=None)
+
+
+class Wrapped(torch.nn.Module):
+    """A mixer that takes more arguments and gives more than its output."""
+
+    def __init__(self, mixer, **more):
+        super().__init__()
+        self.mixer, self.more = mixer, more
+
+    def forward(self, rows):
+        return self.mixer(rows, **self.more)[0]
+
+    def named_parameters(self, *rest, **more):
+        return self.mixer.named_parameters(*rest, **more)
+
+
 # The seed is the case's place in the list.
 CASES = {
     "short_convolution": lambda: short_convolution(3, False),
@@ -60,6 +87,9 @@ CASES = {
     "falcon_h1": lambda: falcon_h1(4, 8, mamba_rms_norm=True, mamba_norm_before_gate=True),
     # Heads of more than 64 values.
     "falcon_h1_wide": lambda: falcon_h1(2, 72, mamba_rms_norm=False, mamba_proj_bias=True),
+    "kimi_delta": lambda: kimi_delta(3, 8, 4),
+    "kimi_delta_wide": lambda: kimi_delta(1, 72, 3),
+    "lightning": lightning,
 }
 
 

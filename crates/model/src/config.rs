@@ -71,6 +71,20 @@ impl AttentionShape {
     }
 }
 
+/// How a layer that was trained to read few tokens chooses them (DeepSeek sparse attention, arXiv:2512.02556): the score of a token
+/// is Σ weight · max(0, query · key) over the heads of an indexer, and a query reads the tokens of the highest scores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IndexerShape {
+    /// Query heads of the indexer.
+    pub heads: usize,
+    /// Elements of a query of the indexer, and of the one key that a token has in it.
+    pub width: usize,
+    /// Tokens that a query reads at most.
+    pub tokens: usize,
+    /// The layer whose indexer chooses: the layer itself, or one before it.
+    pub chooser: usize,
+}
+
 /// The sizes of a mixture of experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertShape {
@@ -121,6 +135,9 @@ pub struct ModelConfig {
     /// The attention of each layer; empty where all layers are as `heads`, `kv_heads` and `head_dim` say. Entries of layers
     /// without attention are not read.
     pub attention: Vec<AttentionShape>,
+    /// For each layer the indexer that chooses what its queries read, or `None` where they read everything; empty where no layer has
+    /// one.
+    pub indexers: Vec<Option<IndexerShape>>,
     /// Leading dimensions of a head that carry position; the most of them where layers differ.
     pub rotary_dim: usize,
     /// Different rotations in the model: 1, or 2 where local and global layers differ.
@@ -132,6 +149,8 @@ pub struct ModelConfig {
     /// Values of the input that each layer gets from a token beside the residual stream ([`Step::LayerInput`](crate::Step)); 0 where
     /// there are none.
     pub layer_input_width: usize,
+    /// Residual streams of a token beside each other ([`Step::Streams`](crate::Step)).
+    pub streams: usize,
     /// Values of the widest gate on an attention result ([`Step::OpenGate`](crate::Step)).
     pub gate_width: usize,
     /// Values of scratch that a token takes in the widest attention: beside the others, those of
@@ -194,11 +213,13 @@ impl ModelConfig {
             soft_cap: None,
             windows: Vec::new(),
             attention: Vec::new(),
+            indexers: Vec::new(),
             rotary_dim: head_dim,
             rotary_tables: 1,
             states: Vec::new(),
             attends: Vec::new(),
             layer_input_width: 0,
+            streams: 1,
             gate_width: 0,
             attention_scratch: 0,
             host_only: None,
@@ -306,6 +327,23 @@ impl ModelConfig {
             .then(|| self.cached_layers().take_while(|cached| *cached < owner).count())
     }
 
+    /// The indexer that chooses what the queries of a layer read; `None` where they read everything.
+    pub fn indexer_of(&self, layer: usize) -> Option<IndexerShape> {
+        self.indexers.get(layer).copied().flatten()
+    }
+
+    /// The layers that have an indexer of their own, whose keys a cache holds.
+    pub fn indexing_layers(&self) -> impl Iterator<Item = usize> + '_ {
+        let is_own = |layer: &usize| self.indexer_of(*layer).is_some_and(|indexer| indexer.chooser == *layer);
+        (0..self.indexers.len()).filter(is_own)
+    }
+
+    /// The place of the keys of a layer's own indexer in a cache: behind those of all layers.
+    pub fn indexer_cache_layer(&self, layer: usize) -> Option<usize> {
+        let place = self.indexing_layers().position(|indexing| indexing == layer)?;
+        Some(self.attention_layers() + place)
+    }
+
     /// Checks what the attention of layers says of each other.
     ///
     /// # Errors
@@ -328,6 +366,12 @@ impl ModelConfig {
             }
             if own.is_latent && own.value_width >= own.key_width {
                 return refuse(layer, "is latent and has no room for positions behind its values");
+            }
+            if let Some(indexer) = self.indexer_of(layer) {
+                let chooser = self.indexer_of(indexer.chooser);
+                if chooser.is_none_or(|chooser| chooser.chooser != indexer.chooser) || indexer.chooser > layer {
+                    return refuse(layer, "reads what the indexer of a layer without one chooses");
+                }
             }
             let Some(shared) = own.shares else { continue };
             let owner = self.attention_of(shared);

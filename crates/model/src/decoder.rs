@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use riffle_linear::PackedMatrix;
 
-use crate::blocks::{LayerInputs, Norm, PositionTable};
+use crate::blocks::{LayerInputs, Norm, PositionTable, StreamRows, Streams};
 use crate::fields::Fields;
 use crate::inputs::InputSums;
 use crate::layer::{Layer, Step};
 use crate::weights::Checkpoint;
-use crate::workspace::{ROW_BLOCK, Workspace};
+use crate::workspace::{CUT_GRID, ROW_BLOCK, Workspace};
 use crate::{Batch, ExpertCache, ModelConfig, ModelError, ModelOutline, Predictor, SegmentPart};
 
 /// A whole model: weights and the order of work. A [`Forward`](crate::Forward) takes batches through it.
@@ -26,6 +26,8 @@ pub struct Decoder {
     pub positions: Option<PositionTable>,
     /// Inputs of all layers that follow from a token, where a family has such.
     pub layer_inputs: Option<LayerInputs>,
+    /// The residual streams that layers work on, where there are several.
+    pub streams: Option<Arc<Streams>>,
     /// The layers, first to last.
     pub layers: Vec<Layer>,
     /// The norm before the head.
@@ -68,6 +70,7 @@ impl Decoder {
             embedding_norm: None,
             positions: None,
             layer_inputs: None,
+            streams: None,
             layers: Vec::new(),
             final_norm,
             head,
@@ -92,6 +95,7 @@ impl Decoder {
         let predictor = self.predictor.as_ref().map_or(0, |predictor| predictor.bytes());
         let embedding_norm = self.embedding_norm.as_ref().map_or(0, Norm::bytes);
         let inputs = self.layer_inputs.as_ref().map_or(0, LayerInputs::bytes)
+            + self.streams.as_ref().map_or(0, |streams| streams.bytes())
             + self.positions.as_ref().map_or(0, PositionTable::bytes)
             + embedding_norm;
         self.embedding.bytes() as u64 + inputs + layers + self.final_norm.bytes() + head + bias + predictor
@@ -161,6 +165,23 @@ impl Decoder {
             let rows = number * block..number * block + tokens.len();
             let parts: Vec<SegmentPart> = batch.parts(rows).collect();
             inputs.prepare((tokens, &parts), embedded, &mut output[..tokens.len() * inputs.width()]);
+        }
+    }
+
+    /// Makes the residual streams of a batch from its embeddings, `[rows, hidden_size]`, where there are several; `hidden` becomes the one
+    /// that the first layer reads.
+    pub(crate) fn begin_streams(&self, batch: &Batch, hidden: &mut [f32], workspace: &mut Workspace) {
+        let Some(streams) = &self.streams else { return };
+        for rows in batch.row_blocks(0..batch.rows(), ROW_BLOCK, CUT_GRID) {
+            let parts: Vec<SegmentPart> = batch.parts(rows.clone()).collect();
+            let block = workspace.row_block(hidden, rows, 0);
+            let mut rows = StreamRows {
+                hidden: block.hidden,
+                streams: block.streams,
+                normed: block.normed,
+                branch: block.branch,
+            };
+            streams.begin(&mut rows, &parts);
         }
     }
 

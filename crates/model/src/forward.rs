@@ -101,6 +101,19 @@ pub struct Projected<'a> {
     pub values: &'a mut [f32],
     /// `[rows, heads, value_width]`: the caller writes the attention result here.
     pub attended: &'a mut [f32],
+    /// What the layer's own indexer computed of the rows, where it has one.
+    pub index: Option<ProjectedIndex<'a>>,
+}
+
+/// Queries, weights and keys of a layer's own indexer ([`IndexerShape`](crate::IndexerShape)) for the first rows of a batch.
+#[derive(Debug, Clone, Copy)]
+pub struct ProjectedIndex<'a> {
+    /// `[rows, heads, width]`, turned to their positions.
+    pub queries: &'a [f32],
+    /// `[rows, heads]`.
+    pub weights: &'a [f32],
+    /// `[rows, width]`, turned to their positions.
+    pub keys: &'a [f32],
 }
 
 /// A batch in main memory, computed by the CPU.
@@ -182,6 +195,7 @@ impl Forward for HostForward {
         if let Some(positions) = &self.model.positions {
             positions.add(batch, &mut self.hidden)?;
         }
+        self.model.begin_streams(batch, &mut self.hidden, &mut self.workspace);
         self.begin(batch);
         Ok(())
     }
@@ -206,7 +220,8 @@ impl Forward for HostForward {
     fn projected(&mut self) -> Option<Projected<'_>> {
         let (layer, rows) = self.progress.under_way()?;
         let attention = self.model.layers[layer].attention.as_ref()?;
-        Some(self.workspace.projected(&attention.shape, rows))
+        let indexer = attention.indexer.as_ref().map(|indexer| &indexer.shape);
+        Some(self.workspace.projected(&attention.shape, indexer, rows))
     }
 
     fn finish(

@@ -8,8 +8,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::blocks::{
-    Attention, Behind, Experts, HeadProjection, LayerInput, Mixer, Mlp, Norm, Projection, add, scale, sigmoid_gate,
-    sigmoid_gate_heads, softplus_gate_heads,
+    Attention, Behind, Experts, HeadProjection, Laurel, LayerInput, Mixer, Mlp, Norm, Projection, StreamStep, add,
+    scale, sigmoid_gate, sigmoid_gate_heads, softplus_gate_heads,
 };
 use crate::recurrent::LayerState;
 use crate::workspace::{CUT_GRID, ROW_BLOCK, RowBlock, Workspace};
@@ -76,6 +76,10 @@ pub enum Step {
     Add(Rows),
     /// `Branch = projection(activation(gate(Hidden)) * input of the layer)`.
     LayerInput(LayerInput),
+    /// `Branch = Normed + norm(right(left(Normed)))`.
+    Laurel(Laurel),
+    /// Work on all residual streams of the rows, of which `Hidden` is one.
+    Streams(StreamStep),
     /// `Hidden *= factor`.
     Scale(f32),
 }
@@ -217,6 +221,8 @@ impl Layer {
             Step::Recur(mixer) => mixer.bytes(),
             Step::OpenGate { norm, gate, .. } => once(norm) + gate.bytes(),
             Step::LayerInput(input) => input.bytes(),
+            Step::Laurel(laurel) => laurel.bytes(),
+            Step::Streams(streams) => streams.bytes(),
             Step::Add(_) | Step::Scale(_) => 0,
         });
         attention + steps.sum::<u64>()
@@ -277,6 +283,8 @@ impl Step {
             }
             Step::Add(term) => rows.with(*term, Rows::Hidden, |term, hidden| add(hidden, term)),
             Step::LayerInput(input) => input.apply(rows, parts),
+            Step::Laurel(laurel) => laurel.apply(rows, parts),
+            Step::Streams(streams) => streams.apply(rows, parts),
             Step::Scale(factor) => scale(rows.hidden, *factor),
         }
     }

@@ -81,20 +81,20 @@ mod workspace;
 pub use adapters::{AdapterInfo, AdapterScales, AdapterSpec, MOST_ADAPTERS};
 pub use batch::{Batch, CutGrid, Segment, SegmentPart, SegmentTokens};
 pub use blocks::{
-    Activation, Attention, Expert, ExpertBudget, ExpertCache, ExpertClass, ExpertGroups, ExpertSettings,
-    ExpertStatistics, ExpertWeights, Experts, FusedLayout, GatedDeltaNet, HeadProjection, KeyValue, LatentQuery,
-    LayerInput, LayerInputs, Mamba2, Mixer, Mlp, Norm, PositionTable, Projection, Rotary, Router, RouterRules, Scoring,
-    SharedExpert, ShortConvolution, StreamedExperts, WeightSum, expert_cache_bytes, expert_slots,
-    least_expert_cache_bytes,
+    Activation, AltUp, Attention, Expert, ExpertBudget, ExpertCache, ExpertClass, ExpertGroups, ExpertSettings,
+    ExpertStatistics, ExpertWeights, Experts, FusedLayout, GatedDeltaNet, HeadProjection, Indexer, KeyValue,
+    KimiDeltaAttention, LatentQuery, Laurel, LayerInput, LayerInputs, LightningAttention, Mamba2, Mixer, Mlp, Norm,
+    PositionTable, Projection, Rotary, Router, RouterRules, Scoring, SharedExpert, ShortConvolution, StreamStep,
+    StreamedExperts, Streams, WeightSum, expert_cache_bytes, expert_slots, least_expert_cache_bytes,
 };
 pub use chat::{ChatMessage, ChatTemplate, ConversationText, TemplateLimit};
-pub use config::{AttentionShape, ExpertShape, ModelConfig};
+pub use config::{AttentionShape, ExpertShape, IndexerShape, ModelConfig};
 pub use decoder::Decoder;
 pub use directory::configure;
 pub use error::ModelError;
 pub use families::{Family, families, wrapper_classes};
 pub use fingerprint::{fingerprint, fingerprint_with};
-pub use forward::{Forward, HostForward, Projected};
+pub use forward::{Forward, HostForward, Projected, ProjectedIndex};
 pub use generation::GenerationDefaults;
 pub use gguf::{GgufEntry, GgufTensor, SourceRows, SourceTensor, WeightSource, gguf_header};
 pub use info::{ModelInfo, TokenizerInfo};
@@ -108,7 +108,9 @@ pub use predictor::{Predictor, PredictorForward};
 pub use progress::LayerProgress;
 pub use recurrent::{RecurrentLayer, RecurrentState};
 pub use rope_scaling::{RopeMethod, RopeScaling};
-pub use state_shape::{GatedDeltaNetShape, Mamba2Shape, ShortConvolutionShape, StateShape};
+pub use state_shape::{
+    GatedDeltaNetShape, KimiDeltaShape, LightningShape, Mamba2Shape, ShortConvolutionShape, StateShape,
+};
 pub use stream::StreamDecoder;
 pub use tokenizer::Tokenizer;
 pub use weights::{TensorInfo, TensorType};

@@ -101,7 +101,7 @@ impl PredictorForward {
             shape = attention.shape;
         }
         self.batch = Some(batch.clone());
-        Ok(workspace.projected(&shape, rows))
+        Ok(workspace.projected(&shape, None, rows))
     }
 
     /// Takes the projected rows through the rest of the layer, from what was written to [`Projected::attended`].

@@ -19,7 +19,7 @@ pub(crate) struct Recorded {
     raw: Vec<f32>,
     /// `[rows, heads]`, how much of a value is written.
     strength: Vec<f32>,
-    /// `[rows, heads]`, the logarithm of what remains of the memory.
+    /// `[rows, decays]`, the logarithm of what remains of the memory.
     decay: Vec<f32>,
 }
 

@@ -12,6 +12,10 @@ pub enum StateShape {
     ShortConvolution(ShortConvolutionShape),
     /// State of a [`Mamba2`](crate::Mamba2).
     Mamba2(Mamba2Shape),
+    /// State of a [`KimiDeltaAttention`](crate::KimiDeltaAttention).
+    KimiDelta(KimiDeltaShape),
+    /// State of a [`LightningAttention`](crate::LightningAttention), which has no convolution.
+    Lightning(LightningShape),
 }
 
 /// The sizes of a [`GatedDeltaNet`](crate::GatedDeltaNet).
@@ -51,6 +55,50 @@ pub struct Mamba2Shape {
     pub groups: usize,
     /// Tokens that the causal convolution reads, the token itself included.
     pub kernel: usize,
+}
+
+/// The sizes of a [`KimiDeltaAttention`](crate::KimiDeltaAttention).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KimiDeltaShape {
+    /// Heads of queries, keys and values; each has a memory of its own.
+    pub heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Tokens that the causal convolution reads, the token itself included.
+    pub kernel: usize,
+}
+
+/// The sizes of a [`LightningAttention`](crate::LightningAttention).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LightningShape {
+    /// Heads of queries, keys and values; each has a memory of its own.
+    pub heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+impl KimiDeltaShape {
+    /// Values of all heads of a token, of queries, of keys or of values.
+    pub fn width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Values of a token that pass the convolution: queries, keys, values.
+    pub fn channels(&self) -> usize {
+        3 * self.width()
+    }
+}
+
+impl LightningShape {
+    /// Values of all heads of a token, of queries, of keys or of values.
+    pub fn width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Values of a token that the rule reads: queries, keys, values.
+    pub fn channels(&self) -> usize {
+        3 * self.width()
+    }
 }
 
 impl Mamba2Shape {
@@ -116,14 +164,16 @@ impl StateShape {
             StateShape::GatedDeltaNet(_) => "Gated DeltaNet",
             StateShape::ShortConvolution(_) => "short convolution",
             StateShape::Mamba2(_) => "Mamba2",
+            StateShape::KimiDelta(_) => "Kimi Delta Attention",
+            StateShape::Lightning(_) => "lightning attention",
         }
     }
 
     /// The kind's name in a `layer_types` list of config.json.
     pub(crate) fn layer_type(&self) -> &'static str {
         match self {
-            StateShape::GatedDeltaNet(_) | StateShape::Mamba2(_) => "linear_attention",
             StateShape::ShortConvolution(_) => "conv",
+            _ => "linear_attention",
         }
     }
 
@@ -133,6 +183,8 @@ impl StateShape {
             StateShape::GatedDeltaNet(shape) => shape.channels(),
             StateShape::ShortConvolution(shape) => shape.channels,
             StateShape::Mamba2(shape) => shape.channels(),
+            StateShape::KimiDelta(shape) => shape.channels(),
+            StateShape::Lightning(shape) => shape.channels(),
         }
     }
 
@@ -140,7 +192,9 @@ impl StateShape {
         match self {
             StateShape::GatedDeltaNet(GatedDeltaNetShape { kernel, .. })
             | StateShape::ShortConvolution(ShortConvolutionShape { kernel, .. })
-            | StateShape::Mamba2(Mamba2Shape { kernel, .. }) => *kernel,
+            | StateShape::Mamba2(Mamba2Shape { kernel, .. })
+            | StateShape::KimiDelta(KimiDeltaShape { kernel, .. }) => *kernel,
+            StateShape::Lightning(_) => 1,
         }
     }
 
@@ -158,6 +212,12 @@ impl StateShape {
                 rows: shape.state_width,
                 columns: shape.head_dim,
             },
+            StateShape::KimiDelta(KimiDeltaShape { heads, head_dim, .. })
+            | StateShape::Lightning(LightningShape { heads, head_dim }) => MemoryShape {
+                heads: *heads,
+                rows: *head_dim,
+                columns: *head_dim,
+            },
         }
     }
 
@@ -172,9 +232,18 @@ impl StateShape {
         size_of::<u64>() as u64 + (values * size_of::<f32>()) as u64
     }
 
-    /// Values that a token brings to the state: inputs of the convolution, and for each head a strength and a decay.
+    /// Decays of a token: one for each head, or for each row of its memory.
+    pub(crate) fn decays(&self) -> usize {
+        let memory = self.memory();
+        match self {
+            StateShape::KimiDelta(_) => memory.heads * memory.rows,
+            _ => memory.heads,
+        }
+    }
+
+    /// Values that a token brings to the state: inputs of the convolution, strengths of heads, and decays.
     pub(crate) fn input_width(&self) -> usize {
-        self.channels() + 2 * self.memory().heads
+        self.channels() + self.memory().heads + self.decays()
     }
 
     /// Values of scratch that a token takes in the layer's mixer.
@@ -183,7 +252,7 @@ impl StateShape {
             StateShape::ShortConvolution(shape) => 3 * shape.channels,
             _ => {
                 let memory = self.memory();
-                2 * (self.channels() + memory.width() + memory.heads)
+                2 * (self.channels() + memory.width()) + memory.heads + self.decays()
             }
         }
     }
@@ -194,6 +263,8 @@ impl StateShape {
             StateShape::GatedDeltaNet(shape) => (shape.value_heads, shape.key_heads),
             StateShape::ShortConvolution(_) => (1, 1),
             StateShape::Mamba2(shape) => (shape.heads, shape.groups),
+            StateShape::KimiDelta(KimiDeltaShape { heads, .. })
+            | StateShape::Lightning(LightningShape { heads, .. }) => (*heads, *heads),
         };
         if self.kernel() == 0 {
             Some("has a convolution of no token")

@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use riffle_linear::Columns;
 
-use crate::blocks::{ExpertScratch, RotaryTable, expert_scratch_bytes};
+use crate::blocks::{ExpertScratch, IndexedRows, RotaryTable, expert_scratch_bytes};
+use crate::config::IndexerShape;
 use crate::layer::Rows;
-use crate::{AttentionShape, CutGrid, ModelConfig, Projected};
+use crate::{AttentionShape, CutGrid, ModelConfig, Projected, ProjectedIndex};
 
 /// Tokens whose linear work is done at a time: enough rows to read each weight once for many, few enough that scratch
 /// stays small.
@@ -29,6 +30,7 @@ pub(crate) struct Workspace {
     pub(crate) values: Vec<f32>,
     // [tokens, heads, value_width]
     pub(crate) attended: Vec<f32>,
+    pub(crate) indexed: Indexed,
     // [block rows, hidden]
     pub(crate) normed: Vec<f32>,
     // [block rows, hidden]
@@ -41,9 +43,21 @@ pub(crate) struct Workspace {
     pub(crate) mixer: Vec<f32>,
     // [tokens, layers, width of a layer's input]
     pub(crate) layer_inputs: Vec<f32>,
+    // [tokens, streams, hidden]; nothing where there is one stream
+    streams: Vec<f32>,
     pub(crate) experts: ExpertScratch,
     // one for each rotation of the model
     pub(crate) rotary_tables: Vec<RotaryTable>,
+}
+
+/// What indexers compute of a batch.
+pub(crate) struct Indexed {
+    // [tokens, heads, width]
+    queries: Vec<f32>,
+    // [tokens, heads]
+    weights: Vec<f32>,
+    // [tokens, width]
+    keys: Vec<f32>,
 }
 
 /// Values per token of each kind of buffer, in the layer that takes most of it.
@@ -53,10 +67,13 @@ struct Sizes {
     keys: usize,
     values: usize,
     attended: usize,
+    /// Queries, weights and keys of an indexer.
+    indexed: [usize; 3],
     hidden: usize,
     intermediate: usize,
     mixer: usize,
     layer_inputs: usize,
+    streams: usize,
     rotary_dim: usize,
     rotary_tables: usize,
 }
@@ -75,6 +92,7 @@ impl Sizes {
             keys: most(AttentionShape::keys_width),
             values: most(AttentionShape::values_width),
             attended: most(AttentionShape::attended_width),
+            indexed: IndexerShape::largest(config),
             hidden: config.hidden_size,
             intermediate: config
                 .intermediate_size
@@ -82,6 +100,11 @@ impl Sizes {
                 .max(config.layer_input_width),
             mixer: config.mixer_width(),
             layer_inputs: config.layer_input_width * config.layers,
+            streams: if config.streams > 1 {
+                config.streams * config.hidden_size
+            } else {
+                0
+            },
             rotary_dim: config.rotary_dim,
             rotary_tables: config.rotary_tables,
         }
@@ -100,6 +123,7 @@ impl Workspace {
             keys: vec![0.0; batch_tokens * sizes.keys],
             values: vec![0.0; batch_tokens * sizes.values],
             attended: vec![0.0; batch_tokens * sizes.attended],
+            indexed: Indexed::new(sizes.indexed, batch_tokens),
             normed: vec![0.0; rows * sizes.hidden],
             branch: vec![0.0; rows * sizes.hidden],
             inner: vec![0.0; rows * sizes.intermediate],
@@ -107,6 +131,7 @@ impl Workspace {
             mixer: vec![0.0; rows * sizes.mixer],
             experts: ExpertScratch::new(config.experts.as_ref(), sizes.hidden, [batch_tokens, rows]),
             layer_inputs: vec![0.0; batch_tokens * sizes.layer_inputs],
+            streams: vec![0.0; batch_tokens * sizes.streams],
             rotary_tables: (0..sizes.rotary_tables)
                 .map(|_| RotaryTable::with_capacity(batch_tokens, sizes.rotary_dim))
                 .collect(),
@@ -125,20 +150,30 @@ impl Workspace {
             &self.keys,
             &self.values,
             &self.attended,
+            &self.indexed.queries,
+            &self.indexed.weights,
+            &self.indexed.keys,
             &self.normed,
             &self.branch,
             &self.inner,
             &self.inner_gate,
             &self.mixer,
             &self.layer_inputs,
+            &self.streams,
         ];
         let tables: u64 = self.rotary_tables.iter().map(RotaryTable::bytes).sum();
         4 * buffers.iter().map(|buffer| buffer.len() as u64).sum::<u64>() + tables + self.experts.bytes()
     }
 
     /// Queries, keys and values of the first `rows` rows of a layer, and room for the attention result.
-    pub(crate) fn projected(&mut self, layer: &AttentionShape, rows: usize) -> Projected<'_> {
+    pub(crate) fn projected(
+        &mut self,
+        layer: &AttentionShape,
+        indexer: Option<&IndexerShape>,
+        rows: usize,
+    ) -> Projected<'_> {
         Projected {
+            index: indexer.map(|indexer| self.indexed.projected(indexer, rows)),
             queries: &mut self.queries[..rows * layer.query_width()],
             keys: &mut self.keys[..rows * layer.keys_width()],
             values: &mut self.values[..rows * layer.values_width()],
@@ -164,6 +199,7 @@ impl Workspace {
             inner_gate: &mut self.inner_gate[..count * sizes.intermediate],
             mixer: &mut self.mixer[..count * sizes.mixer],
             experts: &mut self.experts,
+            streams: &mut self.streams[rows.start * sizes.streams..][..count * sizes.streams],
             layer_inputs: &self.layer_inputs[rows.start * width..][..count * width],
         }
     }
@@ -172,8 +208,9 @@ impl Workspace {
 /// Bytes of scratch a [`HostForward`](crate::HostForward) for batches of `batch_tokens` takes, known before anything is allocated.
 pub fn scratch_bytes(config: &ModelConfig, batch_tokens: usize) -> u64 {
     let sizes = Sizes::for_model(config);
-    let of_heads = sizes.queries + sizes.keys + sizes.values + sizes.attended;
-    let per_token = of_heads + sizes.layer_inputs + sizes.rotary_dim * sizes.rotary_tables;
+    let indexed: usize = sizes.indexed.iter().sum();
+    let of_heads = sizes.queries + sizes.keys + sizes.values + sizes.attended + indexed;
+    let per_token = of_heads + sizes.layer_inputs + sizes.streams + sizes.rotary_dim * sizes.rotary_tables;
     let per_row = 2 * sizes.hidden + 2 * sizes.intermediate + sizes.mixer;
     let (batch_tokens, rows) = (batch_tokens as u64, batch_tokens.clamp(1, ROW_BLOCK) as u64);
     let batch = [batch_tokens as usize, rows as usize];
@@ -183,6 +220,45 @@ pub fn scratch_bytes(config: &ModelConfig, batch_tokens: usize) -> u64 {
         .saturating_add(rows.saturating_mul(per_row as u64))
         .saturating_mul(4)
         .saturating_add(experts)
+}
+
+impl IndexerShape {
+    /// Values of all queries, of all weights and of the key of a token.
+    fn widths(&self) -> [usize; 3] {
+        [self.heads * self.width, self.heads, self.width]
+    }
+
+    /// The most that a layer of a model has of each of [`widths`](Self::widths).
+    fn largest(config: &ModelConfig) -> [usize; 3] {
+        let widths = config.indexers.iter().flatten().map(IndexerShape::widths);
+        widths.fold([0; 3], |most, own| [0, 1, 2].map(|part| most[part].max(own[part])))
+    }
+}
+
+impl Indexed {
+    fn new(widths: [usize; 3], batch_tokens: usize) -> Indexed {
+        let [queries, weights, keys] = widths.map(|width| vec![0.0; batch_tokens * width]);
+        Indexed { queries, weights, keys }
+    }
+
+    /// Room for some rows of a batch.
+    pub(crate) fn rows(&mut self, indexer: &IndexerShape, rows: Range<usize>) -> IndexedRows<'_> {
+        let [queries, weights, keys] = indexer.widths().map(|width| rows.start * width..rows.end * width);
+        IndexedRows {
+            queries: &mut self.queries[queries],
+            weights: &mut self.weights[weights],
+            keys: &mut self.keys[keys],
+        }
+    }
+
+    fn projected(&self, indexer: &IndexerShape, rows: usize) -> ProjectedIndex<'_> {
+        let [queries, weights, keys] = indexer.widths().map(|width| rows * width);
+        ProjectedIndex {
+            queries: &self.queries[..queries],
+            weights: &self.weights[..weights],
+            keys: &self.keys[..keys],
+        }
+    }
 }
 
 /// Some rows of a batch and scratch for them.
@@ -202,6 +278,8 @@ pub(crate) struct RowBlock<'a> {
     // [rows, mixer], for the parts of a token mixer to share out
     pub(crate) mixer: &'a mut [f32],
     pub(crate) experts: &'a mut ExpertScratch,
+    // [rows, streams, hidden]
+    pub(crate) streams: &'a mut [f32],
     // [rows, layers, width of a layer's input]
     pub(crate) layer_inputs: &'a [f32],
 }

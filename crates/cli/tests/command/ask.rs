@@ -204,14 +204,22 @@ fn a_text_longer_than_the_context_is_read_in_parts_and_all_of_it_is_refused_with
     let output = desk.ask(&[&text, QUESTION, "--ctx", "2048", "-n", "6"]);
     let (said, notes) = (stdout(&output), stderr(&output));
     assert!(said.contains("70452") && said.contains("line 134 ("), "{said}\n{notes}");
-    assert!(notes.contains("tokens reads ") && notes.contains(" that the question needs, in "), "{notes}");
+    assert!(
+        notes.contains("tokens reads ") && notes.contains(" that the question needs, in "),
+        "{notes}"
+    );
     assert!(notes.contains("\n--whole reads all of it"), "{notes}");
 
     let whole = desk.ask(&[&text, "Who?", "--ctx", "2048", "--whole"]);
     assert_refused(
         &whole,
         1,
-        &["all of the documents takes", "--ctx holds 2048", "read the parts", "choose pages"],
+        &[
+            "all of the documents takes",
+            "--ctx holds 2048",
+            "read the parts",
+            "choose pages",
+        ],
     );
     let long = desk.file("long.txt", book(400).repeat(9).as_bytes());
     let report = json(&desk.ask(&[&long, QUESTION, "-n", "6", "--json"]));
@@ -223,13 +231,20 @@ fn a_text_longer_than_the_context_is_read_in_parts_and_all_of_it_is_refused_with
 #[test]
 fn pages_and_chapters_can_be_chosen() {
     let desk = Desk::new();
-    let pdf = desk.file("a.pdf", &make::pdf(&["Words of one page.", FACT, "Words of another page."]));
+    let pdf = desk.file(
+        "a.pdf",
+        &make::pdf(&["Words of one page.", FACT, "Words of another page."]),
+    );
     let report = json(&desk.ask(&[&pdf, QUESTION, "--pages", "2-3", "-n", "6", "--json"]));
     assert_eq!(place_of_fact(&report), "page 2");
     assert_eq!(report["answers"][0]["parts"].as_array().expect("parts").len(), 1);
     let refused = desk.ask(&[&pdf, "Who?", "--pages", "2-9"]);
     assert_refused(&refused, 1, &["a.pdf: no page is labelled \"9\"", "\"3\""]);
-    assert_refused(&desk.ask(&[&pdf, "Who?", "--pages", "2-"]), 1, &["--pages 2-", "such as 10-60"]);
+    assert_refused(
+        &desk.ask(&[&pdf, "Who?", "--pages", "2-"]),
+        1,
+        &["--pages 2-", "such as 10-60"],
+    );
 
     let epub = desk.file("a.epub", &make::epub(&[("Visions", "Words."), ("Horsemen", FACT)]));
     let report = json(&desk.ask(&[&epub, QUESTION, "--chapter", "horse", "-n", "6", "--json"]));

@@ -85,33 +85,79 @@ fn the_books_own_questions_are_asked_and_policies_that_miss_their_budgets_are_ma
     let questions = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/src/questions.jsonl");
     let task = format!("file:{questions}");
     let compare = |more: &[&str]| {
-        let base = ["eval", "compare", "--tasks", &*task, "--policy", "streaming", "--policy", "decode=quest"];
+        let base = [
+            "eval",
+            "compare",
+            "--tasks",
+            &*task,
+            "--policy",
+            "streaming",
+            "--policy",
+            "decode=quest",
+        ];
         stdout(&run(&[&base[..], &["--budget", "0.1,0.9"], more].concat()))
     };
     let text = compare(&["--out", &*out, "--name", "own"]);
-    for part in ["as run", "streaming:window=1", "% ▲", "misses its budget of 10%", "questions.jsonl", "XXH3"] {
+    for part in [
+        "as run",
+        "streaming:window=1",
+        "% ▲",
+        "misses its budget of 10%",
+        "questions.jsonl",
+        "XXH3",
+    ] {
         assert!(text.contains(part), "no {part:?} in {text}");
     }
     let record = json(&fs::read_to_string(folder.path().join("own.json")).expect("the record"));
     let rows = record["results"]["rows"].as_array().expect("rows");
     assert_eq!(rows.len(), 5);
-    assert!(rows.iter().all(|row| row["task"] == *task && row["score"]["samples"] == 3), "{rows:?}");
-    assert_eq!((&rows[0]["density"], &rows[0]["budget_kept"]), (&Value::from(1.0), &Value::Null));
-    assert_eq!((&rows[1]["budget"], &rows[1]["budget_kept"]), (&Value::from(0.1), &Value::from(false)));
-    assert!(rows[1]["fit"]["parameter"].as_str().is_some_and(|text| text.starts_with("window=")), "{rows:?}");
+    assert!(
+        rows.iter()
+            .all(|row| row["task"] == *task && row["score"]["samples"] == 3),
+        "{rows:?}"
+    );
+    assert_eq!(
+        (&rows[0]["density"], &rows[0]["budget_kept"]),
+        (&Value::from(1.0), &Value::Null)
+    );
+    assert_eq!(
+        (&rows[1]["budget"], &rows[1]["budget_kept"]),
+        (&Value::from(0.1), &Value::from(false))
+    );
+    assert!(
+        rows[1]["fit"]["parameter"]
+            .as_str()
+            .is_some_and(|text| text.starts_with("window=")),
+        "{rows:?}"
+    );
     let csv = compare(&["--csv"]);
-    assert!(csv.lines().next().is_some_and(|head| head.contains("budget_kept") && head.contains("fit.parameter")));
+    assert!(
+        csv.lines()
+            .next()
+            .is_some_and(|head| head.contains("budget_kept") && head.contains("fit.parameter"))
+    );
     for (picture, parts) in [
-        ("own-scores-prefill.svg", &[">full<", ">streaming 10%<", ">streaming 90%<", "▲"][..]),
+        (
+            "own-scores-prefill.svg",
+            &[">full<", ">streaming 10%<", ">streaming 90%<", "▲"][..],
+        ),
         ("own-scores-decode.svg", &[">full<", ">quest 10%<"]),
-        ("own-shares-prefill.svg", &[">full<", ">streaming<", "share of the causal pairs read", ">100%<"]),
+        (
+            "own-shares-prefill.svg",
+            &[">full<", ">streaming<", "share of the causal pairs read", ">100%<"],
+        ),
     ] {
         let svg = fs::read_to_string(folder.path().join(picture)).expect("a picture");
         assert!(parts.iter().all(|part| svg.contains(part)), "{picture}: {svg}");
     }
     stdout(&run(&["eval", "report", &*out]));
     let page = fs::read_to_string(folder.path().join("report.html")).expect("the page");
-    for part in ["as run", "misses its budget of 10%", "of the pairs", "Score over the share of pairs read"] {
+    for part in [
+        "as run",
+        "misses its budget of 10%",
+        "of the pairs",
+        "Score over the share of pairs read",
+    ] {
         assert!(page.contains(part), "no {part:?}");
     }
 }
@@ -167,7 +213,10 @@ fn what_cannot_be_measured_is_refused_in_one_line() {
         (&["ruler", "--questions", &*short], &["JSON array"]),
         (&["compare", "--tasks", "qa_1", "--questions", &*short], &["JSON array"]),
         (&["compare", "--tasks", &*own], &["short.txt: line 1:", "\"answers\""]),
-        (&["compare", "--tasks", "file:no-such.jsonl"], &["no-such.jsonl: no such file"]),
+        (
+            &["compare", "--tasks", "file:no-such.jsonl"],
+            &["no-such.jsonl: no such file"],
+        ),
         (&["perplexity", "--window", "100000000"], &["use a shorter window"]),
         (
             &["perplexity", "--policy", "prefill=quest"],

@@ -25,14 +25,32 @@ const UNUSED: [(&str, &[&str]); 28] = [
     ("eval ruler --audit", &["--audit", "riffle eval audit"]),
     ("eval perplexity --audit", &["--audit", "riffle eval audit"]),
     ("eval compare --audit", &["--audit", "riffle eval audit"]),
-    ("eval compare --tasks vt --depths 5", &["--depths", "no task of --tasks is a needle task"]),
-    ("eval compare --tasks file:own.jsonl --lengths 512", &["--lengths", "every line of a file is asked"]),
-    ("eval compare --tasks file:own.jsonl --samples 2", &["--samples", "every line of a file is asked"]),
+    (
+        "eval compare --tasks vt --depths 5",
+        &["--depths", "no task of --tasks is a needle task"],
+    ),
+    (
+        "eval compare --tasks file:own.jsonl --lengths 512",
+        &["--lengths", "every line of a file is asked"],
+    ),
+    (
+        "eval compare --tasks file:own.jsonl --samples 2",
+        &["--samples", "every line of a file is asked"],
+    ),
     ("eval compare --questions notes.txt", &["--questions", "qa_1"]),
     ("eval ruler --tasks vt --questions notes.txt", &["--questions", "qa_1"]),
-    ("eval compare --h2o-local 64", &["--h2o-local", "--policy h2o-chunk:local=N"]),
-    ("eval compare --h2o-heavy 64", &["--h2o-heavy", "--policy h2o-chunk:local=N"]),
-    ("eval perplexity --h2o-heavy 64", &["--h2o-heavy", "--policy h2o-chunk:local=N"]),
+    (
+        "eval compare --h2o-local 64",
+        &["--h2o-local", "--policy h2o-chunk:local=N"],
+    ),
+    (
+        "eval compare --h2o-heavy 64",
+        &["--h2o-heavy", "--policy h2o-chunk:local=N"],
+    ),
+    (
+        "eval perplexity --h2o-heavy 64",
+        &["--h2o-heavy", "--policy h2o-chunk:local=N"],
+    ),
     (
         "run --prompt x --kv-device-budget 1G --device cpu",
         &["--kv-device-budget is 1.0 GiB", "--kv-ram-budget"],

@@ -414,6 +414,7 @@ impl Forward for DeviceForward {
             keys: host_floats_mut(&mut host.keys, kv_count * rows.head_dim),
             values: host_floats_mut(&mut host.values, kv_count * rows.head_dim),
             attended: host_floats_mut(&mut host.attended, query_count * rows.head_dim),
+            index: None,
         })
     }
 

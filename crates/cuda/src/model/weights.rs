@@ -110,6 +110,7 @@ impl DeviceModel {
             embedding_norm: _,
             layer_inputs: _,
             positions: _,
+            streams: _,
             expert_cache: _,
         } = decoder;
         let head = head.map(|head| upload.matrix(&head)).transpose()?;
@@ -267,7 +268,9 @@ impl Upload<'_> {
             }
             Step::Recur(_) => unreachable!("engines refuse a device for other states"),
             Step::Experts(_) => unreachable!("engines refuse a device for mixtures of experts"),
-            Step::LayerInput(_) | Step::Scale(_) => unreachable!("engines refuse a device for layers that differ"),
+            Step::LayerInput(_) | Step::Laurel(_) | Step::Streams(_) | Step::Scale(_) => {
+                unreachable!("engines refuse a device for layers that differ")
+            }
             Step::OpenGate { norm, gate, .. } => DeviceStep::OpenGate {
                 norm: self.norm(&norm)?,
                 gate: self.projection(&gate)?,
@@ -285,6 +288,7 @@ impl Upload<'_> {
                 activation,
             } => (Some(gate), up, down, activation),
             Mlp::Plain { up, down, activation } => (None, up, down, activation),
+            Mlp::Sparse { .. } => return Err(CudaError::Part { part: "sparse gates" }),
         };
         Ok(DeviceMlp {
             gate: gate.map(|gate| self.projection(gate)).transpose()?,

@@ -303,6 +303,7 @@ impl CachedAttention {
                 keys: rows.keys,
                 values: rows.values,
             },
+            index: None,
         };
         let Some(output) = output else {
             return self.state.append(&input, 0..rows.tokens);

@@ -171,6 +171,7 @@ impl LayerAttention {
                         values: &chunk.values,
                     },
                 },
+                index: None,
             },
             chunk_tokens: chunk.tokens,
             rows: 0..chunk.tokens,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use riffle_attention::QueryTile;
 use riffle_device::DeviceRows;
 
-use crate::attention::{LayerStep, Slot, Tile};
+use crate::attention::{LayerIndex, LayerStep, Slot, Tile};
 
 /// Queries, keys and values of one layer for consecutive tokens of a sequence, rotated as its cache holds them.
 #[derive(Clone)]
@@ -22,6 +22,8 @@ pub(crate) struct LayerRows<'a> {
     // [tokens, heads, key_width]
     pub(crate) queries: &'a [f32],
     pub(crate) new_keys: NewKeys<'a>,
+    /// Where the model itself chooses what the layer reads.
+    pub(crate) index: Option<LayerIndex<'a>>,
 }
 
 /// Keys and values that no cache holds yet.

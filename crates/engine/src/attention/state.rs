@@ -5,8 +5,8 @@ use riffle_policy::{CostModel, Phase, PolicyRules, PolicySet, PolicyShape};
 
 use crate::EngineError;
 use crate::attention::{
-    Audit, AuditObserver, Auto, BlockMeans, Counters, Evicted, LearnedRows, Observers, Reader, RollingWindow,
-    SlidingLayer, SlidingLayers, Slot, lacks_room, runs_empty,
+    Audit, AuditObserver, Auto, BlockMeans, Counters, Evicted, LatestChoice, LearnedRows, Observers, Reader,
+    RollingWindow, SlidingLayer, SlidingLayers, Slot, lacks_room, runs_empty,
 };
 
 /// Policies of one sequence.
@@ -41,6 +41,8 @@ pub(crate) struct AttentionState {
     pub(crate) rolling: RollingWindow,
     /// The layers that hold a window alone.
     pub(crate) sliding: SlidingLayers,
+    /// What indexers of the model chose, while layers behind them read it.
+    pub(super) latest_choice: LatestChoice,
     pub(crate) learned_rows: LearnedRows,
     pub(crate) counters: Counters,
     pub(crate) audit: Option<Audit>,
@@ -110,6 +112,7 @@ impl AttentionState {
             evicted: Evicted::default(),
             rolling: RollingWindow::default(),
             sliding: SlidingLayers::default(),
+            latest_choice: LatestChoice::new(),
             learned_rows: LearnedRows::default(),
             counters: Counters::default(),
             audit: None,

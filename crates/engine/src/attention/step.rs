@@ -22,6 +22,9 @@ impl AttentionState {
             return Ok(());
         }
         self.reader.append(&mut self.cache, input, &tokens)?;
+        if let Some(index) = &input.index {
+            self.append_index(index, &tokens)?;
+        }
         // The chunk before has been waited for.
         self.take_attended_time(step.phase)?;
         if step.window.is_some() || self.extend_watched_bounds(input, &tokens)? {
@@ -44,17 +47,18 @@ impl AttentionState {
         let (began, step) = (Instant::now(), &input.step);
         let two_phases = step.window.is_none() && self.layer_traits(input.cache_layer, step.phase).two_phases;
         let chunk = Chunk::new(input, tokens);
-        let (selections, own) = match step.window {
-            Some(window) => {
+        let (selections, own) = match (step.window, &input.index) {
+            (Some(window), _) => {
                 let selection = Selection::none().with_row_window(window);
                 (vec![selection; chunk.tiles.len()], Vec::new())
             }
-            None => self.choose(input, &chunk, two_phases)?,
+            (None, Some(index)) => (self.select_by_index(index, &chunk)?, Vec::new()),
+            (None, None) => self.choose(input, &chunk, two_phases)?,
         };
         let device_means = self.block_means_on_device(input);
         let next = match step.phase {
             Phase::Prefill if chunk.tokens.end < input.tokens => input.cache_layer,
-            _ => (input.cache_layer + 1) % self.cache.shape().layers.count(),
+            _ => (input.cache_layer + 1) % step.layers,
         };
         let policies = self.policies.of_mut(step.phase).layer_mut(input.cache_layer);
         let (dense_rows, more) = match step.window {

@@ -24,6 +24,7 @@ use std::ops::ControlFlow;
 
 use serde::Serialize;
 
+use crate::options::has_indexers;
 use crate::sequence::check_room;
 use crate::{EngineError, PrefillProgress, Runner, Sequence};
 pub(crate) use compression::{CompressStep, Compression};
@@ -103,6 +104,11 @@ pub(super) fn check_compressible(sequence: &Sequence, options: &CompressOptions)
     if sequence.options().window.is_some() {
         return Err(EngineError::NotCompressible(
             "it was read with `window`, which keeps a window of the text alone; read the text without it",
+        ));
+    }
+    if has_indexers(sequence.engine().model().config()) {
+        return Err(EngineError::NotCompressible(
+            "the indexer of its model ranks every token; keep the whole text",
         ));
     }
     let mut policies = sequence.attention().policies.decode.iter();

@@ -85,6 +85,7 @@ impl ModelForward for Box<dyn DeviceForward> {
         Some(ProjectedLayer {
             queries,
             new_keys: NewKeys::Device(rows),
+            index: None,
             output: attended,
         })
     }

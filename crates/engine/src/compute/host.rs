@@ -77,6 +77,7 @@ impl ModelForward for HostForward {
                 keys: projected.keys,
                 values: projected.values,
             },
+            index: projected.index,
             output: projected.attended,
         })
     }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use riffle_device::{ComputeDevice, RoomOptions};
-use riffle_model::{AttentionShape, Decoder, Forward, HostForward};
+use riffle_model::{AttentionShape, Decoder, Forward, HostForward, ProjectedIndex};
 
 use crate::EngineError;
 use crate::attention::{NewKeys, Reader, Rotation, SharedRoom};
@@ -64,6 +64,8 @@ pub(crate) struct ProjectedLayer<'a> {
     // [rows, heads, key_width]
     pub(crate) queries: &'a [f32],
     pub(crate) new_keys: NewKeys<'a>,
+    /// What the layer's own indexer computed, where it has one.
+    pub(crate) index: Option<ProjectedIndex<'a>>,
     /// The attention result where it comes to main memory, `[rows, heads, value_width]`.
     pub(crate) output: &'a mut [f32],
 }

@@ -25,6 +25,7 @@ mod step;
 
 use crate::answer::{Answer, Guess};
 use crate::draft_spec::MOST_TOKENS;
+use crate::options::has_indexers;
 use crate::{DraftCount, DraftSpec, EngineError, GenerateOptions, Generation, Sequence, StopReason};
 use costs::{Drafts, costs};
 use gain::{Acceptance, Balance, Costs, Offer};
@@ -146,7 +147,12 @@ impl Drafter {
             return Err(EngineError::option("draft", spec, problem));
         }
         let has_predictor = spec.has_predictor || (spec.is_auto && sequence.answer().drafts.predictor.is_some());
-        let own = spec.own.as_ref().filter(|_| !has_predictor);
+        let model_chooses = has_indexers(sequence.engine().model().config());
+        if model_chooses && spec.own.is_some() && !spec.is_auto {
+            let problem = "the model's own indexer chooses what its layers read: draft with ngram";
+            return Err(EngineError::option("draft", spec, problem));
+        }
+        let own = spec.own.as_ref().filter(|_| !has_predictor && !model_chooses);
         let own = own.map(|rules| OwnDraft::new(rules, sequence)).transpose()?;
         let classes = MATCHES.iter().enumerate().filter(|_| spec.has_ngram);
         let classes = classes.map(|(class, (_, agrees))| (true, Source::Ngram(class), *agrees));

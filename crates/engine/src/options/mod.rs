@@ -1,6 +1,7 @@
 //! Options of a run, checked once before anything is allocated.
 
 mod cache;
+mod indexers;
 mod machine;
 mod model;
 mod names;
@@ -11,6 +12,7 @@ mod window;
 
 use crate::EngineError;
 pub use cache::CacheOptions;
+pub(crate) use indexers::{check_indexers, check_sequence, has_indexers};
 pub use machine::MachineOptions;
 pub use model::ModelOptions;
 pub use names::rename_options;

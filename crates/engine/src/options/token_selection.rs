@@ -77,6 +77,9 @@ impl TokenSelection {
         if config.attention.iter().any(|layer| layer.shares.is_some()) {
             return refused("layers read the keys of others: leave it out for this model".to_owned());
         }
+        if config.streams > 1 {
+            return refused("layers have several residual streams: leave it out for this model".to_owned());
+        }
         let upper = self.upper_layers(config);
         if upper.start == 0 || upper.is_empty() {
             return refused(format!("layers must be from 1 to {} for this model", config.layers - 1));

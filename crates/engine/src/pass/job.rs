@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use riffle_attention::Partial;
-use riffle_model::{Batch, Forward, RecurrentState, SegmentTokens};
+use riffle_model::{Batch, Forward, ModelConfig, RecurrentState, SegmentTokens};
 use riffle_policy::Phase;
 
 use crate::Failure;
-use crate::attention::{AttentionState, LayerRows, RoundRows, Slot, attend_round};
+use crate::attention::{AttentionState, IndexRows, LayerIndex, LayerRows, RoundRows, Slot, attend_round};
 use crate::compute::{ModelForward, ProjectedLayer};
 use crate::pass::awake::keep_threads_awake;
 use crate::pass::layer::{layer_step, layer_traits};
@@ -429,8 +429,30 @@ impl Segment {
             tokens: self.rows.len(),
             queries: &projected.queries[self.rows.start * query_width..self.rows.end * query_width],
             new_keys: projected.new_keys.rows(&self.rows, strides),
+            index: layer_index(config, projected, layer, &self.rows),
         }
     }
+}
+
+/// How some rows of the batch come to what they read in a layer, where the model itself chooses.
+fn layer_index<'a>(
+    config: &ModelConfig,
+    projected: &ProjectedLayer<'a>,
+    layer: usize,
+    rows: &Range<usize>,
+) -> Option<LayerIndex<'a>> {
+    let shape = config.indexer_of(layer)?;
+    let (Some(cache_layer), Some(index)) = (config.indexer_cache_layer(layer), projected.index) else {
+        return Some(LayerIndex::Shared);
+    };
+    let behind = config.indexer_of(layer + 1);
+    let own = IndexRows {
+        shape,
+        cache_layer,
+        is_shared: behind.is_some_and(|behind| behind.chooser == layer),
+        rows: index,
+    };
+    Some(LayerIndex::Own(own.of_rows(rows)))
 }
 
 /// Each segment of `named` that has not failed, with its sequence and its rows, in the order of `named`.

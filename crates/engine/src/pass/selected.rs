@@ -152,6 +152,7 @@ impl Runner {
             tokens: lower.observed,
             queries: &lower.queries,
             new_keys: NewKeys::Host { keys: &[], values: &[] },
+            index: None,
         };
         let mass = sequence.attention_mut().token_mass(&input)?;
         Ok(selection.choose(&mass))

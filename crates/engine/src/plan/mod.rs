@@ -7,14 +7,16 @@ mod process;
 mod resolved;
 mod tiers;
 
+use riffle_attention::Span;
 use riffle_files::human_bytes;
-use riffle_kv::{CacheShape, KvError, LayerShapes, largest};
-use riffle_model::{ModelConfig, ModelInfo, PredictorForward};
+use riffle_kv::{CacheShape, KvError, LayerShape, LayerShapes, largest};
+use riffle_model::{IndexerShape, ModelConfig, ModelInfo, PredictorForward};
 use riffle_policy::PolicyShape;
 use serde::Serialize;
 
 use crate::attention::{Heads, SlidingLayers, cached_shape};
 use crate::error::require;
+use crate::options::{check_indexers, has_indexers};
 use crate::parse::typed_bytes;
 use crate::predictor::PredictorRoom;
 use crate::{EngineError, EngineOptions, TokenSelection};
@@ -185,6 +187,7 @@ impl Planner<'_> {
         if let Some(selection) = &options.model.token_selection {
             selection.check(self.config, options)?;
         }
+        check_indexers(self.config, options)?;
         let (config, has_weights) = (self.config, self.has_weights);
         let asked = options.context_for(config.max_position)?;
         if config.attention_layers() == 0 {
@@ -236,7 +239,7 @@ impl Planner<'_> {
             WeightTiers::Rest => experts::pages_room(options, room),
             _ => room,
         };
-        let tiers = planned_tiers(options, sliding, context, pages_room);
+        let tiers = planned_tiers(options, (sliding, has_indexers(config)), context, pages_room);
         let kv_tiers = TierPlan::new(&tiers, shape, tiers.outlook.context_tokens);
         let pages = kv_tiers.device_bytes.saturating_add(kv_tiers.ram_bytes);
         let expert_bytes = weights.expert_bytes(config, options, room, pages);
@@ -333,6 +336,12 @@ fn cache_shape(config: &ModelConfig, options: &EngineOptions) -> Result<CacheSha
     let layers = config
         .cached_layers()
         .map(|layer| cached_shape(&config.attention_of(layer)));
+    // Keys of indexers lie behind all layers. They have no values.
+    let indexers = config.indexing_layers().filter_map(|layer| config.indexer_of(layer));
+    let layers = layers.chain(indexers.map(|indexer| LayerShape {
+        is_latent: true,
+        ..LayerShape::new(1, indexer.width)
+    }));
     let shape = CacheShape {
         layers: LayerShapes::new(&layers.collect::<Vec<_>>())?,
         page_tokens: options.cache.page_tokens,
@@ -343,10 +352,22 @@ fn cache_shape(config: &ModelConfig, options: &EngineOptions) -> Result<CacheSha
     Ok(shape)
 }
 
-/// The shapes that policies of a model are built for: one for each layer that holds keys and values.
+/// The shapes that policies of a model are built for: one for each layer that holds keys and values, then one for each indexer, on
+/// which no policy acts.
 pub fn policy_shapes(config: &ModelConfig, options: &EngineOptions) -> Vec<PolicyShape> {
     let of_layer = |layer| Heads::of_layer(config, layer).for_policies(options.machine.chunk_tokens);
-    config.cached_layers().map(of_layer).collect()
+    let indexers = config.indexing_layers().filter_map(|layer| config.indexer_of(layer));
+    let of_indexer = |indexer: IndexerShape| PolicyShape {
+        kv_heads: 1,
+        group: indexer.heads,
+        head_dim: indexer.width,
+        chunk_tokens: options.machine.chunk_tokens,
+    };
+    config
+        .cached_layers()
+        .map(of_layer)
+        .chain(indexers.map(of_indexer))
+        .collect()
 }
 
 /// Bytes of everything a session holds beside weights and pages.
@@ -366,6 +387,7 @@ fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) 
         chunk * (shape.attended_width() + 2 * shape.heads) + batch * rotated
     };
     let attention = (0..config.layers).map(of_layer).max().unwrap_or(0);
+    let chosen = chosen_bytes(config, [batch, chunk], context);
     let floats = batch * config.hidden_size + attention + config.hidden_size;
     let shapes = policy_shapes(config, options);
     // A fork keeps as much of its sequence as a session does.
@@ -385,7 +407,17 @@ fn scratch_bytes(config: &ModelConfig, options: &EngineOptions, context: usize) 
         + hidden
         + predictor_bytes(config, options, context)
         + (floats * size_of::<f32>()) as u64
+        + chosen
         + options.machine.sequences as u64 * kept
+}
+
+/// Bytes of what indexers choose for a chunk, and for a batch where several layers read it.
+fn chosen_bytes(config: &ModelConfig, [batch, chunk]: [usize; 2], context: usize) -> u64 {
+    let indexers = || config.indexers.iter().flatten();
+    let tokens = indexers().map(|indexer| indexer.tokens.min(context)).max().unwrap_or(0);
+    let is_shared = config.indexing_layers().count() < indexers().count();
+    let rows = if is_shared { batch + chunk } else { chunk };
+    (rows * tokens * size_of::<Span>()) as u64
 }
 
 /// Bytes that drafts by the model's own layer for further tokens take beside its weights.

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::MemoryPlan;
 use crate::attention::SlidingLayers;
+use crate::options::has_indexers;
 use crate::{EngineOptions, StreamWindow};
 use riffle_files::human_bytes;
 
@@ -69,10 +70,10 @@ impl TierPlan {
     }
 }
 
-/// The tiers of a context, with the outlook and a budget of RAM where pages may go on to a disk but none was given.
+/// The tiers of a context, where keys are looked through by indexers of the model or not, with the outlook and a budget of RAM where pages may go on to a disk but none was given.
 pub(super) fn planned_tiers(
     options: &EngineOptions,
-    sliding: &SlidingLayers,
+    (sliding, has_indexers): (&SlidingLayers, bool),
     context: usize,
     room_bytes: u64,
 ) -> KvTiers {
@@ -88,7 +89,7 @@ pub(super) fn planned_tiers(
     tiers.outlook = Outlook {
         context_tokens: options.cache.pool_tokens.map_or(context, |tokens| tokens.max(context)),
         append_tokens: options.append_tokens().min(context),
-        scans_keys: options.sequence.scans_keys(),
+        scans_keys: options.sequence.scans_keys() || has_indexers,
         sequences: options.machine.sequences,
         window_layers: sliding.layers.iter().map(|sliding| sliding.layer).collect(),
         window_tokens: sliding.most_tokens(),
@@ -99,7 +100,7 @@ pub(super) fn planned_tiers(
 /// The tiers of a session under a plan that fits.
 pub(super) fn session_tiers(config: &ModelConfig, options: &EngineOptions, plan: &MemoryPlan) -> KvTiers {
     let sliding = sliding_layers(config, options, options.sequence.window);
-    let mut tiers = planned_tiers(options, &sliding, plan.context_tokens, 0);
+    let mut tiers = planned_tiers(options, (&sliding, has_indexers(config)), plan.context_tokens, 0);
     tiers.ram_budget_bytes = plan.kv_tiers.ram_budget_bytes;
     if !tiers.has_farther() {
         // Nothing but memory: what the plan says of it is the budget.

@@ -24,6 +24,7 @@ use riffle_kv::{KvCache, KvUsage, PagePool};
 use riffle_policy::{Phase, PolicyRules};
 
 use crate::attention::{AttentionState, Audit, Auto, Heads, Policies, Reader};
+use crate::options::check_sequence;
 use crate::predictor::PredictorRows;
 use crate::sampler::SamplerState;
 use crate::{AttentionTime, AuditReport, Engine, EngineError, PairCount, SequenceOptions};
@@ -176,6 +177,7 @@ impl Sequence {
     ) -> Result<Self, EngineError> {
         let engine_options = engine.options();
         let config = engine.model().config();
+        check_sequence(config, &options)?;
         let shapes = &engine.resolved.policy;
         let cost = &engine_options.machine.cost;
         let policies = Policies::new([&options.prefill, &options.decode], shapes, cost)?;

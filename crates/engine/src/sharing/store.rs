@@ -7,6 +7,7 @@ use riffle_kv::{BlockStore, FetchRequest, SharedBlocks, SharedFetch, SharedOptio
 use serde::Serialize;
 
 use crate::attention::lcm;
+use crate::options::has_indexers;
 use crate::sharing::beginning::{fillable_tokens, keeps_state, prefix_identity, prompt_grid, resume_state};
 use crate::{Engine, EngineError, Sequence};
 
@@ -256,6 +257,7 @@ fn end_fetch(sequence: &mut Sequence, search: &mut SharedSearch, tokens: &[u32])
 /// [`has_layer`](Self::has_layer) says how far it may go. False where it is too early, or something looks at all layers before a pass.
 pub(crate) fn begin_early(sequence: &mut Sequence, search: &mut SharedSearch, tokens: &[u32]) -> bool {
     let looks_at_all = sequence.recurrence().is_recurrent()
+        || has_indexers(sequence.engine().model().config())
         || sequence.attention().reader.may_keep_results()
         || sequence.options().window.is_some();
     let expected = search.fetch.expected_tokens().unwrap_or(0);

@@ -11,21 +11,35 @@ use safetensors::SafeTensors;
 
 use crate::testing::{bits, go_on, read, write};
 
-/// One family of each kind: latent attention with and without a narrow query, a short convolution, Mamba2 before, beside and instead of
-/// attention in a layer.
-const FAMILIES: [&str; 6] = [
+/// One family of each kind: latent attention with and without a narrow query, and with an indexer of each layer or of several, a short
+/// convolution, Mamba2 before, beside and instead of attention in a layer, linear attention of two kinds.
+const FAMILIES: [&str; 10] = [
     "deepseek_v3",
+    "deepseek_v32",
+    "glm_moe_dsa",
     "minicpm3",
+    "kimi_linear",
+    "minimax",
     "lfm2",
     "granitemoehybrid",
     "falcon_h1",
     "nemotron_h",
 ];
 
+/// Families whose layers read what an indexer chooses.
+const INDEXED: [&str; 2] = ["deepseek_v32", "glm_moe_dsa"];
+
+/// Families with linear attention and experts.
+const LINEAR: [&str; 2] = ["kimi_linear", "minimax"];
+
 fn case(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../model/tests/vectors/dense")
-        .join(name)
+    let vectors = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/vectors");
+    let folder = if INDEXED.contains(&name) || LINEAR.contains(&name) {
+        "experts"
+    } else {
+        "dense"
+    };
+    vectors.join(folder).join(name)
 }
 
 /// The tokens of a case, and the logits behind each.
@@ -141,4 +155,40 @@ fn policies_choose_over_latents_with_the_same_bits_wherever_they_lie() {
             );
         }
     }
+}
+
+#[test]
+fn a_model_that_chooses_by_itself_reads_less_and_refuses_other_choices() {
+    for name in INDEXED {
+        let (tokens, _) = expected(name);
+        let options = options(Format::F16);
+        let engine = engine(name, options.clone());
+        let config = engine.model().config();
+        let indexing = config.indexing_layers().count();
+        assert_eq!(
+            engine.plan().kv_bytes_per_token as usize,
+            2 * (config.layers * 48 + indexing * 32)
+        );
+        let session = read(&engine, &tokens);
+        let pairs = session.sequence().counts().pairs;
+        assert!(pairs.read < pairs.causal / 2, "{name} reads {pairs:?}");
+        let policy = |policy: &str| policy.parse::<PolicySpec>().unwrap().into();
+        for (refused, what) in [
+            (options.clone().with_decode(policy("quest")), "decode"),
+            (options.clone().with_prefill(policy("streaming")), "prefill"),
+            (options.clone().with_auto_target(Some(0.9)), "auto_target"),
+        ] {
+            let refusal = Engine::load(case(name), refused).err().unwrap().to_string();
+            assert!(refusal.contains(what) && refusal.contains("indexer"), "{refusal}");
+        }
+    }
+}
+
+#[test]
+fn an_audit_compares_the_choice_of_a_model_with_all_tokens() {
+    let (tokens, _) = expected("deepseek_v32");
+    let engine = engine("deepseek_v32", options(Format::F32).with_audit(true));
+    let report = read(&engine, &tokens).sequence().audit().unwrap();
+    let kept = report.heads.iter().map(|head| head.mean_mass);
+    assert!(kept.clone().all(|kept| kept > 0.05) && kept.clone().any(|kept| kept < 0.95));
 }

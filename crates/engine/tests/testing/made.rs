@@ -145,6 +145,7 @@ fn build_layer(layer: usize, rotaries: &[Arc<Rotary>; 3], weights: &mut Checkpoi
             shape,
             query,
             latent_query: None,
+            indexer: None,
             query_norm: None,
             key_value,
             sinks,

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{LatentQuery, Norm, Projection, Rotary};
+use super::{Indexer, LatentQuery, Norm, Projection, Rotary};
 use crate::workspace::{CUT_GRID, ROW_BLOCK, Workspace};
 use crate::{AttentionShape, Batch, ModelConfig, SegmentPart};
 
@@ -18,6 +18,8 @@ pub struct Attention {
     pub query: Projection,
     /// How queries come to read latents, in a latent layer whose weights are those of keys and values of every head.
     pub latent_query: Option<Box<LatentQuery>>,
+    /// Chooses the tokens that queries read, in a latent layer with narrow queries that was trained so.
+    pub indexer: Option<Box<Indexer>>,
     /// Norm of query heads before the rotation: of each by itself, or of all together if it is as wide as they are.
     pub query_norm: Option<Norm>,
     /// Its own keys and values; `None` for a layer that reads those of another.
@@ -61,6 +63,7 @@ impl Attention {
             values,
             normed,
             mixer,
+            indexed,
             rotary_tables,
             ..
         } = workspace;
@@ -76,7 +79,13 @@ impl Attention {
             let parts: Vec<SegmentPart> = batch.parts(block.clone()).collect();
             match (&self.latent_query, &self.key_value) {
                 (Some(latent), own) => {
-                    latent.apply(&self.query, (normed, &parts), (&mut *queries, shape.key_width), mixer);
+                    let queries = (&mut *queries, shape.key_width);
+                    let narrow = latent.apply(&self.query, (normed, &parts), queries, mixer);
+                    if let Some(indexer) = &self.indexer {
+                        let angles = &table.angles()[first * rotary.dim()..];
+                        let rows = indexed.rows(&indexer.shape, block.clone());
+                        indexer.apply((normed, narrow, &parts), (angles, rotary.dim()), rows);
+                    }
                     if let Some(own) = own {
                         own.key.apply(normed, keys, &parts);
                     }
@@ -120,7 +129,8 @@ impl Attention {
     pub(crate) fn bytes(&self) -> u64 {
         let query_norm = self.query_norm.as_ref().map_or(0, Norm::bytes);
         let latent_query = self.latent_query.as_ref().map_or(0, |latent| latent.bytes());
-        self.query.bytes() + latent_query + query_norm + self.key_value.as_ref().map_or(0, KeyValue::bytes)
+        let indexer = self.indexer.as_ref().map_or(0, |indexer| indexer.bytes());
+        self.query.bytes() + latent_query + indexer + query_norm + self.key_value.as_ref().map_or(0, KeyValue::bytes)
     }
 }
 

@@ -79,7 +79,7 @@ impl GatedDeltaNet {
             ["norm", "out_proj"]
         };
         let norm = weights.vector(&part(&format!("{norm}.weight")), shape.value_dim)?;
-        let convolution = convolution(weights, part, shape)?;
+        let convolution = convolution(weights, part, shape.channels(), shape.kernel)?;
         let [mixed, gate] = inputs(weights, part, shape, hidden, storage)?;
         let [strength, decay] = decays(weights, part, shape, hidden, storage)?;
         Ok(GatedDeltaNet {
@@ -184,12 +184,12 @@ impl GatedDeltaNet {
 }
 
 /// The convolution of all channels, which files of OLMo-hybrid hold as those of queries, of keys and of values.
-fn convolution(
+pub(super) fn convolution(
     weights: &mut Checkpoint,
     part: impl Fn(&str) -> String,
-    shape: &GatedDeltaNetShape,
+    channels: usize,
+    kernel: usize,
 ) -> Result<Convolution, ModelError> {
-    let (channels, kernel) = (shape.channels(), shape.kernel);
     let names = ["q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"].map(&part);
     if weights.info(&names[0]).is_none() {
         return Convolution::load(weights, &part("conv1d"), channels, kernel, false);

@@ -22,23 +22,25 @@ impl LatentQuery {
         narrow + heads * (self.absorb.inputs() + rotated) + self.absorb.scratch_width()
     }
 
-    /// Writes the queries of normalised rows, `input` `[rows, hidden]`, to `queries`, `[rows, heads, key_width]`.
-    pub(super) fn apply(
+    /// Writes the queries of normalised rows, `input` `[rows, hidden]`, to `queries`, `[rows, heads, key_width]`. Returns the narrow
+    /// queries, `[rows, rank]`, as part of `scratch`; nothing where there are none.
+    pub(super) fn apply<'s>(
         &self,
         query: &Projection,
         (input, parts): (&[f32], &[SegmentPart]),
         (queries, key_width): (&mut [f32], usize),
-        scratch: &mut [f32],
-    ) {
+        scratch: &'s mut [f32],
+    ) -> &'s [f32] {
         let (plain, latent) = (self.absorb.inputs(), self.absorb.outputs());
         let (width, heads) = (plain + key_width - latent, self.absorb.input_width() / plain);
         let rows = queries.len() / (heads * key_width);
         let (expanded, scratch) = scratch.split_at_mut(rows * heads * width);
+        let rank = self.narrow.as_ref().map_or(0, |(_, norm)| norm.width());
+        let (narrowed, scratch) = scratch.split_at_mut(rows * rank);
         match &self.narrow {
             Some((narrow, norm)) => {
-                let narrowed = &mut scratch[..rows * norm.width()];
                 narrow.apply(input, narrowed, parts);
-                super::rows::for_rows(narrowed, norm.width(), |_, row| norm.apply_in_place(row));
+                super::rows::for_rows(narrowed, rank, |_, row| norm.apply_in_place(row));
                 query.apply(narrowed, expanded, parts);
             }
             None => query.apply(input, expanded, parts),
@@ -52,6 +54,7 @@ impl LatentQuery {
                 query[latent..].copy_from_slice(&expanded[plain..]);
             }
         });
+        narrowed
     }
 
     /// Bytes in memory.

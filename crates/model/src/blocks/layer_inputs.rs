@@ -32,7 +32,11 @@ impl LayerInputs {
         self.projection.apply(embedded, output, parts);
         for_rows(output, self.width(), |row, output| {
             let mut stored = vec![0.0; output.len()];
-            self.table.row_into(tokens[row] as usize, &mut stored);
+            // Tokens of pictures and sound lie behind the table, and have the input of the first.
+            let token = tokens[row] as usize;
+            let stands_in_table = token < self.table.out_features();
+            self.table
+                .row_into(if stands_in_table { token } else { 0 }, &mut stored);
             for part in output.chunks_exact_mut(self.norm.width()) {
                 self.norm.apply_in_place(part);
             }

@@ -1,6 +1,6 @@
 //! The mixers of tokens that keep a state.
 
-use super::{GatedDeltaNet, Mamba2, ShortConvolution};
+use super::{GatedDeltaNet, KimiDeltaAttention, LightningAttention, Mamba2, ShortConvolution};
 use crate::recurrent::LayerState;
 use crate::{SegmentPart, StateShape};
 
@@ -12,6 +12,10 @@ pub enum Mixer {
     ShortConvolution(Box<ShortConvolution>),
     /// A selective state space model.
     Mamba2(Box<Mamba2>),
+    /// Attention whose memory is renewed by the delta rule and decays by the element of a key.
+    KimiDelta(Box<KimiDeltaAttention>),
+    /// Attention whose memory decays by the head and takes each value under its key.
+    Lightning(Box<LightningAttention>),
 }
 
 impl Mixer {
@@ -21,6 +25,8 @@ impl Mixer {
             Mixer::GatedDeltaNet(mixer) => StateShape::GatedDeltaNet(mixer.shape),
             Mixer::ShortConvolution(mixer) => StateShape::ShortConvolution(mixer.shape),
             Mixer::Mamba2(mixer) => StateShape::Mamba2(mixer.shape),
+            Mixer::KimiDelta(mixer) => StateShape::KimiDelta(mixer.shape),
+            Mixer::Lightning(mixer) => StateShape::Lightning(mixer.shape),
         }
     }
 
@@ -38,6 +44,8 @@ impl Mixer {
             Mixer::GatedDeltaNet(mixer) => mixer.apply(parts, states, input, scratch, output),
             Mixer::ShortConvolution(mixer) => mixer.apply(parts, states, input, scratch, output),
             Mixer::Mamba2(mixer) => mixer.apply(parts, states, input, scratch, output),
+            Mixer::KimiDelta(mixer) => mixer.apply(parts, states, input, scratch, output),
+            Mixer::Lightning(mixer) => mixer.apply(parts, states, input, scratch, output),
         }
     }
 
@@ -53,6 +61,8 @@ impl Mixer {
             Mixer::GatedDeltaNet(mixer) => mixer.replay(state, inputs),
             Mixer::ShortConvolution(mixer) => mixer.replay(state, inputs),
             Mixer::Mamba2(mixer) => mixer.replay(state, inputs),
+            Mixer::KimiDelta(mixer) => mixer.replay(state, inputs),
+            Mixer::Lightning(mixer) => mixer.replay(state, inputs),
         }
         state.recorded = recorded;
     }
@@ -63,6 +73,8 @@ impl Mixer {
             Mixer::GatedDeltaNet(mixer) => mixer.bytes(),
             Mixer::ShortConvolution(mixer) => mixer.bytes(),
             Mixer::Mamba2(mixer) => mixer.bytes(),
+            Mixer::KimiDelta(mixer) => mixer.bytes(),
+            Mixer::Lightning(mixer) => mixer.bytes(),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The feed-forward block.
 
+use super::rows::for_rows;
 use super::{Activation, Projection};
 use crate::SegmentPart;
 
@@ -15,6 +16,19 @@ pub enum Mlp {
         down: Projection,
         /// The non-linearity.
         activation: Activation,
+    },
+    /// As `Gated`, with gates that open where they lie so many standard deviations above the mean of their token's.
+    Sparse {
+        /// To the inner width.
+        gate: Projection,
+        /// To the inner width.
+        up: Projection,
+        /// From the inner width.
+        down: Projection,
+        /// The non-linearity, of what lies above.
+        activation: Activation,
+        /// Standard deviations.
+        deviations: f32,
     },
     /// down(activation(up(x))).
     Plain {
@@ -38,7 +52,7 @@ impl Mlp {
         output: &mut [f32],
         parts: &[SegmentPart],
     ) {
-        let (Mlp::Gated { up, .. } | Mlp::Plain { up, .. }) = self;
+        let (Mlp::Gated { up, .. } | Mlp::Sparse { up, .. } | Mlp::Plain { up, .. }) = self;
         let used = input.len() / up.weight().in_features() * up.weight().out_features();
         let (inner, inner_gate) = (&mut inner[..used], &mut inner_gate[..used]);
         match self {
@@ -49,6 +63,20 @@ impl Mlp {
                 activation,
             } => {
                 Projection::apply_all([gate, up], input, [&mut *inner_gate, &mut *inner], parts);
+                activation.gate(inner_gate, inner);
+                down.apply(inner_gate, output, parts);
+            }
+            Mlp::Sparse {
+                gate,
+                up,
+                down,
+                activation,
+                deviations,
+            } => {
+                Projection::apply_all([gate, up], input, [&mut *inner_gate, &mut *inner], parts);
+                for_rows(inner_gate, up.weight().out_features(), |_, gate| {
+                    keep_above(gate, *deviations)
+                });
                 activation.gate(inner_gate, inner);
                 down.apply(inner_gate, output, parts);
             }
@@ -63,8 +91,19 @@ impl Mlp {
     /// Bytes in memory.
     pub(crate) fn bytes(&self) -> u64 {
         match self {
-            Mlp::Gated { gate, up, down, .. } => gate.bytes() + up.bytes() + down.bytes(),
+            Mlp::Gated { gate, up, down, .. } | Mlp::Sparse { gate, up, down, .. } => {
+                gate.bytes() + up.bytes() + down.bytes()
+            }
             Mlp::Plain { up, down, .. } => up.bytes() + down.bytes(),
         }
     }
+}
+
+/// Leaves of the values what lies above their mean and so many standard deviations, and nothing of the others.
+fn keep_above(values: &mut [f32], deviations: f32) {
+    let count = values.len() as f64;
+    let mean = values.iter().map(|value| f64::from(*value)).sum::<f64>() / count;
+    let square = values.iter().map(|value| (f64::from(*value) - mean).powi(2));
+    let limit = (mean + (square.sum::<f64>() / count).sqrt() * f64::from(deviations)) as f32;
+    values.iter_mut().for_each(|value| *value = (*value - limit).max(0.0));
 }

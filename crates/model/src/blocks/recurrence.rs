@@ -34,7 +34,7 @@ pub(super) struct Scratch<'a> {
     pub(super) read: &'a mut [f32],
     /// `[rows, heads]`: factor on the value that is written.
     pub(super) strength: &'a mut [f32],
-    /// `[rows, heads]`: logarithm of the memory's decay.
+    /// `[rows, heads]`, or `[rows, heads, key_dim]` by channel: logarithm of the memory's decay.
     pub(super) decay: &'a mut [f32],
 }
 
@@ -63,7 +63,7 @@ impl Recurrence {
             gated,
             read,
             strength,
-            decay: &mut scratch[..rows * memory.heads],
+            decay: &mut scratch[..rows * self.rule.decays()],
         }
     }
 
@@ -87,7 +87,7 @@ impl Recurrence {
                 rows: part.rows.len(),
                 raw: &block.raw[of(channels)],
                 strength: &block.strength[of(heads)],
-                decay: &block.decay[of(heads)],
+                decay: &block.decay[of(self.rule.decays())],
             };
             state.recorded.take(part, inputs);
             let (mixed, read) = (&mut block.mixed[of(channels)], &mut block.read[of(width)]);

@@ -204,6 +204,10 @@ pub(crate) fn check_layer_types(fields: &Fields, config: &ModelConfig) -> Result
             "moe" => "mlp",
             // Within a chunk, which is all that is read, it is no other.
             "chunked_attention" if config.architecture == "Llama4ForCausalLM" => "full_attention",
+            // All that the layer sees, of which an indexer chooses.
+            "indexed_attention" if config.indexer_of(layer).is_some() => "full_attention",
+            // All of its layers of attention have a window where it has one.
+            "full_attention" if slides && config.architecture == "MiniMaxForCausalLM" => "sliding_attention",
             named => named,
         };
         if named != found {

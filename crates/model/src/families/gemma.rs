@@ -146,6 +146,7 @@ fn build(
             shape: config.attention_of(layer),
             query: load("self_attn.q_proj", queries, hidden)?,
             latent_query: None,
+            indexer: None,
             query_norm,
             key_value: Some(KeyValue {
                 key: load("self_attn.k_proj", kv, hidden)?,

@@ -225,7 +225,7 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
 }
 
 /// Files hold keys and values of all layers, and those of layers that read the keys of others are of no use.
-fn forget_keys_of_shared_layers(config: &ModelConfig, weights: &mut Checkpoint) {
+pub(super) fn forget_keys_of_shared_layers(config: &ModelConfig, weights: &mut Checkpoint) {
     let shared = (0..config.layers).filter(|layer| config.attention[*layer].shares.is_some());
     let beginnings: Vec<String> = shared.map(|layer| format!("model.layers.{layer}.self_attn.")).collect();
     weights.forget(|name| {
@@ -315,6 +315,7 @@ impl Parts {
             shape,
             query,
             latent_query: None,
+            indexer: None,
             query_norm,
             key_value,
             sinks: None,

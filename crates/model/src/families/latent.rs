@@ -62,6 +62,12 @@ impl LatentAttention {
         })
     }
 
+    /// The same whatever a stretched rotation says: for heads that carry no positions.
+    pub(super) fn without_magnitude(self) -> LatentAttention {
+        let scale = ((self.plain + self.rotated) as f64).sqrt().recip();
+        LatentAttention { scale, ..self }
+    }
+
     /// The settings with the width of a head as `ModelConfig` has it.
     pub(super) fn with_head_dim(&self, fields: &Fields) -> Fields {
         fields.clone().with("head_dim", self.shape().key_width)
@@ -137,6 +143,7 @@ impl LatentAttention {
             shape: self.shape(),
             query,
             latent_query: Some(Box::new(LatentQuery { narrow, absorb })),
+            indexer: None,
             query_norm: None,
             key_value: Some(KeyValue {
                 key,

@@ -165,6 +165,7 @@ fn attention(
         shape: config.attention_of(0),
         query,
         latent_query: None,
+        indexer: None,
         query_norm: head_norm("q_norm")?,
         key_value: Some(KeyValue {
             key,

@@ -4,7 +4,9 @@ mod defaults;
 mod dense;
 mod foreign;
 mod gemma;
+mod gemma3n;
 mod gemma4;
+mod indexer;
 mod latent;
 pub(crate) mod llama;
 mod mistral;
@@ -105,7 +107,7 @@ impl Family {
 }
 
 /// The families with files of their own.
-const OWN: [Family; 13] = [
+const OWN: [Family; 14] = [
     llama::FAMILY,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -117,6 +119,7 @@ const OWN: [Family; 13] = [
     phi3::FAMILY,
     gemma::GEMMA2,
     gemma::GEMMA3,
+    gemma3n::FAMILY,
     gemma4::FAMILY,
     muse_glimmer::FAMILY,
 ];

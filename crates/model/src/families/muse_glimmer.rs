@@ -177,6 +177,7 @@ impl Parts {
             shape: config.attention_of(layer),
             query: load("q_proj", queries)?,
             latent_query: None,
+            indexer: None,
             query_norm: Some(query_norm),
             key_value: Some(KeyValue {
                 key: load("k_proj", kv)?,

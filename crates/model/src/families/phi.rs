@@ -52,6 +52,7 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
             shape: config.attention_of(layer),
             query,
             latent_query: None,
+            indexer: None,
             query_norm,
             key_value: Some(KeyValue {
                 key,

@@ -273,6 +273,7 @@ impl<'a> Mixers<'a> {
             shape: config.attention_of(0),
             query,
             latent_query: None,
+            indexer: None,
             query_norm,
             key_value: Some(KeyValue {
                 key: load("k_proj", kv, hidden)?,

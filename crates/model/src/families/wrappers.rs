@@ -59,6 +59,7 @@ const WRAPPERS: &[Wrapper] = &[
     wrapper("FastVlmForConditionalGeneration", "qwen2"),
     wrapper("FunAsrNanoForConditionalGeneration", "qwen3"),
     wrapper("Gemma3ForConditionalGeneration", "gemma3_text"),
+    wrapper("Gemma3nForConditionalGeneration", "gemma3n_text"),
     wrapper("Gemma4ForConditionalGeneration", "gemma4_text"),
     wrapper("Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text"),
     wrapper("Glm46VForConditionalGeneration", "glm4v_text"),

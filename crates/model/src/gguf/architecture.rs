@@ -47,6 +47,8 @@ pub(super) enum Architecture {
     MiniMaxM2,
     MiniCpm3,
     Deepseek2,
+    Deepseek32,
+    GlmDsa,
     Lfm2,
     Lfm2Moe,
     GraniteHybrid,
@@ -116,6 +118,8 @@ const ARCHITECTURES: &[(&str, Architecture, &str)] = &[
     ("minimax-m2", Architecture::MiniMaxM2, "MiniMaxM2ForCausalLM"),
     ("minicpm3", Architecture::MiniCpm3, "MiniCPM3ForCausalLM"),
     ("deepseek2", Architecture::Deepseek2, "DeepseekV2ForCausalLM"),
+    ("deepseek32", Architecture::Deepseek32, "DeepseekV32ForCausalLM"),
+    ("glm-dsa", Architecture::GlmDsa, "GlmMoeDsaForCausalLM"),
     ("lfm2", Architecture::Lfm2, "Lfm2ForCausalLM"),
     ("lfm2moe", Architecture::Lfm2Moe, "Lfm2MoeForCausalLM"),
     (
@@ -261,7 +265,12 @@ impl Architecture {
 
     /// True if its attention is latent, with other widths than heads of one width have.
     pub(super) fn is_latent(self) -> bool {
-        matches!(self, Architecture::MiniCpm3 | Architecture::Deepseek2)
+        matches!(self, Architecture::MiniCpm3 | Architecture::Deepseek2) || self.has_indexers()
+    }
+
+    /// True if its layers read what an indexer chooses.
+    pub(super) fn has_indexers(self) -> bool {
+        matches!(self, Architecture::Deepseek32 | Architecture::GlmDsa)
     }
 
     /// True if its files tell how far layers look back.

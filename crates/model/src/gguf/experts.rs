@@ -39,7 +39,7 @@ pub(super) fn experts(
     if sparse.is_empty() {
         // Dense files of DeepSeek's architecture have the key all the same.
         return match architecture {
-            Architecture::Deepseek2 => Ok(()),
+            Architecture::Deepseek2 | Architecture::Deepseek32 | Architecture::GlmDsa => Ok(()),
             _ => Err(keys.error("expert_count", "is not 0, but no layer has a router of experts")),
         };
     }
@@ -103,6 +103,12 @@ fn of_architecture(
             // A group counts as much as its best expert in the second version, whose files do not say it.
             settings.insert("topk_method".into(), "group_limited_greedy".into());
             settings.insert("architectures".into(), json!([version]));
+            settings.insert("n_routed_experts".into(), count);
+            for name in ["n_group", "topk_group"] {
+                settings.entry(name).or_insert(1.into());
+            }
+        }
+        Architecture::Deepseek32 | Architecture::GlmDsa => {
             settings.insert("n_routed_experts".into(), count);
             for name in ["n_group", "topk_group"] {
                 settings.entry(name).or_insert(1.into());
@@ -188,6 +194,8 @@ fn check_scores(architecture: Architecture, keys: &OwnKeys<'_>) -> Result<(), Mo
         | Architecture::Llama4
         | Architecture::Afmoe
         | Architecture::ExaoneMoe
+        | Architecture::Deepseek32
+        | Architecture::GlmDsa
         | Architecture::HyV3 => &[ANY, SIGMOID],
         Architecture::Cohere2Moe => &[ANY, SOFTMAX, SIGMOID],
         Architecture::Deepseek2 => &[ANY, SOFTMAX, SIGMOID],

@@ -38,16 +38,20 @@ enum For {
 }
 
 use Architecture::{
-    Afmoe, Cohere2, Cohere2Moe, CommandR, Deepseek2, Dots1, Ernie45Moe, Exaone4, ExaoneMoe, FalconH1, Gemma2, Gemma3,
-    Gemma4, Glm4Moe, GptNeoX, GptOss, Granite, GraniteHybrid, GraniteMoe, GraniteSwa, HunyuanMoe, HyV3, Lfm2, Lfm2Moe,
-    Llama, Llama4, Mamba2, MiniCpm3, MiniMaxM2, Mistral3, MuseGlimmer, NemotronH, NemotronHMoe, Olmo2, Olmoe, Phi2,
-    Qwen2Moe, Qwen2Vl, Qwen3Moe, Qwen3Next, Qwen3Vl, Qwen3VlMoe, Qwen35, Qwen35Moe, StableLm,
+    Afmoe, Cohere2, Cohere2Moe, CommandR, Deepseek2, Deepseek32, Dots1, Ernie45Moe, Exaone4, ExaoneMoe, FalconH1,
+    Gemma2, Gemma3, Gemma4, Glm4Moe, GlmDsa, GptNeoX, GptOss, Granite, GraniteHybrid, GraniteMoe, GraniteSwa,
+    HunyuanMoe, HyV3, Lfm2, Lfm2Moe, Llama, Llama4, Mamba2, MiniCpm3, MiniMaxM2, Mistral3, MuseGlimmer, NemotronH,
+    NemotronHMoe, Olmo2, Olmoe, Phi2, Qwen2Moe, Qwen2Vl, Qwen3Moe, Qwen3Next, Qwen3Vl, Qwen3VlMoe, Qwen35, Qwen35Moe,
+    StableLm,
 };
 use For::{All, None as NoOne, Only};
 use KeyKind::{Any, Count, Counts, Flag, List, NotNegative, Number, Positive, Size, Text};
 
 /// Architectures with latent attention.
-const LATENT: &[Architecture] = &[Deepseek2, MiniCpm3];
+const LATENT: &[Architecture] = &[Deepseek2, MiniCpm3, Deepseek32, GlmDsa];
+
+/// Architectures whose layers read what an indexer chooses.
+const INDEXED: &[Architecture] = &[Deepseek32, GlmDsa];
 
 /// Architectures with layers that keep a matrix for each head.
 const RECURRENT: &[Architecture] = &[
@@ -78,6 +82,8 @@ const EXPERTS: &[Architecture] = &[
     Glm4Moe,
     MiniMaxM2,
     Deepseek2,
+    Deepseek32,
+    GlmDsa,
     GraniteHybrid,
     Lfm2Moe,
     NemotronHMoe,
@@ -157,7 +163,7 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     (
         "rope.scaling.yarn_log_multiplier",
         Number,
-        Only(&[Mistral3, Deepseek2]),
+        Only(&[Mistral3, Deepseek2, Deepseek32]),
         &[0.0],
     ),
     ("attention.temperature_scale", Number, Only(&[Mistral3]), &[0.0]),
@@ -173,7 +179,7 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     (
         "nextn_predict_layers",
         Count,
-        Only(&[Qwen35, Qwen35Moe, Qwen3Next, Glm4Moe, ExaoneMoe]),
+        Only(&[Qwen35, Qwen35Moe, Qwen3Next, Glm4Moe, ExaoneMoe, Deepseek32, GlmDsa]),
         &[0.0],
     ),
     // Other kinds of models: only values that switch them off.
@@ -226,6 +232,10 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     ("attention.kv_lora_rank", Size, Only(LATENT), &[]),
     ("attention.key_length_mla", Size, Only(LATENT), &[]),
     ("attention.value_length_mla", Size, Only(LATENT), &[]),
+    ("attention.indexer.head_count", Size, Only(INDEXED), &[]),
+    ("attention.indexer.key_length", Size, Only(INDEXED), &[]),
+    ("attention.indexer.top_k", Size, Only(INDEXED), &[]),
+    ("attention.indexer.types", List, Only(&[GlmDsa]), &[]),
     ("shortconv.l_cache", Size, Only(&[Lfm2, Lfm2Moe]), &[]),
     // No effect on the logits of a text: all sections of a position are equal in a text, and pooling comes after the model.
     (

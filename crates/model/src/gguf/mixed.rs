@@ -17,6 +17,10 @@ pub(super) fn settings(
 ) -> Result<(), ModelError> {
     match architecture {
         Architecture::MiniCpm3 | Architecture::Deepseek2 => latent(architecture, keys, weights, settings),
+        Architecture::Deepseek32 | Architecture::GlmDsa => {
+            latent(architecture, keys, weights, settings)?;
+            indexers(keys, weights, settings)
+        }
         Architecture::Lfm2 | Architecture::Lfm2Moe => short_convolutions(keys, weights, settings),
         Architecture::GraniteHybrid => {
             mamba(keys, weights, "mamba", settings)?;
@@ -93,6 +97,28 @@ fn latent(
         settings.insert("v_head_dim".into(), width);
     }
     settings.remove("num_key_value_heads");
+    Ok(())
+}
+
+/// The sizes of indexers, and the layers that have one.
+fn indexers(keys: &OwnKeys<'_>, weights: &Checkpoint, settings: &mut Map<String, Value>) -> Result<(), ModelError> {
+    for (key, setting) in [
+        ("attention.indexer.head_count", "index_n_heads"),
+        ("attention.indexer.key_length", "index_head_dim"),
+        ("attention.indexer.top_k", "index_topk"),
+    ] {
+        match keys.json(key)? {
+            Some(value) => settings.insert(setting.into(), value),
+            None => return Err(keys.error(key, "is missing; the model cannot be built without it")),
+        };
+    }
+    let kinds = kinds(
+        settings,
+        keys,
+        weights,
+        ("self_attn.indexer.wk.weight", "full", "shared"),
+    )?;
+    settings.insert("indexer_types".into(), kinds);
     Ok(())
 }
 

@@ -181,6 +181,21 @@ const LATENT_PARTS: &[(&str, &str)] = &[
     ("attn_v_b", "self_attn.v_b_proj"),
 ];
 
+/// Names of latent attention and of the indexer that chooses what it reads.
+const INDEXED_PARTS: &[(&str, &str)] = &[
+    ("attn_q_a", "self_attn.q_a_proj"),
+    ("attn_q_b", "self_attn.q_b_proj"),
+    ("attn_q_a_norm", "self_attn.q_a_layernorm"),
+    ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
+    ("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
+    ("attn_k_b", "self_attn.k_b_proj"),
+    ("attn_v_b", "self_attn.v_b_proj"),
+    ("indexer.attn_q_b", "self_attn.indexer.wq_b"),
+    ("indexer.attn_k", "self_attn.indexer.wk"),
+    ("indexer.k_norm", "self_attn.indexer.k_norm"),
+    ("indexer.proj", "self_attn.indexer.weights_proj"),
+];
+
 /// Names that differ in LFM2.
 const LFM2_PARTS: &[(&str, &str)] = &[
     ("attn_norm", "operator_norm"),
@@ -378,6 +393,7 @@ fn own_parts(architecture: Architecture) -> &'static [(&'static str, &'static st
         Architecture::Gpt2 | Architecture::StarCoder => GPT2_PARTS,
         Architecture::HunyuanDense | Architecture::HunyuanMoe => HUNYUAN_PARTS,
         Architecture::MiniCpm3 | Architecture::Deepseek2 => LATENT_PARTS,
+        Architecture::Deepseek32 | Architecture::GlmDsa => INDEXED_PARTS,
         Architecture::Lfm2 | Architecture::Lfm2Moe => LFM2_PARTS,
         Architecture::GraniteHybrid => GRANITE_HYBRID_PARTS,
         Architecture::FalconH1 => FALCON_H1_PARTS,

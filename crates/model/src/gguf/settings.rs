@@ -143,6 +143,10 @@ pub(super) fn fields(
             &has,
         )?;
     }
+    if architecture.has_indexers() {
+        let layers = own_layers(&keys, &read(header, &keys, &settings)?)?;
+        settings.insert("num_hidden_layers".into(), layers.into());
+    }
 
     let layers = settings.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0);
     experts(architecture, &keys, weights, layers as usize, &mut settings)?;
@@ -257,7 +261,7 @@ fn rotations(
             growing_queries(keys, &mut rotation, settings)?;
             Value::Object(rotation)
         }
-        Architecture::Deepseek2 => {
+        Architecture::Deepseek2 | Architecture::Deepseek32 => {
             mixed::magnitudes(keys, &mut rotation)?;
             Value::Object(rotation)
         }
@@ -432,6 +436,20 @@ fn growing_queries(
     Ok(())
 }
 
+/// The layers of a model without those that predict further tokens, which files count with the others.
+fn own_layers(keys: &OwnKeys<'_>, known: &Fields) -> Result<usize, ModelError> {
+    let predicting = known.optional_count("num_nextn_predict_layers")?.unwrap_or(0);
+    let layers = known.size("num_hidden_layers")?.checked_sub(predicting);
+    layers
+        .filter(|layers| (1..=LARGEST_COUNT).contains(layers))
+        .ok_or_else(|| {
+            keys.error(
+                "block_count",
+                format!("leaves no layers beside nextn_predict_layers {predicting}"),
+            )
+        })
+}
+
 /// Settings of a model with recurrent layers that its directory spells otherwise.
 fn hybrid(
     architecture: Architecture,
@@ -440,15 +458,7 @@ fn hybrid(
     settings: &mut Map<String, Value>,
     has: &impl Fn(&str) -> bool,
 ) -> Result<(), ModelError> {
-    // Layers that predict further tokens are counted with the others.
-    let predicting = known.optional_count("num_nextn_predict_layers")?.unwrap_or(0);
-    let layers = known.size("num_hidden_layers")?.checked_sub(predicting);
-    let Some(layers) = layers.filter(|layers| (1..=LARGEST_COUNT).contains(layers)) else {
-        return Err(keys.error(
-            "block_count",
-            format!("leaves no layers beside nextn_predict_layers {predicting}"),
-        ));
-    };
+    let layers = own_layers(keys, known)?;
     settings.insert("num_hidden_layers".into(), layers.into());
     let recurrent: Vec<bool> = (0..layers)
         .map(|layer| has(&format!("model.layers.{layer}.linear_attn.A")))

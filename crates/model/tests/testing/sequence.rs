@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use riffle_model::{
-    AdapterScales, AttentionShape, Batch, Decoder, Forward, HostForward, Layer, ModelConfig, Projected, RecurrentState,
-    SegmentTokens,
+    AdapterScales, AttentionShape, Batch, Decoder, Forward, HostForward, IndexerShape, Layer, ModelConfig, Projected,
+    RecurrentState, SegmentTokens,
 };
 
 /// Plain causal attention over everything a sequence has seen, within each layer's window, summed in f64.
@@ -20,6 +20,12 @@ pub(crate) struct DenseAttention {
     keys: Vec<Vec<f32>>,
     // [tokens, kv_heads, value_width]
     values: Vec<Vec<f32>>,
+    /// Of each layer.
+    indexers: Vec<Option<IndexerShape>>,
+    // per layer with an indexer of its own [tokens, width]
+    index_keys: Vec<Vec<f32>>,
+    /// What each token reads in layers that read what this one's indexer chooses; ascending.
+    chosen: Vec<Vec<Vec<usize>>>,
 }
 
 impl DenseAttention {
@@ -34,6 +40,9 @@ impl DenseAttention {
             sinks: vec![None; config.layers],
             keys: vec![Vec::new(); config.layers],
             values: vec![Vec::new(); config.layers],
+            indexers: (0..config.layers).map(|layer| config.indexer_of(layer)).collect(),
+            index_keys: vec![Vec::new(); config.layers],
+            chosen: vec![Vec::new(); config.layers],
         }
     }
 
@@ -42,6 +51,8 @@ impl DenseAttention {
         for (layer, shape) in self.shapes.iter().enumerate() {
             self.keys[layer].truncate(tokens * shape.keys_width());
             self.values[layer].truncate(tokens * shape.values_width());
+            self.index_keys[layer].truncate(tokens * self.indexers[layer].map_or(0, |indexer| indexer.width));
+            self.chosen[layer].truncate(tokens);
         }
     }
 
@@ -62,6 +73,7 @@ impl DenseAttention {
         );
         self.keys[layer].extend_from_slice(&projected.keys[of_rows(shape.keys_width())]);
         self.values[layer].extend_from_slice(&projected.values[of_rows(shape.values_width())]);
+        self.choose(layer, position, &rows, projected);
         let queries = projected.queries[of_rows(shape.query_width())].chunks_exact(shape.key_width);
         let outputs = projected.attended[of_rows(shape.attended_width())].chunks_exact_mut(shape.value_width);
         for (index, (query, output)) in queries.zip(outputs).enumerate() {
@@ -72,6 +84,33 @@ impl DenseAttention {
                 query,
                 output,
             );
+        }
+    }
+
+    /// Lets a layer's own indexer choose what some rows read; of equal scores the earlier token is chosen.
+    fn choose(&mut self, layer: usize, position: usize, rows: &std::ops::Range<usize>, projected: &Projected<'_>) {
+        let (Some(shape), Some(index)) = (self.indexers[layer], projected.index) else {
+            return;
+        };
+        let keys = &mut self.index_keys[layer];
+        keys.extend_from_slice(&index.keys[rows.start * shape.width..rows.end * shape.width]);
+        for row in rows.clone() {
+            let seen = position + row - rows.start + 1;
+            let queries = index.queries[row * shape.heads * shape.width..].chunks_exact(shape.width);
+            let weights = &index.weights[row * shape.heads..][..shape.heads];
+            let score = |key: &[f32]| -> f64 {
+                let products = queries.clone().zip(weights).map(|(query, weight)| {
+                    let product = query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k));
+                    f64::from(*weight) * product.sum::<f64>().max(0.0)
+                });
+                products.sum()
+            };
+            let scores: Vec<f64> = keys.chunks_exact(shape.width).take(seen).map(score).collect();
+            let mut order: Vec<usize> = (0..seen).collect();
+            order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+            order.truncate(shape.tokens);
+            order.sort_unstable();
+            self.chosen[layer].push(order);
         }
     }
 
@@ -89,8 +128,13 @@ impl DenseAttention {
             }
         };
         let first = self.windows[layer].map_or(0, |window| (position + 1).saturating_sub(window));
-        let logits: Vec<f64> = (first..=position)
-            .map(|token| {
+        let tokens: Vec<usize> = match self.indexers[layer] {
+            Some(indexer) => self.chosen[indexer.chooser][position].clone(),
+            None => (first..=position).collect(),
+        };
+        let logits: Vec<f64> = tokens
+            .iter()
+            .map(|&token| {
                 let products = query.iter().zip(key_of(token));
                 let dot: f64 = products.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
                 let logit = dot * self.scale;
@@ -104,7 +148,7 @@ impl DenseAttention {
         let weights: Vec<f64> = logits.iter().map(|logit| (logit - largest).exp()).collect();
         let sum: f64 = weights.iter().sum::<f64>() + (sink - largest).exp();
         let mut result = vec![0.0f64; shape.value_width];
-        for (weight, token) in weights.iter().zip(first..) {
+        for (weight, &token) in weights.iter().zip(&tokens) {
             for (result, value) in result.iter_mut().zip(value_of(token)) {
                 *result += weight / sum * f64::from(*value);
             }

@@ -88,6 +88,7 @@ pub(super) fn build(
             shape: ATTENTION,
             query: load("query", ATTENTION.query_width(), HIDDEN)?,
             latent_query: None,
+            indexer: None,
             query_norm: None,
             key_value: Some(KeyValue {
                 key: load("key", ATTENTION.keys_width(), HIDDEN)?,

@@ -4,9 +4,9 @@ use std::ops::Range;
 use std::path::Path;
 
 use super::*;
-use crate::blocks::{Mamba2Norm, Mamba2Settings};
+use crate::blocks::{Activation, Mamba2Norm, Mamba2Settings};
 use crate::weights::open_directory;
-use crate::{AdapterScales, Mamba2Shape, ShortConvolutionShape};
+use crate::{AdapterScales, KimiDeltaShape, LightningShape, Mamba2Shape, ShortConvolutionShape};
 
 const ROWS: usize = 100;
 const HIDDEN: usize = 16;
@@ -37,6 +37,14 @@ fn mamba2([heads, head_dim, state_width, groups, kernel]: [usize; 5]) -> StateSh
     })
 }
 
+fn kimi_delta(heads: usize, head_dim: usize, kernel: usize) -> StateShape {
+    StateShape::KimiDelta(KimiDeltaShape {
+        heads,
+        head_dim,
+        kernel,
+    })
+}
+
 fn norm(groups: usize, before_gate: bool, epsilon: f32) -> Option<Mamba2Norm> {
     Some(Mamba2Norm {
         groups,
@@ -61,6 +69,15 @@ impl Case {
                 let mixer = Mamba2::load(&mut weights, "mixer", &shape, HIDDEN, settings);
                 Mixer::Mamba2(Box::new(mixer.unwrap()))
             }
+            StateShape::KimiDelta(shape) => {
+                let mixer = KimiDeltaAttention::load(&mut weights, "mixer", &shape, HIDDEN, 1e-5);
+                Mixer::KimiDelta(Box::new(mixer.unwrap()))
+            }
+            StateShape::Lightning(shape) => {
+                let (place, activation) = ((1, 3), Activation::Silu);
+                let mixer = LightningAttention::load(&mut weights, "mixer", &shape, HIDDEN, place, activation);
+                Mixer::Lightning(Box::new(mixer.unwrap()))
+            }
             StateShape::GatedDeltaNet(_) => unreachable!("whole models test it"),
         };
         let [input, output] = ["input", "output"].map(|name| weights.array(name, &[ROWS, HIDDEN]).unwrap());
@@ -73,7 +90,7 @@ impl Case {
         }
     }
 
-    fn all() -> [Case; 7] {
+    fn all() -> [Case; 10] {
         let plain = Mamba2Settings::default();
         let of = |name, sizes, settings| Case::read(name, mamba2(sizes), false, settings);
         let biased = Mamba2Settings {
@@ -103,6 +120,14 @@ impl Case {
             of("granite", [4, 8, 16, 1, 4], normed(norm(1, false, 1e-6))),
             of("falcon_h1", [4, 8, 8, 2, 4], normed(norm(2, true, 1e-5))),
             of("falcon_h1_wide", [2, 72, 8, 2, 4], without_norm),
+            Case::read("kimi_delta", kimi_delta(3, 8, 4), false, plain),
+            Case::read("kimi_delta_wide", kimi_delta(1, 72, 3), false, plain),
+            Case::read(
+                "lightning",
+                StateShape::Lightning(LightningShape { heads: 4, head_dim: 12 }),
+                false,
+                plain,
+            ),
         ]
     }
 

@@ -18,7 +18,9 @@
 //!
 //! and then `read[i] = D[i] Sᵀ query[i] + Σ_{j≤i} D[i,j] (query[i]·key[j]) W[j]` and
 //! `S ← D[n] S + Σ_j D[n,j] key[j] ⊗ W[j]` are products of matrices. The additive rule has `W[i] = strength[i] value[i]` and no system
-//! to solve. Heads run in parallel.
+//! to solve. Heads run in parallel. Where each element of a key decays by itself (`channels`), `D` is a diagonal matrix.
+
+mod channels;
 
 use rayon::prelude::*;
 use riffle_linear::Columns;
@@ -26,7 +28,7 @@ use riffle_linear::Columns;
 use crate::blocks::activation::exp;
 use crate::blocks::norm::lane_sum;
 use crate::state_shape::MemoryShape;
-use crate::{GatedDeltaNetShape, Mamba2Shape, StateShape};
+use crate::{GatedDeltaNetShape, KimiDeltaShape, LightningShape, Mamba2Shape, StateShape};
 
 /// Tokens read at once: chunks end at multiples of it, whatever the batch begins with.
 const CHUNK: usize = Columns::COUNT;
@@ -52,6 +54,8 @@ pub(crate) struct Rule {
     heads_tiled: bool,
     /// True for the gated delta rule, whose queries and keys have unit length; false for the additive rule.
     is_delta: bool,
+    /// True if each element of a key decays by itself.
+    by_channel: bool,
 }
 
 /// The inputs of all heads from some consecutive tokens.
@@ -65,7 +69,7 @@ pub(crate) struct HeadTokens<'a> {
     pub(crate) mixed: &'a [f32],
     // [rows, value_heads], how much of a value is written
     pub(crate) strength: &'a [f32],
-    // [rows, value_heads], the logarithm of what remains of the memory
+    // [rows, value_heads], or [rows, value_heads, key_dim] by channel: the logarithm of what remains of the memory
     pub(crate) decay: &'a [f32],
 }
 
@@ -95,8 +99,14 @@ struct Chunk {
     writes: Vec<Columns>,
     // [tokens, 64]
     reads: Vec<Columns>,
-    // [tokens], the logarithm of what remains of the memory since the chunk began
+    // [tokens], the logarithm of what remains of the memory since the chunk began; zeros where keys and queries have decayed already
     decay: Vec<f64>,
+    // [key_dim], what remains of each row of the memory at the end of the chunk, or behind a token
+    remains: Vec<f32>,
+    // [key_dim], a key that has decayed
+    decayed: Vec<f32>,
+    // [tokens, key_dim], as `decay`, by channel
+    channel_decay: Vec<f64>,
 }
 
 impl Rule {
@@ -112,6 +122,39 @@ impl Rule {
             values_at: 2 * keys,
             heads_tiled,
             is_delta: true,
+            by_channel: false,
+        }
+    }
+
+    /// The gated delta rule with a decay for each element of a key; a row is queries, keys, values.
+    pub(crate) fn delta_by_channel(shape: &KimiDeltaShape) -> Rule {
+        let width = shape.width();
+        Rule {
+            memory: StateShape::KimiDelta(*shape).memory(),
+            key_heads: shape.heads,
+            channels: shape.channels(),
+            queries_at: 0,
+            keys_at: width,
+            values_at: 2 * width,
+            heads_tiled: false,
+            is_delta: true,
+            by_channel: true,
+        }
+    }
+
+    /// The additive rule of lightning attention; a row is queries, keys, values.
+    pub(crate) fn lightning(shape: &LightningShape) -> Rule {
+        let width = shape.width();
+        Rule {
+            memory: StateShape::Lightning(*shape).memory(),
+            key_heads: shape.heads,
+            channels: shape.channels(),
+            queries_at: 0,
+            keys_at: width,
+            values_at: 2 * width,
+            heads_tiled: false,
+            is_delta: false,
+            by_channel: false,
         }
     }
 
@@ -127,12 +170,18 @@ impl Rule {
             values_at: 0,
             heads_tiled: false,
             is_delta: false,
+            by_channel: false,
         }
     }
 
     /// True if value heads that share a key head are as many key heads apart, instead of side by side.
     pub(crate) fn heads_tiled(&self) -> bool {
         self.heads_tiled
+    }
+
+    /// Decays of a token.
+    pub(crate) fn decays(&self) -> usize {
+        self.memory.heads * if self.by_channel { self.memory.rows } else { 1 }
     }
 
     /// The matrices that the rule reads and writes.
@@ -220,23 +269,44 @@ impl Rule {
         piece * Columns::COUNT..((piece + 1) * Columns::COUNT).min(self.memory.columns)
     }
 
+    /// Fills what remains of each row of the memory at the part's token `index`. Returns the factor on what the memory holds for
+    /// [`Chunk::decayed`], the token's key.
+    fn forget(&self, chunk: &mut Chunk, part: HeadPart<'_>, index: usize) -> f32 {
+        let key_dim = self.memory.rows;
+        let key = &chunk.keys[index * key_dim..][..key_dim];
+        chunk.remains.clear();
+        chunk.decayed.clear();
+        if self.by_channel {
+            chunk
+                .remains
+                .extend(self.channel_decay(part, index).iter().map(|decay| exp(*decay)));
+            let decayed = key.iter().zip(&chunk.remains).map(|(key, remains)| key * remains);
+            chunk.decayed.extend(decayed);
+            return 1.0;
+        }
+        let remains = exp(self.decay(part, index));
+        chunk.remains.resize(key_dim, remains);
+        chunk.decayed.extend_from_slice(key);
+        remains
+    }
+
     /// The recurrence as it is defined.
-    fn one_by_one(&self, chunk: &Chunk, part: HeadPart<'_>, memory: &mut [Columns], read: &mut [f32]) {
+    fn one_by_one(&self, chunk: &mut Chunk, part: HeadPart<'_>, memory: &mut [Columns], read: &mut [f32]) {
         let key_dim = self.memory.rows;
         for (index, row) in self.rows(part).enumerate() {
+            let (strength, remains) = (self.strength(part, index), self.forget(chunk, part, index));
             let key = &chunk.keys[index * key_dim..][..key_dim];
             let query = &chunk.queries[index * key_dim..][..key_dim];
-            let (strength, remains) = (self.strength(part, index), exp(self.decay(part, index)));
             for (piece, memory) in memory.chunks_exact_mut(key_dim).enumerate() {
                 let mut write = [Columns::ZERO];
                 if self.is_delta {
-                    Columns::multiply_add(key, key_dim, 0..key_dim, memory, &mut write);
+                    Columns::multiply_add(&chunk.decayed, key_dim, 0..key_dim, memory, &mut write);
                 }
                 let values = self.values(row, part.head, piece);
                 for (write, value) in write[0].0.iter_mut().zip(values) {
                     *write = strength * (value - remains * *write);
                 }
-                for (memory, key) in memory.iter_mut().zip(key) {
+                for ((memory, key), remains) in memory.iter_mut().zip(key).zip(&chunk.remains) {
                     for (memory, write) in memory.0.iter_mut().zip(&write[0].0) {
                         *memory = remains * *memory + key * write;
                     }
@@ -252,6 +322,28 @@ impl Rule {
 
     /// The chunk as products of matrices.
     fn at_once(&self, chunk: &mut Chunk, part: HeadPart<'_>, memory: &mut [Columns], read: &mut [f32]) {
+        if self.by_channel {
+            self.relate_channels(chunk, part);
+        } else {
+            self.relate_tokens(chunk, part);
+        }
+        for (piece, memory) in memory.chunks_exact_mut(self.memory.rows).enumerate() {
+            self.write_piece(chunk, part, piece, memory);
+            self.read_piece(chunk, memory);
+            for (memory, remains) in memory.iter_mut().zip(&chunk.remains) {
+                memory.0.iter_mut().for_each(|value| *value *= remains);
+            }
+            let keys_across = Columns::values(&chunk.keys_across);
+            Columns::multiply_add(keys_across, CHUNK, 0..part.count, &chunk.writes, memory);
+            let columns = self.columns(piece);
+            for (read, result) in read.chunks_exact_mut(self.memory.columns).zip(&chunk.reads) {
+                read[columns.clone()].copy_from_slice(&result.0[..columns.len()]);
+            }
+        }
+    }
+
+    /// Fills what relates the tokens of a chunk to each other and to its end.
+    fn relate_tokens(&self, chunk: &mut Chunk, part: HeadPart<'_>) {
         let mut decay = 0.0;
         chunk.decay.clear();
         chunk.decay.extend((0..part.count).map(|index| {
@@ -265,20 +357,8 @@ impl Rule {
                 *key *= exp((decay - at) as f32);
             }
         }
-        for (piece, memory) in memory.chunks_exact_mut(self.memory.rows).enumerate() {
-            self.write_piece(chunk, part, piece, memory);
-            self.read_piece(chunk, memory);
-            let remains = exp(decay as f32);
-            for memory in memory.iter_mut() {
-                memory.0.iter_mut().for_each(|value| *value *= remains);
-            }
-            let keys_across = Columns::values(&chunk.keys_across);
-            Columns::multiply_add(keys_across, CHUNK, 0..part.count, &chunk.writes, memory);
-            let columns = self.columns(piece);
-            for (read, result) in read.chunks_exact_mut(self.memory.columns).zip(&chunk.reads) {
-                read[columns.clone()].copy_from_slice(&result.0[..columns.len()]);
-            }
-        }
+        chunk.remains.clear();
+        chunk.remains.resize(self.memory.rows, exp(decay as f32));
     }
 
     /// The chunk's writes in a piece of columns: what the memory holds for the keys, then what is missing there.

@@ -79,8 +79,16 @@ impl Parts {
     ) -> Result<(Attention, AttentionOutput), ModelError> {
         let prefix = format!("model.layers.{layer}");
         if let Some(latent) = &plan.latent {
-            let (name, rotary) = (format!("{prefix}.self_attn"), (Arc::clone(&self.rotary), 0));
-            let (attention, output) = latent.build(weights, &name, config.hidden_size, norm, rotary)?;
+            let is_still = plan.positions.lack(config, layer);
+            let rotary = if is_still { &self.other } else { &self.rotary };
+            let (name, rotary) = (
+                format!("{prefix}.self_attn"),
+                (Arc::clone(rotary), usize::from(is_still)),
+            );
+            let (mut attention, output) = latent.build(weights, &name, config.hidden_size, norm, rotary)?;
+            if let Some(indexer) = &plan.indexer {
+                attention.indexer = indexer.build(weights, &format!("{name}.indexer"), config.hidden_size, layer)?;
+            }
             return Ok((attention, AttentionOutput::Latent(output)));
         }
         let shape = config.attention_of(layer);
@@ -121,6 +129,7 @@ impl Parts {
             shape,
             query: query.scaled(factors.query, 1.0),
             latent_query: None,
+            indexer: None,
             query_norm,
             key_value: Some(KeyValue {
                 key: key.scaled(factors.key, factors.key_bias),

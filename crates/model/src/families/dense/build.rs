@@ -20,6 +20,9 @@ pub(in crate::families) fn configure(plan: &Plan, architecture: &str) -> Result<
     if let Some(latent) = &plan.latent {
         latent.configure(&mut config);
     }
+    if let Some(indexer) = &plan.indexer {
+        indexer.configure(&mut config);
+    }
     plan.set_states(&mut config)?;
     config.norm_epsilon = fields.optional_epsilon(plan.epsilon)?.unwrap_or(1e-5) as f32;
     let (rotated, most) = (plan.rotated_width(&config), config.max_position);

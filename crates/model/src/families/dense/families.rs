@@ -5,11 +5,14 @@ use super::convolution_families::{lfm2, lfm2_moe, lfm3};
 use super::expert_families::{
     dots1, ernie4_5_moe, gpt_oss, granite_moe, hunyuan_moe, minimax_m2, mixtral, olmoe, phimoe, qwen2_moe, qwen3_moe,
 };
-use super::latent_families::{axk1, deepseek_v2, deepseek_v3, glm4_moe_lite, minicpm3, mistral4, youtu};
+use super::latent_families::{
+    axk1, deepseek_v2, deepseek_v3, deepseek_v32, glm_moe_dsa, glm4_moe_lite, minicpm3, mistral4, youtu,
+};
 use super::layer_norm_families::{
     cohere, cohere_compass, cohere2, falcon, gpt_neox, gptj, jais2, nemotron, olmo, persimmon, stablelm, starcoder2,
 };
 use super::layered_families::{afmoe, cohere2_moe, laguna, llama4, mimo_v2_flash};
+use super::linear_families::{kimi_linear, minimax};
 use super::mixer_families::{bamba, falcon_h1, granite_hybrid, mamba2, nemotron_h, olmo_hybrid};
 use super::position_families::{biogpt, gpt_bigcode, gpt2, opt};
 use super::rms_families::{
@@ -156,6 +159,8 @@ pub(in crate::families) const FAMILIES: &[Family] = &[
     family!("MiniCPM3ForCausalLM", "minicpm3", minicpm3),
     family!("DeepseekV2ForCausalLM", "deepseek_v2", deepseek_v2).with_settings(EXPERTS),
     family!("DeepseekV3ForCausalLM", "deepseek_v3", deepseek_v3).with_settings(EXPERTS),
+    family!("DeepseekV32ForCausalLM", "deepseek_v32", deepseek_v32).with_settings(EXPERTS),
+    family!("GlmMoeDsaForCausalLM", "glm_moe_dsa", glm_moe_dsa).with_settings(EXPERTS),
     family!("Glm4MoeLiteForCausalLM", "glm4_moe_lite", glm4_moe_lite).with_settings(EXPERTS),
     family!("AXK1ForCausalLM", "axk1", axk1).with_settings(EXPERTS),
     family!("Mistral4ForCausalLM", "mistral4", mistral4)
@@ -186,6 +191,8 @@ pub(in crate::families) const FAMILIES: &[Family] = &[
         "no_rope_layer_interval",
     ]),
     family!("Lfm2MoeForCausalLM", "lfm2_moe", lfm2_moe).with_settings(EXPERTS),
+    family!("KimiLinearForCausalLM", "kimi_linear", kimi_linear).with_settings(EXPERTS),
+    family!("MiniMaxForCausalLM", "minimax", minimax).with_settings(EXPERTS),
     family!("YoutuForCausalLM", "youtu", youtu),
     family!("Lfm2ForCausalLM", "lfm2", lfm2),
     family!("Lfm3ForCausalLM", "lfm3", lfm3).with_partial_rotation(),

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::super::indexer::IndexerPlan;
 use super::super::latent::LatentAttention;
 use super::Plan;
 use super::plan::Planned;
@@ -146,6 +147,50 @@ pub(super) fn mistral4(fields: &Fields) -> Planned {
     }
     plan.experts = plan.experts.map(|experts| experts.with_scoring(Scoring::Softmax));
     Ok(plan)
+}
+
+pub(super) fn deepseek_v32(fields: &Fields) -> Planned {
+    let defaults = json!({ "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64 });
+    with_indexer(Plan::new(fields, defaults).fields.without("indexer_types"), false)
+}
+
+pub(super) fn glm_moe_dsa(fields: &Fields) -> Planned {
+    let defaults = json!({
+        "q_lora_rank": 2048, "qk_nope_head_dim": 192, "v_head_dim": 256, "rms_norm_eps": 1e-5, "n_group": 1,
+        "topk_group": 1, "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 32,
+    });
+    let mut fields = Plan::new(fields, defaults).fields;
+    if fields.get("indexer_types").is_none() {
+        let kinds = indexer_types(&fields)?;
+        fields = fields.with("indexer_types", kinds);
+    }
+    with_indexer(fields, true)
+}
+
+/// DeepSeek-V3 whose layers read what an indexer chooses. The rotation of its heads is always interleaved.
+fn with_indexer(fields: Fields, interleaved: bool) -> Planned {
+    let mut plan = deepseek_v3_with(&fields.without("rope_interleave"), 3)?;
+    plan.indexer = Some(IndexerPlan::read(&plan.fields, interleaved)?);
+    Ok(plan)
+}
+
+/// Layers with an indexer of their own, where they are not listed: by a pattern of letters, or every so many from a layer on.
+fn indexer_types(fields: &Fields) -> Result<Vec<&'static str>, ModelError> {
+    const SETTING: &str = "index_topk_pattern";
+    let layers = fields.size("num_hidden_layers")?.min(LARGEST_COUNT);
+    if let Some(pattern) = fields.text(SETTING)? {
+        let kinds = pattern.chars().map(|letter| match letter {
+            'F' => Ok("full"),
+            'S' => Ok("shared"),
+            other => Err(fields.error(SETTING, format!("{other:?} is not supported; supported are F, S"))),
+        });
+        return kinds.collect();
+    }
+    let every = fields.optional_count("index_topk_freq")?.unwrap_or(1).max(1);
+    let first = fields.optional_count("index_skip_topk_offset")?.unwrap_or(2);
+    let is_full = |layer: usize| (layer + 1).saturating_sub(first).is_multiple_of(every);
+    let kind = |layer: usize| if is_full(layer) { "full" } else { "shared" };
+    Ok((0..layers).map(kind).collect())
 }
 
 pub(super) fn glm4_moe_lite(fields: &Fields) -> Planned {

@@ -378,7 +378,7 @@ impl Plan {
 }
 
 /// Refuses another activation behind the convolutions of layers with a mixer.
-fn check_mixer_activation(fields: &Fields, name: &str) -> Result<(), ModelError> {
+pub(super) fn check_mixer_activation(fields: &Fields, name: &str) -> Result<(), ModelError> {
     match fields.text(name)?.unwrap_or("silu") {
         "silu" | "swish" => Ok(()),
         other => {
@@ -422,7 +422,11 @@ pub(super) fn kinds(
 }
 
 /// The layers of families in which a layer has a Mamba2 or attention.
-fn hybrid_kinds(fields: &Fields, types: &[String], state: StateShape) -> Result<Vec<LayerParts>, ModelError> {
+pub(super) fn hybrid_kinds(
+    fields: &Fields,
+    types: &[String],
+    state: StateShape,
+) -> Result<Vec<LayerParts>, ModelError> {
     kinds(fields, types, |kind| match kind {
         "linear_attention" | "mamba" => Some(LayerParts::mixer(state)),
         "full_attention" | "attention" => Some(LayerParts::ATTENTION),

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use super::attention::Parts;
 use super::{Block, Plan};
 use crate::blocks::{
-    DeltaNetStorage, GatedDeltaNet, Mamba2, Mamba2Factors, Mamba2Settings, Mixer, Norm, Projection, ShortConvolution,
+    Activation, DeltaNetStorage, GatedDeltaNet, KimiDeltaAttention, LightningAttention, Mamba2, Mamba2Factors,
+    Mamba2Settings, Mixer, Norm, Projection, ShortConvolution,
 };
 use crate::layer::{Layer, Rows, Step};
 use crate::weights::Checkpoint;
@@ -63,6 +64,41 @@ pub(super) enum MixerPlan {
         strength_limit: f32,
         epsilon: f32,
     },
+    KimiDelta {
+        name: &'static str,
+        epsilon: f32,
+    },
+    Lightning {
+        name: &'static str,
+        activation: Activation,
+    },
+}
+
+/// Layers whose parts are `x ← kept · n + added · f(n)` with `n = norm(x)`: the factors `[kept, added]` of each kind of part.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct NormedStream {
+    pub(super) mixer: [f64; 2],
+    pub(super) attention: [f64; 2],
+    pub(super) feed: [f64; 2],
+}
+
+impl NormedStream {
+    /// The steps that put the result of a norm, which lies in [`Rows::Normed`], in place of the residual stream.
+    fn keep([kept, added]: [f64; 2], hidden: usize) -> Vec<Step> {
+        let copy = Step::Normalise {
+            norm: Arc::new(Norm::Identity { width: hidden }),
+            from: Rows::Normed,
+            to: Rows::Hidden,
+        };
+        let factor = (kept / added) as f32;
+        let scale = (factor != 1.0).then_some(Step::Scale(factor));
+        std::iter::once(copy).chain(scale).collect()
+    }
+
+    /// The step behind the sum of both, if there is one.
+    fn scale([_, added]: [f64; 2]) -> Option<Step> {
+        (added != 1.0).then_some(Step::Scale(added as f32))
+    }
 }
 
 impl Plan {
@@ -116,17 +152,32 @@ impl Plan {
                 Step::Add(Rows::Normed),
             ]),
         };
+        let keep = |factors: fn(&NormedStream) -> [f64; 2]| {
+            let stream = self.normed_stream.as_ref().map(factors);
+            stream.map_or_else(Vec::new, |factors| NormedStream::keep(factors, config.hidden_size))
+        };
+        let scale = |factors: fn(&NormedStream) -> [f64; 2]| {
+            let stream = self.normed_stream.as_ref().map(factors);
+            stream.and_then(NormedStream::scale)
+        };
         let (mut steps, mut attention) = (Vec::new(), None);
         if own.state.is_some() || own.attends {
             let norm = Arc::new(self.norm(config, weights, &name(first))?);
             if let Some(state) = own.state {
-                let mixer = self.mixer(config, weights, &name(""), state)?;
-                steps.extend([normalise(Arc::clone(&norm)), Step::Recur(mixer)]);
+                let mixer = self.mixer(config, weights, (layer, &name("")), state)?;
+                steps.push(normalise(Arc::clone(&norm)));
+                steps.extend(keep(|stream| stream.mixer));
+                steps.push(Step::Recur(mixer));
                 steps.extend(add(weights, 0)?);
+                steps.extend(scale(|stream| stream.mixer));
             }
             if own.attends {
                 let (attends, output) = parts.attention(self, config, weights, layer, Arc::clone(&norm))?;
                 attention = Some(attends);
+                if self.normed_stream.is_some() {
+                    steps.push(normalise(Arc::clone(&norm)));
+                    steps.extend(keep(|stream| stream.attention));
+                }
                 if let Some(gate) = self.gate {
                     let width = gate.width(&config.attention_of(layer));
                     let opening = gate.opening;
@@ -135,12 +186,16 @@ impl Plan {
                 }
                 steps.push(output.step(Rows::Branch));
                 steps.extend(add(weights, 0)?);
+                steps.extend(scale(|stream| stream.attention));
             }
         }
         if own.feeds {
             let norm = Arc::new(self.norm(config, weights, &name(second))?);
-            steps.extend([normalise(norm), self.feed(config, weights, layer)?]);
+            steps.push(normalise(norm));
+            steps.extend(keep(|stream| stream.feed));
+            steps.push(self.feed(config, weights, layer)?);
             steps.extend(add(weights, 1)?);
+            steps.extend(scale(|stream| stream.feed));
         }
         Ok(Layer { attention, steps })
     }
@@ -150,7 +205,7 @@ impl Plan {
         &self,
         config: &ModelConfig,
         weights: &mut Checkpoint,
-        prefix: &str,
+        (layer, prefix): (usize, &str),
         state: StateShape,
     ) -> Result<Mixer, ModelError> {
         let hidden = config.hidden_size;
@@ -187,6 +242,15 @@ impl Plan {
                 Ok(Mixer::GatedDeltaNet(Box::new(
                     mixer.with_strength_limit(strength_limit),
                 )))
+            }
+            (MixerPlan::KimiDelta { name, epsilon }, StateShape::KimiDelta(shape)) => {
+                let mixer = KimiDeltaAttention::load(weights, &format!("{prefix}{name}"), &shape, hidden, epsilon)?;
+                Ok(Mixer::KimiDelta(Box::new(mixer)))
+            }
+            (MixerPlan::Lightning { name, activation }, StateShape::Lightning(shape)) => {
+                let (name, place) = (format!("{prefix}{name}"), (layer, config.layers));
+                let mixer = LightningAttention::load(weights, &name, &shape, hidden, place, activation)?;
+                Ok(Mixer::Lightning(Box::new(mixer)))
             }
             _ => {
                 let problem = format!("names a layer of {}, which this family does not build", state.kind());

@@ -14,6 +14,7 @@ mod families;
 mod latent_families;
 mod layer_norm_families;
 mod layered_families;
+mod linear_families;
 mod mixer_families;
 mod mixers;
 mod plan;
@@ -23,5 +24,5 @@ mod routed_families;
 
 use build::{build, configure};
 pub(super) use families::FAMILIES;
-use mixers::{LayerParts, MixerPlan};
+use mixers::{LayerParts, MixerPlan, NormedStream};
 use plan::{AttentionGate, Block, Gate, HeadNorms, Inputs, MlpNames, NormKind, Plan, Positions};

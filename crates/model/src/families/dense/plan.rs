@@ -2,8 +2,9 @@
 
 use serde_json::Value;
 
+use super::super::indexer::IndexerPlan;
 use super::super::latent::LatentAttention;
-use super::{LayerParts, MixerPlan};
+use super::{LayerParts, MixerPlan, NormedStream};
 use crate::blocks::{ExpertSettings, QueryGrowth};
 use crate::fields::Fields;
 use crate::layer::Opening;
@@ -66,10 +67,14 @@ pub(in crate::families) struct Plan {
     pub(super) query_growth: Option<QueryGrowth>,
     /// The attention of all layers, where it is latent.
     pub(super) latent: Option<LatentAttention>,
+    /// The choice of the tokens that latent attention reads.
+    pub(super) indexer: Option<IndexerPlan>,
     /// The parts of each layer; empty where every layer is attention and a feed-forward part.
     pub(super) layers: Vec<LayerParts>,
     /// The mixers of layers with a state.
     pub(super) mixer: MixerPlan,
+    /// Factors of layers in which the result of a norm takes the place of the residual stream.
+    pub(super) normed_stream: Option<NormedStream>,
     /// A gate on the attention result.
     pub(super) gate: Option<AttentionGate>,
     /// The heads of each layer, where they differ.
@@ -272,8 +277,10 @@ impl Plan {
             turns_back: false,
             query_growth: None,
             latent: None,
+            indexer: None,
             layers: Vec::new(),
             mixer: MixerPlan::None,
+            normed_stream: None,
             gate: None,
             shapes: Vec::new(),
             factors: Factors::NONE,
@@ -332,14 +339,16 @@ impl Plan {
         };
         let after = matches!(self.block, Block::After(_)).then_some("layers without a norm before them");
         let growth = self.query_growth.map(|_| "queries that grow with their position");
+        let indexer = self.indexer.as_ref().map(|_| "indexer of tokens");
         let latent = self.latent.map(|_| "latent attention");
         let factors = (self.factors != Factors::NONE).then_some("factors on projections");
         let gate = self.gate.map(|_| "gate of heads");
         let embedding = self.has_embedding_norm.then_some("norm of embeddings");
         let positions = self.position_table.map(|_| "embeddings of positions");
+        let stream = self.normed_stream.map(|_| "norms in place of the residual stream");
         let delta = matches!(self.mixer, MixerPlan::GatedDeltaNet { .. }).then_some("strengths above one");
         let parts = [
-            by_head, after, growth, latent, factors, gate, embedding, delta, positions,
+            by_head, after, growth, indexer, latent, factors, gate, embedding, delta, positions, stream,
         ];
         config.host_only.or(parts.into_iter().flatten().next())
     }

@@ -58,8 +58,7 @@ fn products<Q: Quant, const INDEX: usize>(block: &[u8], activations: &Activation
             }
             stored(&mut numbers);
             for side in 0..2 {
-                products[0][side] =
-                    products_of_fours::<Q>(mark, &numbers, marks[side], side, activations);
+                products[0][side] = products_of_fours::<Q>(mark, &numbers, marks[side], side, activations);
             }
         }
         Codes::Eights(_, mark) => {
@@ -71,13 +70,7 @@ fn products<Q: Quant, const INDEX: usize>(block: &[u8], activations: &Activation
             for part in 0..parts::<Q>() {
                 for side in 0..2 {
                     let [a, b] = [0, 1].map(|four| {
-                        products_of_eights::<Q>(
-                            mark,
-                            &numbers,
-                            marks[side],
-                            [part, side, four],
-                            activations,
-                        )
+                        products_of_eights::<Q>(mark, &numbers, marks[side], [part, side, four], activations)
                     });
                     products[part][side] = _mm256_permute4x64_epi64::<0xd8>(_mm256_hadd_epi32(a, b));
                 }

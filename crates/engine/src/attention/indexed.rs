@@ -1,0 +1,140 @@
+//! Selections of layers that were trained to choose: an indexer of the model ranks the tokens, and no policy acts.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use rayon::prelude::*;
+use riffle_attention::{PageView, Selection};
+use riffle_model::{IndexerShape, ProjectedIndex};
+use riffle_policy::{IndexerQueries, choose_tokens, select_tokens};
+
+use crate::EngineError;
+use crate::attention::{AttentionState, Chunk, Tile};
+
+/// Pages whose scores one task computes.
+const TASK_PAGES: usize = 16;
+
+/// How the rows of a sequence come to what they read in a layer of such a model.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum LayerIndex<'a> {
+    /// By the layer's own indexer.
+    Own(IndexRows<'a>),
+    /// They read what the layer before them that has an indexer chose.
+    Shared,
+}
+
+/// What the indexer of a layer computed of all rows of a sequence.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct IndexRows<'a> {
+    pub(crate) shape: IndexerShape,
+    /// The layer of the cache that holds the keys of the indexer.
+    pub(crate) cache_layer: usize,
+    /// True if layers behind it read what it chooses.
+    pub(crate) is_shared: bool,
+    pub(crate) rows: ProjectedIndex<'a>,
+}
+
+/// The latest choice, by the cache slot of a tile's first row, where further layers read it.
+pub(crate) type LatestChoice = BTreeMap<usize, Selection>;
+
+impl<'a> IndexRows<'a> {
+    /// The same of some rows of a batch, whose indexers computed `rows`.
+    pub(crate) fn of_rows(self, rows: &Range<usize>) -> Self {
+        let (heads, width) = (self.shape.heads, self.shape.width);
+        let part = |values: &'a [f32], width: usize| &values[rows.start * width..rows.end * width];
+        Self {
+            rows: ProjectedIndex {
+                queries: part(self.rows.queries, heads * width),
+                weights: part(self.rows.weights, heads),
+                keys: part(self.rows.keys, width),
+            },
+            ..self
+        }
+    }
+}
+
+impl AttentionState {
+    /// Adds the keys of the indexer for some rows to the cache.
+    pub(super) fn append_index(&mut self, index: &LayerIndex<'_>, tokens: &Range<usize>) -> Result<(), EngineError> {
+        let LayerIndex::Own(index) = index else { return Ok(()) };
+        if tokens.start == 0 {
+            self.latest_choice.clear();
+        }
+        let width = index.shape.width;
+        let keys = &index.rows.keys[tokens.start * width..tokens.end * width];
+        Ok(self.cache.append(index.cache_layer, keys, &[])?)
+    }
+
+    /// The selection of each tile of a chunk whose rows are appended.
+    pub(super) fn select_by_index(
+        &mut self,
+        index: &LayerIndex<'_>,
+        chunk: &Chunk<'_>,
+    ) -> Result<Vec<Selection>, EngineError> {
+        let index = match index {
+            LayerIndex::Own(index) => index,
+            LayerIndex::Shared => {
+                let chosen = |tile: &Tile<'_>| self.latest_choice[&tile.queries.start].clone();
+                return Ok(chunk.tiles.iter().map(chosen).collect());
+            }
+        };
+        let choose = |pages: &[PageView<'_>]| -> Vec<Selection> {
+            let tiles = chunk.tiles.par_iter();
+            tiles
+                .map(|tile| index.select(tile, chunk.tokens.start, pages))
+                .collect()
+        };
+        let reads_all = chunk.end() <= index.shape.tokens;
+        let selections = if reads_all {
+            choose(&[])
+        } else {
+            self.cache.with_keys(index.cache_layer, 0, 0, choose)?
+        };
+        if index.is_shared {
+            let starts = chunk.tiles.iter().map(|tile| tile.queries.start);
+            self.latest_choice.extend(starts.zip(selections.iter().cloned()));
+        }
+        Ok(selections)
+    }
+}
+
+impl IndexRows<'_> {
+    /// The selection of a tile of the chunk that begins with row `first`.
+    fn select(&self, tile: &Tile<'_>, first: usize, pages: &[PageView<'_>]) -> Selection {
+        let (start, rows) = (tile.queries.start, tile.queries.rows);
+        if start + rows <= self.shape.tokens {
+            return Selection::full(start + rows);
+        }
+        let index = IndexerQueries {
+            queries: self.rows.queries,
+            weights: self.rows.weights,
+            heads: self.shape.heads,
+            width: self.shape.width,
+        };
+        let rows = (0..rows).into_par_iter().map(|row| {
+            let seen = start + row + 1;
+            if seen <= self.shape.tokens {
+                return (0..seen).collect();
+            }
+            let scores = scores(&index, first + tile.first_row + row, seen, pages);
+            choose_tokens(&scores, self.shape.tokens)
+        });
+        select_tokens(start, &rows.collect::<Vec<Vec<usize>>>())
+    }
+}
+
+/// The scores of the first `seen` tokens for a row.
+fn scores(index: &IndexerQueries<'_>, row: usize, seen: usize, pages: &[PageView<'_>]) -> Vec<f32> {
+    let mut scores = vec![0.0; seen];
+    let (mut tasks, mut rest) = (Vec::new(), &mut *scores);
+    for pages in pages.chunks(TASK_PAGES) {
+        let tokens: usize = pages.iter().map(|page| page.tokens).sum();
+        let (part, later) = rest.split_at_mut(tokens.min(rest.len()));
+        tasks.push((pages, part));
+        rest = later;
+    }
+    tasks
+        .into_par_iter()
+        .for_each(|(pages, part)| index.score(row, pages, part));
+    scores
+}

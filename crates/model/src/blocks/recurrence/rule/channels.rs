@@ -1,0 +1,123 @@
+//! Chunks whose decay differs by element of a key (Kimi Delta Attention, arXiv:2510.26692).
+//!
+//! With `G[i]` the logarithm of what remains of each row of the memory at token i since the chunk began, a product of two tokens is
+//! `Σ_d key[i,d] key[j,d] exp(G[i,d] − G[j,d])`. Rows are taken a few at a time. Against the tokens before such rows the sum is a product of
+//! matrices: both factors decay to or from the last token before the rows, so that neither grows.
+
+use riffle_linear::Columns;
+
+use super::{CHUNK, Chunk, HeadPart, Rule, SOLVE_ROWS, cleared};
+use crate::blocks::activation::exp;
+
+impl Rule {
+    /// The logarithms of what remains of each row of the memory at the part's token `index`.
+    pub(super) fn channel_decay<'a>(&self, part: HeadPart<'a>, index: usize) -> &'a [f32] {
+        let key_dim = self.memory.rows;
+        &part.tokens.decay[((part.first + index) * self.memory.heads + part.head) * key_dim..][..key_dim]
+    }
+
+    /// As [`relate_tokens`](Self::relate_tokens); keys and queries are left as the beginning of the chunk sees them.
+    pub(super) fn relate_channels(&self, chunk: &mut Chunk, part: HeadPart<'_>) {
+        let key_dim = self.memory.rows;
+        chunk.channel_decay.clear();
+        for index in 0..part.count {
+            let before = chunk.channel_decay.len().checked_sub(key_dim);
+            for (channel, decay) in self.channel_decay(part, index).iter().enumerate() {
+                let sum = before.map_or(0.0, |before| chunk.channel_decay[before + channel]);
+                chunk.channel_decay.push(sum + f64::from(*decay));
+            }
+        }
+        cleared(&mut chunk.system, part.count);
+        cleared(&mut chunk.scores, part.count);
+        for first in (0..part.count).step_by(SOLVE_ROWS) {
+            let rows = first..(first + SOLVE_ROWS).min(part.count);
+            if first > 0 {
+                relate_to_earlier(chunk, key_dim, rows.clone());
+            }
+            relate_to_each_other(chunk, key_dim, rows);
+        }
+        for (index, system) in chunk.system.iter_mut().enumerate() {
+            let strength = self.strength(part, index);
+            system.0.iter_mut().for_each(|value| *value *= -strength);
+        }
+        decay_to_ends(chunk, key_dim, part.count);
+    }
+}
+
+/// Fills the products of some rows with the tokens before them.
+fn relate_to_earlier(chunk: &mut Chunk, key_dim: usize, rows: std::ops::Range<usize>) {
+    let sums = &chunk.channel_decay;
+    let reference = &sums[(rows.start - 1) * key_dim..][..key_dim];
+    let across = cleared(&mut chunk.keys_across, key_dim);
+    for (token, key) in chunk.keys.chunks_exact(key_dim).take(rows.start).enumerate() {
+        let then = &sums[token * key_dim..][..key_dim];
+        for (((across, key), now), then) in across.iter_mut().zip(key).zip(reference).zip(then) {
+            across.0[token] = key * exp((now - then) as f32);
+        }
+    }
+    for (heads, products) in [(&chunk.keys, &mut chunk.system), (&chunk.queries, &mut chunk.scores)] {
+        chunk.decayed.clear();
+        let of_rows = heads[rows.start * key_dim..rows.end * key_dim].iter();
+        let of_rows = of_rows.zip(&sums[rows.start * key_dim..]).zip(reference.iter().cycle());
+        let decayed = of_rows.map(|((value, now), reference)| value * exp((now - reference) as f32));
+        chunk.decayed.extend(decayed);
+        Columns::multiply_add(&chunk.decayed, key_dim, 0..key_dim, across, &mut products[rows.clone()]);
+    }
+}
+
+/// Fills the products of some rows with each other.
+fn relate_to_each_other(chunk: &mut Chunk, key_dim: usize, rows: std::ops::Range<usize>) {
+    for now in rows.clone() {
+        let of = |token: usize| token * key_dim..(token + 1) * key_dim;
+        for then in rows.start..=now {
+            chunk.decayed.clear();
+            let sums = chunk.channel_decay[of(now)].iter().zip(&chunk.channel_decay[of(then)]);
+            let keys = chunk.keys[of(then)].iter().zip(sums);
+            chunk
+                .decayed
+                .extend(keys.map(|(key, (now, then))| key * exp((now - then) as f32)));
+            chunk.scores[now].0[then] = dot(&chunk.queries[of(now)], &chunk.decayed);
+            if then < now {
+                chunk.system[now].0[then] = dot(&chunk.keys[of(now)], &chunk.decayed);
+            }
+        }
+    }
+}
+
+/// Leaves keys across as the end of the chunk sees them, and keys and queries as its beginning does.
+fn decay_to_ends(chunk: &mut Chunk, key_dim: usize, count: usize) {
+    let sums = &chunk.channel_decay;
+    let end = &sums[(count - 1) * key_dim..];
+    let across = cleared(&mut chunk.keys_across, key_dim);
+    for (token, key) in chunk.keys.chunks_exact(key_dim).enumerate() {
+        let then = &sums[token * key_dim..][..key_dim];
+        for (((across, key), end), then) in across.iter_mut().zip(key).zip(end).zip(then) {
+            across.0[token] = key * exp((end - then) as f32);
+        }
+    }
+    for ((key, query), sum) in chunk.keys.iter_mut().zip(&mut chunk.queries).zip(sums) {
+        let remains = exp(*sum as f32);
+        *key *= remains;
+        *query *= remains;
+    }
+    chunk.remains.clear();
+    chunk.remains.extend(end.iter().map(|end| exp(*end as f32)));
+    chunk.decay.clear();
+    chunk.decay.resize(count, 0.0);
+    debug_assert!(count <= CHUNK, "chunks hold {CHUNK} tokens");
+}
+
+/// The sum of products, in lanes that vectorise and have one order.
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    const LANES: usize = 16;
+    let (a, rest) = a.as_chunks::<LANES>();
+    let (b, rest_b) = b.as_chunks::<LANES>();
+    let mut lanes = [0.0f32; LANES];
+    for (a, b) in a.iter().zip(b) {
+        for ((lane, a), b) in lanes.iter_mut().zip(a).zip(b) {
+            *lane += a * b;
+        }
+    }
+    let rest = rest.iter().zip(rest_b).map(|(a, b)| a * b);
+    lanes.into_iter().chain(rest).sum()
+}

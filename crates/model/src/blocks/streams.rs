@@ -1,0 +1,260 @@
+//! Several residual streams beside each other (AltUp, Baykal et al., "Alternating Updates for Efficient Transformers", 2023): a layer
+//! computes one of them, and a few coefficients of each token carry its result to the others.
+
+use std::sync::Arc;
+
+use super::rows::for_rows;
+use super::{Norm, Projection};
+use crate::SegmentPart;
+use crate::workspace::RowBlock;
+
+/// Least mean of squares of a stream that is brought to the magnitude of another.
+const LEAST_MEAN_SQUARE: f32 = 1e-5;
+
+/// How a layer predicts the streams, and corrects its predictions by what it computed of one.
+pub struct AltUp {
+    /// The stream that the layer computes.
+    pub active: usize,
+    /// Norm of the rows that the coefficients follow from.
+    pub router_norm: Norm,
+    /// From normalised rows to a value for each stream, of which the hyperbolic tangent is taken.
+    pub router: Projection,
+    /// From these values to the coefficients of a prediction, `[streams, streams, streams]`: to a stream, from a stream, value.
+    pub prediction: Vec<f32>,
+    /// From these values to the coefficients of a correction, `[streams, streams]`.
+    pub correction: Vec<f32>,
+    /// Factors on the corrected rows that the layer's input gate reads, `[hidden_size]`.
+    pub output_scale: Option<Vec<f32>>,
+}
+
+/// The streams of embeddings, and the hidden state behind the last layer.
+pub struct Streams {
+    /// From an embedding to each stream but the first.
+    pub begin: Vec<Projection>,
+    /// From each stream but the first to a part of the hidden state, whose mean is taken.
+    pub end: Vec<Projection>,
+    /// The predictions of the first layer.
+    pub first: Arc<AltUp>,
+}
+
+/// Work on the streams of rows.
+pub enum StreamStep {
+    /// `streams = predictions corrected by Hidden`, `Hidden = the active stream, scaled`.
+    Correct(Arc<AltUp>),
+    /// `streams += Normed`, but for the first.
+    Spread,
+    /// `streams = predictions of the next layer`, `Hidden = its active stream`.
+    Predict(Arc<AltUp>),
+    /// `Hidden = mean of the streams`, each brought back.
+    Join(Arc<Streams>),
+}
+
+/// Rows of streams and scratch for them.
+pub(crate) struct StreamRows<'a> {
+    /// `[rows, hidden]`.
+    pub(crate) hidden: &'a mut [f32],
+    /// `[rows, streams, hidden]`.
+    pub(crate) streams: &'a mut [f32],
+    /// `[rows, hidden]`.
+    pub(crate) normed: &'a mut [f32],
+    /// `[rows, hidden]`.
+    pub(crate) branch: &'a mut [f32],
+}
+
+impl AltUp {
+    fn streams(&self) -> usize {
+        self.router.weight().out_features()
+    }
+
+    /// The values that coefficients follow from, `[rows, streams]`, of rows that lie in `normed`.
+    fn values(&self, normed: &mut [f32], parts: &[SegmentPart]) -> Vec<f32> {
+        let width = self.router_norm.width();
+        let mut values = vec![0.0; normed.len() / width * self.streams()];
+        for_rows(normed, width, |_, row| self.router_norm.apply_in_place(row));
+        self.router.apply(normed, &mut values, parts);
+        values.iter_mut().for_each(|value| *value = value.tanh());
+        values
+    }
+
+    /// Predicts the streams; `hidden` becomes the active one.
+    fn predict(&self, rows: &mut StreamRows<'_>, parts: &[SegmentPart]) {
+        let (width, count) = (self.router_norm.width(), self.streams());
+        copy_stream(rows.streams, (self.active, count), rows.normed, width);
+        let values = self.values(rows.normed, parts);
+        for_rows(rows.streams, count * width, |row, streams| {
+            let values = &values[row * count..][..count];
+            let before = streams.to_vec();
+            for (to, stream) in streams.chunks_exact_mut(width).enumerate() {
+                for (from, before) in before.chunks_exact(width).enumerate() {
+                    let coefficient = weighted(&self.prediction[(to * count + from) * count..], values);
+                    for (value, before) in stream.iter_mut().zip(before) {
+                        *value += coefficient * before;
+                    }
+                }
+            }
+        });
+        copy_stream(rows.streams, (self.active, count), rows.hidden, width);
+    }
+
+    /// Corrects predictions by the result in `hidden`, which becomes the active stream.
+    fn correct(&self, rows: &mut StreamRows<'_>, parts: &[SegmentPart]) {
+        let (width, count) = (self.router_norm.width(), self.streams());
+        rows.normed.copy_from_slice(rows.hidden);
+        let values = self.values(rows.normed, parts);
+        let hidden = &*rows.hidden;
+        for_rows(rows.streams, count * width, |row, streams| {
+            let values = &values[row * count..][..count];
+            let predicted = &streams[self.active * width..][..width];
+            let result = hidden[row * width..][..width].iter();
+            let missing: Vec<f32> = result.zip(predicted).map(|(result, found)| result - found).collect();
+            for (to, stream) in streams.chunks_exact_mut(width).enumerate() {
+                let coefficient = 1.0 + weighted(&self.correction[to * count..], values);
+                for (value, missing) in stream.iter_mut().zip(&missing) {
+                    *value += coefficient * missing;
+                }
+            }
+        });
+        copy_stream(rows.streams, (self.active, count), rows.hidden, width);
+        if let Some(scale) = &self.output_scale {
+            for_rows(rows.hidden, width, |_, row| {
+                row.iter_mut().zip(scale).for_each(|(value, scale)| *value *= scale);
+            });
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        let values = self.prediction.len() + self.correction.len() + self.output_scale.as_ref().map_or(0, Vec::len);
+        self.router_norm.bytes() + self.router.bytes() + 4 * values as u64
+    }
+}
+
+impl Streams {
+    /// Makes the streams of embeddings, which lie in `hidden`, and the predictions of the first layer.
+    pub(crate) fn begin(&self, rows: &mut StreamRows<'_>, parts: &[SegmentPart]) {
+        let (width, count) = (self.first.router_norm.width(), self.first.streams());
+        for stream in 0..count {
+            let values = match stream.checked_sub(1) {
+                None => &*rows.hidden,
+                Some(number) => {
+                    self.begin[number].apply(rows.hidden, rows.branch, parts);
+                    bring_to_magnitude(rows.branch, rows.hidden, width);
+                    &*rows.branch
+                }
+            };
+            for_rows(rows.streams, count * width, |row, streams| {
+                streams[stream * width..][..width].copy_from_slice(&values[row * width..][..width]);
+            });
+        }
+        self.first.predict(rows, parts);
+    }
+
+    fn join(&self, rows: &mut StreamRows<'_>, parts: &[SegmentPart]) {
+        let (width, count) = (self.first.router_norm.width(), self.first.streams());
+        copy_stream(rows.streams, (0, count), rows.hidden, width);
+        let first = rows.hidden.to_vec();
+        for (number, end) in self.end.iter().enumerate() {
+            copy_stream(rows.streams, (number + 1, count), rows.normed, width);
+            end.apply(rows.normed, rows.branch, parts);
+            bring_to_magnitude(rows.branch, &first, width);
+            rows.hidden
+                .iter_mut()
+                .zip(&*rows.branch)
+                .for_each(|(sum, value)| *sum += value);
+        }
+        rows.hidden.iter_mut().for_each(|sum| *sum /= count as f32);
+    }
+
+    /// Bytes in memory, without the predictions of the first layer, which the layer counts.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.begin.iter().chain(&self.end).map(Projection::bytes).sum()
+    }
+}
+
+impl StreamStep {
+    pub(crate) fn apply(&self, block: &mut RowBlock<'_>, parts: &[SegmentPart]) {
+        let mut rows = StreamRows {
+            hidden: block.hidden,
+            streams: block.streams,
+            normed: block.normed,
+            branch: block.branch,
+        };
+        match self {
+            StreamStep::Correct(streams) => streams.correct(&mut rows, parts),
+            StreamStep::Predict(streams) => streams.predict(&mut rows, parts),
+            StreamStep::Join(streams) => streams.join(&mut rows, parts),
+            StreamStep::Spread => {
+                let (width, normed) = (rows.normed.len() / parts_rows(parts).max(1), &*rows.normed);
+                let count = rows.streams.len() / rows.normed.len().max(1);
+                for_rows(rows.streams, count * width, |row, streams| {
+                    for stream in streams.chunks_exact_mut(width).skip(1) {
+                        let added = &normed[row * width..][..width];
+                        stream.iter_mut().zip(added).for_each(|(value, added)| *value += added);
+                    }
+                });
+            }
+        }
+    }
+
+    /// Bytes in memory. The corrections of a layer are those of its predictions.
+    pub(crate) fn bytes(&self) -> u64 {
+        match self {
+            StreamStep::Correct(streams) => streams.bytes(),
+            StreamStep::Spread | StreamStep::Predict(_) | StreamStep::Join(_) => 0,
+        }
+    }
+}
+
+fn parts_rows(parts: &[SegmentPart]) -> usize {
+    parts.iter().map(|part| part.rows.len()).sum()
+}
+
+/// Copies one of `count` streams of each row to `to`, `[rows, width]`.
+fn copy_stream(streams: &[f32], (stream, count): (usize, usize), to: &mut [f32], width: usize) {
+    for_rows(to, width, |row, to| {
+        to.copy_from_slice(&streams[(row * count + stream) * width..][..width]);
+    });
+}
+
+/// Scales each row to the root mean square of the same row of `of`.
+fn bring_to_magnitude(rows: &mut [f32], of: &[f32], width: usize) {
+    let mean_square = |row: &[f32]| row.iter().map(|value| value * value).sum::<f32>() / width as f32;
+    for_rows(rows, width, |number, row| {
+        let target = mean_square(&of[number * width..][..width]).sqrt();
+        let scale = target / mean_square(row).max(LEAST_MEAN_SQUARE).sqrt();
+        row.iter_mut().for_each(|value| *value *= scale);
+    });
+}
+
+fn weighted(weights: &[f32], values: &[f32]) -> f32 {
+    weights.iter().zip(values).map(|(weight, value)| weight * value).sum()
+}
+
+/// An augmented residual (Menghani et al., "LAuReL", 2024): `Branch = Normed + norm(right(left(Normed)))`.
+pub struct Laurel {
+    /// To a narrow width.
+    pub left: Projection,
+    /// Back from it.
+    pub right: Projection,
+    /// The norm behind both.
+    pub norm: Norm,
+}
+
+impl Laurel {
+    pub(crate) fn apply(&self, rows: &mut RowBlock<'_>, parts: &[SegmentPart]) {
+        let (count, narrow) = (parts_rows(parts), self.left.weight().out_features());
+        let inner = &mut rows.inner[..count * narrow];
+        self.left.apply(rows.normed, inner, parts);
+        self.right.apply(inner, rows.branch, parts);
+        let normed = &*rows.normed;
+        let width = self.norm.width();
+        for_rows(rows.branch, width, |row, branch| {
+            self.norm.apply_in_place(branch);
+            let kept = &normed[row * width..][..width];
+            branch.iter_mut().zip(kept).for_each(|(value, kept)| *value += kept);
+        });
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.left.bytes() + self.right.bytes() + self.norm.bytes()
+    }
+}
