@@ -113,6 +113,7 @@ fn apply(experts: &Experts, input: &[f32], [scratch_rows, block]: [usize; 2]) ->
                 mixer: &mut [],
                 experts: scratch,
                 layer_inputs: &[],
+                streams: &mut [],
             };
             step(&mut rows, number * block);
             branches.extend(branch);
