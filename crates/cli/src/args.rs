@@ -234,7 +234,7 @@ pub(crate) struct PlanArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct InspectArguments {
-    /// Model: a GGUF file, a folder or a pulled model's name [default: the one used last]
+    /// Model: file, folder or name [default: last used]
     #[arg(value_name = "PATH", value_parser = hub_args::model())]
     pub(crate) model: Option<NamedModel>,
     /// List every tensor with its format and shape

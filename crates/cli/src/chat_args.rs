@@ -29,7 +29,7 @@ pub(crate) struct ChatArguments {
     /// Do not keep what is typed
     ///
     /// Otherwise a file in the folder for the state of programs holds it, readable by you alone.
-    #[arg(long, help_heading = "What is kept")]
+    #[arg(long, help_heading = "What is kept", hide_short_help = true)]
     pub(crate) no_history: bool,
     #[command(flatten)]
     pub(crate) keep: KeepArguments,

@@ -29,11 +29,11 @@ pub(crate) struct NamedModel {
 /// The model of every command that needs one.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ModelArguments {
-    /// Model: a GGUF file, a folder or a pulled model's name [default: the one used last]
+    /// Model: file, folder or name [default: last used]
     ///
-    /// A folder holds config.json, *.safetensors and a tokenizer, as on Hugging Face. A pulled model has a name such as
-    /// owner/name or owner/name:Q4_K_M: riffle pull gets one, riffle list shows them. RIFFLE_MODEL names one for every command.
-    /// Without either, the model used last is taken, or the only one that is here.
+    /// A file is in GGUF. A folder holds config.json, *.safetensors and a tokenizer, as on Hugging Face. A pulled model has a
+    /// name such as owner/name or owner/name:Q4_K_M: riffle pull gets one, riffle list shows them. RIFFLE_MODEL names one for
+    /// every command. Without either, the model used last is taken, or the only one that is here.
     #[arg(id = "model", short = 'm', long = "model", value_name = "PATH", value_parser = hub_args::model())]
     given: Option<NamedModel>,
     #[arg(skip)]
