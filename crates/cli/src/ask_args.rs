@@ -29,16 +29,16 @@ pub(crate) struct AskArguments {
     /// Read these pages alone, by their labels or numbers, such as 10-60 or 7
     ///
     /// Several ranges are given one after the other, with commas between them or with the option repeated.
-    #[arg(long, value_name = "FROM-TO", value_delimiter = ',', help_heading = "What is read")]
+    #[arg(long, value_name = "FROM-TO", value_delimiter = ',')]
     pub(crate) pages: Vec<String>,
     /// Read the chapter alone whose title has these words; may be repeated
-    #[arg(long, value_name = "TITLE", help_heading = "What is read")]
+    #[arg(long, value_name = "TITLE", hide_short_help = true)]
     pub(crate) chapter: Vec<String>,
     /// Read all of it, also where it is longer than the context that the model was made for
-    #[arg(long, help_heading = "What is read")]
+    #[arg(long, hide_short_help = true)]
     pub(crate) whole: bool,
     /// Read the parts that share words with the question, also where all of it fits
-    #[arg(long, conflicts_with = "whole", help_heading = "What is read")]
+    #[arg(long, conflicts_with = "whole", hide_short_help = true)]
     pub(crate) parts: bool,
     /// Say what was chosen and how fast it went
     #[arg(long, short)]

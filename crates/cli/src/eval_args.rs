@@ -83,7 +83,7 @@ pub(crate) struct SubjectArguments {
     /// Model to measure [default: the shipped model]
     ///
     /// A GGUF file, a folder or a pulled model's name.
-    #[arg(short = 'm', long, value_name = "PATH", value_parser = crate::hub_args::model())]
+    #[arg(short = 'm', long, value_name = "PATH", value_parser = crate::hub_args::model_path())]
     pub(crate) model: Option<PathBuf>,
     /// UTF-8 text to use [default: a shipped text]
     ///

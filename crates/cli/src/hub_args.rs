@@ -64,6 +64,11 @@ pub(crate) struct ManArguments {
 }
 
 /// Reads a model: a path that exists, or else the name of a model that riffle or another program has pulled, for which its path stands.
+pub(crate) fn model_path() -> impl TypedValueParser<Value = PathBuf> {
+    model().map(|model| model.path)
+}
+
+/// The same with the name that was typed.
 pub(crate) fn model() -> impl TypedValueParser<Value = NamedModel> {
     PathBufValueParser::new().try_map(|name| resolved(name).map_err(|error| error.to_string()))
 }

@@ -243,11 +243,11 @@ mod tests {
                 let known = REFUSED.iter().any(|(names, _)| names.contains(&&*format!("--{long}")));
                 assert!(!known, "--{long} of {}", command.get_name());
             }
-            // llama.cpp has nothing like riffle session and riffle ask, whose --keep is another than llama.cpp's. riffle serve is
+            // The --keep of ask, chat and session is another than llama.cpp's. riffle serve is
             // like llama.cpp's server, whose --parallel it has, and riffle plan plans for it; the other commands refuse it.
             let alike = command
                 .get_subcommands()
-                .filter(|command| !["ask", "session", "serve", "plan"].contains(&command.get_name()));
+                .filter(|command| !["ask", "chat", "session", "serve", "plan"].contains(&command.get_name()));
             alike.for_each(check);
         }
         check(&crate::command());

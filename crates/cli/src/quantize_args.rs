@@ -11,7 +11,7 @@ use crate::{hub_args, numbers};
 #[derive(Debug, Args)]
 pub(crate) struct QuantizeArguments {
     /// Model: a folder, a GGUF file or a pulled model's name
-    #[arg(value_name = "IN", value_parser = hub_args::model())]
+    #[arg(value_name = "IN", value_parser = hub_args::model_path())]
     pub(crate) input: PathBuf,
     /// File to write
     #[arg(value_name = "OUT")]

@@ -9,7 +9,7 @@ use riffle_engine::{DraftSpec, Engine, EngineOptions, with_threads};
 use riffle_server::{Limits, ServerOptions};
 
 use crate::args::{EngineArguments, ModelArguments};
-use crate::commands::{engine_options, note_activations, note_template};
+use crate::commands::{engine_options, note_activations};
 use crate::failure::Failure;
 use crate::prefix_cache::PrefixCacheArguments;
 use crate::{hub_args, numbers};
@@ -128,7 +128,6 @@ impl ServingArguments {
             engine.model().config(),
             engine.options().machine.device.is_some(),
         );
-        note_template(&engine);
         self.model.remember();
         Ok(engine)
     }

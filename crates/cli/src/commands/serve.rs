@@ -7,7 +7,7 @@ use riffle_engine::{Engine, human_bytes};
 use riffle_model::AdapterSpec;
 use riffle_server::{Encoding, Limits, PublisherOptions, Server, ServerOptions};
 
-use super::{grouped, read_text};
+use super::{grouped, note_template, read_text};
 use crate::console;
 use crate::failure::Failure;
 use crate::interrupt;
@@ -20,6 +20,7 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     let server = Server::bind(&engine, options)?;
     let stopper = server.stopper();
     interrupt::on_interrupt(move || stopper.stop())?;
+    note_template(&engine);
     console::note(introduction(arguments, &engine, server.address())?);
     if let Some(addresses) = server.kv_events() {
         let replays = addresses.replays.as_ref();

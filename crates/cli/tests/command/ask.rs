@@ -233,7 +233,7 @@ fn pages_and_chapters_can_be_chosen() {
     let desk = Desk::new();
     let pdf = desk.file(
         "a.pdf",
-        &make::pdf(&["Words of one page.", FACT, "Words of another page."]),
+        &make::pdf(&["Words of one page.", &book(6), "Words of another page."]),
     );
     let report = json(&desk.ask(&[&pdf, QUESTION, "--pages", "2-3", "-n", "6", "--json"]));
     assert_eq!(place_of_fact(&report), "page 2");

@@ -232,7 +232,7 @@ fn at_a_terminal_control_c_stops_the_answer_and_control_d_leaves() {
     use std::os::unix::fs::PermissionsExt;
     let (model, state) = (talking_model(), tempfile::tempdir().expect("a folder"));
     let model = model.path().to_str().expect("UTF-8");
-    let arguments = ["--ctx", "60000", "-n", "-1", "--model", model];
+    let arguments = ["--ctx", "60000", "-n", "-1", "--allow-loops", "--model", model];
     // Each step waits for a text to appear, then types the other.
     let steps = [
         ("> ", "And it came to pass\r"),

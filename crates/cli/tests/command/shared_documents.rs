@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 
 use crate::testing::{ModelCopy, riffle, run_with_input, shipped_model, stderr, stdout};
 
-const TEMPLATE: &str = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}";
+/// Leaves the question at the end, as the shipped model needs it.
+const TEMPLATE: &str = "{% for m in messages %}{{ m.content }}{% if not loop.last %}\n{% endif %}{% endfor %}";
 const QUESTION: &str = "What is the pass key for river stone? The pass key for river stone is";
 
 /// A model, a document, and a folder for kept pages that all commands share.
