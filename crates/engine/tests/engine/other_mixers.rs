@@ -12,11 +12,12 @@ use safetensors::SafeTensors;
 use crate::testing::{bits, go_on, read, write};
 
 /// One family of each kind: latent attention with and without a narrow query, and with an indexer of each layer or of several, a short
-/// convolution, Mamba2 before, beside and instead of attention in a layer, lightning attention.
-const FAMILIES: [&str; 9] = [
+/// convolution, Mamba2 before, beside and instead of attention in a layer, delta attention with a gate for each channel, lightning attention.
+const FAMILIES: [&str; 10] = [
     "deepseek_v3",
     "deepseek_v32",
     "glm_moe_dsa",
+    "kimi_linear",
     "minicpm3",
     "minimax",
     "lfm2",
@@ -29,7 +30,7 @@ const FAMILIES: [&str; 9] = [
 const INDEXED: [&str; 2] = ["deepseek_v32", "glm_moe_dsa"];
 
 /// Families with linear attention and experts.
-const LINEAR: [&str; 1] = ["minimax"];
+const LINEAR: [&str; 2] = ["kimi_linear", "minimax"];
 
 fn case(name: &str) -> PathBuf {
     let vectors = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/vectors");
