@@ -26,9 +26,9 @@ pub(crate) struct AskArguments {
     /// They come from standard input. On a terminal this is so where no question is given.
     #[arg(long)]
     pub(crate) follow: bool,
-    /// Read these pages alone, by their labels or numbers, such as 10-60 or 7
+    /// Read these pages alone, such as 10-60, 7 or iv
     ///
-    /// Several ranges are given one after the other, with commas between them or with the option repeated.
+    /// A page is named by the label printed on it, or by its number. Several ranges have commas between them, or an option each.
     #[arg(long, value_name = "FROM-TO", value_delimiter = ',')]
     pub(crate) pages: Vec<String>,
     /// Read the chapter alone whose title has these words; may be repeated

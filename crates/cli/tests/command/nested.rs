@@ -46,8 +46,9 @@ fn refused(folder: &Path, words: &str, input: &str) {
     let said = stderr(&output);
     // A signal gives no status.
     assert_eq!(output.status.code(), Some(1), "{words}: {said:.500}");
-    let line = said.lines().next().unwrap_or_default();
-    assert!(line.contains("deep") && line.len() < 600, "{words}: {said:.500}");
+    // A note on the model may stand before it.
+    let line = said.lines().find(|line| line.contains("deep")).unwrap_or_default();
+    assert!((1..600).contains(&line.len()), "{words}: {said:.500}");
 }
 
 #[test]
