@@ -15,6 +15,9 @@ const ONE_SIDED: usize = 4;
 /// Letters of a usual line of a column, blanks included; cells of tables have fewer.
 const COLUMN_LETTERS: usize = 12;
 
+/// Letters of a page's number at most.
+const NUMBER_LETTERS: usize = 5;
+
 /// Rows of the shortest columns whose lines stand side by side.
 const COLUMN_ROWS: usize = 4;
 
@@ -115,7 +118,7 @@ fn band(rows: &[Row]) -> Option<(usize, Vec<Gutter>, Gutter)> {
         let had_inner = inner(&free).next().is_some();
         let has_inner = inner(&left).next().is_some();
         let is_over = !has_inner && (had_inner || count >= ONE_SIDED);
-        if is_over || left.len() > 64 {
+        if is_over || left.len() > 64 || is_number_between(&free, row) {
             break;
         }
         free = left;
@@ -139,6 +142,16 @@ fn band(rows: &[Row]) -> Option<(usize, Vec<Gutter>, Gutter)> {
     let is_gutter = width(&widest) >= 0.6 * size && left >= 3 && right >= 3;
     let is_gap = width(&widest) >= 1.2 * size && both >= 2;
     (is_gutter || is_gap).then(|| (count, inner(&free).collect(), widest))
+}
+
+/// True for a page's number between two columns, which stands below them.
+fn is_number_between(free: &[Gutter], row: &Row) -> bool {
+    match &row.segments[..] {
+        [only] if only.glyphs.len() <= NUMBER_LETTERS => {
+            inner(free).any(|gutter| gutter.left <= only.left && only.right <= gutter.right)
+        }
+        _ => false,
+    }
 }
 
 /// Gaps with something on both sides.

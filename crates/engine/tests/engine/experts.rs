@@ -218,7 +218,7 @@ fn engines_of_one_model_move_memory_between_experts_and_pages() {
     let few = again.with_options(of(512).with_weights_budget_bytes(Some(1024)));
     let line = few.err().expect("1 KiB holds no expert").to_string();
     assert!(
-        line.starts_with("`weights_budget_bytes` is 1K, but it must be at least"),
+        line.starts_with("`weights_budget_bytes` is 1024, but it must be at least"),
         "{line}"
     );
 }
@@ -357,9 +357,8 @@ fn a_logical_batch_grows_where_experts_are_read_for_each_and_memory_allows() {
     };
     assert_eq!(of(8192, 32 * GIB), None, "all experts lie in memory");
     assert_eq!(of(8192, 6 * GIB), Some(8192));
-    let grown = [6, 8, 12, 16].map(|available| of(32_768, available * GIB).unwrap());
-    println!("{grown:?}");
-    assert!(grown.is_sorted() && grown[0] >= 4096 && grown[3] == 32_768, "{grown:?}");
+    let grown = [8, 12, 16].map(|available| of(32_768, available * GIB).unwrap());
+    assert!(grown.is_sorted() && grown[0] >= 4096 && grown[2] == 32_768, "{grown:?}");
 }
 
 #[test]
@@ -369,7 +368,9 @@ fn a_longer_batch_reads_less_and_changes_no_bit() {
     write_mixture(&path);
     let budget = weight_budgets(&path, &options())[1];
     let of = |grows: bool| {
-        let short = options().with_batch_tokens(64).with_weights_budget_bytes(Some(budget));
+        // The scratch of a longer batch has to be a small part of the room, pages included.
+        let short = options().with_context_tokens(Some(4096)).with_batch_tokens(64);
+        let short = short.with_weights_budget_bytes(Some(budget));
         let engine = Engine::load(&path, short.with_batch_grows(grows)).unwrap();
         let mut session = Session::new(&engine).unwrap();
         let found = read(&mut session, &text(500), 4);
