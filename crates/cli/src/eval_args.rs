@@ -284,7 +284,7 @@ pub(crate) struct CompareArguments {
     /// Files have lengths of their own.
     #[arg(long, alias = "length", value_name = "N,N,…", value_delimiter = ',', value_parser = numbers::tokens)]
     pub(crate) lengths: Vec<usize>,
-    /// Prompts of a ruler task, documents of a needle task [default: 3]
+    /// Prompts or documents of a task [default: 3]
     ///
     /// Of a file every line is asked.
     #[arg(long, alias = "documents", value_name = "N", value_parser = numbers::documents)]
@@ -292,7 +292,7 @@ pub(crate) struct CompareArguments {
     /// Depths of needle tasks [default: 10]
     #[arg(long, value_name = "N", value_parser = numbers::samples)]
     pub(crate) depths: Option<usize>,
-    /// Share of the query-key pairs that every policy may read, or several
+    /// Shares of the pairs that every policy may read
     ///
     /// Policies are fitted to each share at each length [default: policies as they are]. A policy that misses one by more than a tenth is
     /// marked: ▲ reads more, ▼ less. Shares are counted over the layers in which a policy may choose.
