@@ -114,29 +114,14 @@ pub(crate) fn read(name: &str, bytes: &[u8], limits: &Limits) -> Result<Document
             continue;
         };
         page_bytes += bytes.len();
-        if page_bytes > PAGES_BYTES {
-            return Err(DocumentError::TooMuchInside {
-                name: name.to_owned(),
-                limit_bytes: PAGES_BYTES as u64,
-            });
-        }
+        check_size(name, page_bytes as u64, PAGES_BYTES as u64)?;
         chapters += 1;
-        builder.end_line(2);
-        let chapter_at = builder.mark(PlaceKind::Chapter(String::new()));
-        let (title, anchors) = titles.get(&item.path).cloned().unwrap_or_default();
-        let page = decode_markup(bytes);
-        let read = html::read_into(builder, page, Dialect::Xhtml, &anchors, limits);
-        let (read, notes) = read.ok_or_else(|| DocumentError::TooMuchWork { name: name.to_owned() })?;
-        builder = read;
-        missing.parts.add(notes.left_out);
-        let chapter_title = title.or(notes.heading);
-        builder.name(chapter_at, chapter_title.unwrap_or_else(|| format!("part {chapters}")));
-        if builder.len() as u64 > limits.expanded_bytes {
-            return Err(DocumentError::TooMuchInside {
-                name: name.to_owned(),
-                limit_bytes: limits.expanded_bytes,
-            });
-        }
+        let titles = titles.get(&item.path).cloned().unwrap_or_default();
+        let added = add_page(builder, bytes, titles, chapters, limits);
+        let (with_page, left_out) = added.ok_or_else(|| DocumentError::TooMuchWork { name: name.to_owned() })?;
+        builder = with_page;
+        missing.parts.add(left_out);
+        check_size(name, builder.len() as u64, limits.expanded_bytes)?;
     }
     if chapters == 0 {
         return Err(match known_locked {
@@ -152,6 +137,33 @@ pub(crate) fn read(name: &str, bytes: &[u8], limits: &Limits) -> Result<Document
         places,
         warnings: missing.warnings(),
     })
+}
+
+/// Refuses a book whose parts are larger than books are.
+fn check_size(name: &str, bytes: u64, limit_bytes: u64) -> Result<(), DocumentError> {
+    if bytes > limit_bytes {
+        return Err(DocumentError::TooMuchInside {
+            name: name.to_owned(),
+            limit_bytes,
+        });
+    }
+    Ok(())
+}
+
+/// Adds the text of a page as a chapter, and returns what the page left out; `None` for a page that takes too much work.
+fn add_page(
+    mut builder: TextBuilder,
+    bytes: Vec<u8>,
+    (title, anchors): (Option<String>, html::Anchors),
+    number: usize,
+    limits: &Limits,
+) -> Option<(TextBuilder, html::LeftOutParts)> {
+    builder.end_line(2);
+    let at = builder.mark(PlaceKind::Chapter(String::new()));
+    let page = decode_markup(bytes);
+    let (mut builder, notes) = html::read_into(builder, page, Dialect::Xhtml, &anchors, limits)?;
+    builder.name(at, title.or(notes.heading).unwrap_or_else(|| format!("part {number}")));
+    Some((builder, notes.left_out))
 }
 
 /// Pages in the order of the spine, and behind them pages that it does not name. A page that is named again is read once.

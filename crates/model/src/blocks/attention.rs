@@ -109,18 +109,19 @@ impl Attention {
             }
             // [rows, 2, dim / 2]
             let angles = &table.angles()[first * rotary.dim()..];
-            let key_norm = self.key_value.as_ref().map(|own| own.key_norm.as_ref());
-            let turned = [
-                (&mut *queries, widths[0], Some(self.query_norm.as_ref())),
-                (keys, widths[1], key_norm),
-            ];
-            for (heads, width, norm) in turned {
-                if let Some(norm) = norm {
-                    finish_heads(heads, width, &shape, norm, (angles, rotary.dim()));
-                }
-            }
+            self.finish_rows((&mut *queries, widths[0]), (keys, widths[1]), (angles, rotary.dim()));
             if rotary.scales_queries() {
                 scale_queries(rotary, batch, block, queries, widths[0]);
+            }
+        }
+    }
+
+    /// Normalises and turns the heads of queries and of keys, each with the width of a row.
+    fn finish_rows(&self, queries: (&mut [f32], usize), keys: (&mut [f32], usize), angles: (&[f32], usize)) {
+        let key_norm = self.key_value.as_ref().map(|own| own.key_norm.as_ref());
+        for ((heads, width), norm) in [(queries, Some(self.query_norm.as_ref())), (keys, key_norm)] {
+            if let Some(norm) = norm {
+                finish_heads(heads, width, &self.shape, norm, angles);
             }
         }
     }

@@ -324,8 +324,11 @@ fn mixture(quantised: impl Fn(&str, [usize; 2]) -> Vec<Tensor>) -> (serde_json::
     )
 }
 
+/// The layer, the part, and that part of all experts in order.
+type OfExperts<'a> = (String, String, Vec<&'a Tensor>);
+
 /// The tensors of a part of all experts by layer and part, in order, and all other tensors.
-fn by_part(tensors: &[Tensor]) -> (Vec<(String, String, Vec<&Tensor>)>, Vec<Tensor>) {
+fn by_part(tensors: &[Tensor]) -> (Vec<OfExperts<'_>>, Vec<Tensor>) {
     let (mut experts, mut others): (std::collections::BTreeMap<_, Vec<_>>, _) = Default::default();
     for tensor in tensors {
         let Some((layer, rest)) = tensor.name.split_once(".experts.") else {

@@ -172,13 +172,15 @@ impl Talk {
         }
     }
 
+    /// Memory that documents may take while they are read.
+    fn memory_bytes(&self) -> Option<u64> {
+        self.conversation.engine().options().machine.memory_budget_bytes
+    }
+
     fn carry_out(&mut self, command: Command) -> Result<(), Failure> {
         match command {
             Command::Help => console::aside(help()),
-            Command::File(path) => {
-                let memory_bytes = self.conversation.engine().options().machine.memory_budget_bytes;
-                return self.attach_all(documents_of(&[path], memory_bytes)?);
-            }
+            Command::File(path) => return self.attach_all(documents_of(&[path], self.memory_bytes())?),
             Command::Undo => console::aside(undone(&self.conversation.undo()?)),
             Command::Retry => {
                 if self.conversation.generate_options().sampling.temperature == 0.0 {

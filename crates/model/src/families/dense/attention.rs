@@ -78,18 +78,11 @@ impl Parts {
         norm: Arc<Norm>,
     ) -> Result<(Attention, AttentionOutput), ModelError> {
         let prefix = format!("model.layers.{layer}");
-        if let Some(latent) = &plan.latent {
+        if plan.latent.is_some() {
             let is_still = plan.positions.lack(config, layer);
             let rotary = if is_still { &self.other } else { &self.rotary };
-            let (name, rotary) = (
-                format!("{prefix}.self_attn"),
-                (Arc::clone(rotary), usize::from(is_still)),
-            );
-            let (mut attention, output) = latent.build(weights, &name, config.hidden_size, norm, rotary)?;
-            if let Some(indexer) = &plan.indexer {
-                attention.indexer = indexer.build(weights, &format!("{name}.indexer"), config.hidden_size, layer)?;
-            }
-            return Ok((attention, AttentionOutput::Latent(output)));
+            let rotary = (Arc::clone(rotary), usize::from(is_still));
+            return latent_attention(plan, config, weights, layer, (norm, rotary));
         }
         let shape = config.attention_of(layer);
         let [query, key, value] = plan.inputs(config, weights, &prefix, &shape)?;
@@ -276,4 +269,23 @@ impl Plan {
             epsilon: config.norm_epsilon,
         }
     }
+}
+
+/// The attention of a layer with latents, with its indexer where it has one.
+fn latent_attention(
+    plan: &Plan,
+    config: &ModelConfig,
+    weights: &mut Checkpoint,
+    layer: usize,
+    (norm, rotary): (Arc<Norm>, (Arc<Rotary>, usize)),
+) -> Result<(Attention, AttentionOutput), ModelError> {
+    let Some(latent) = &plan.latent else {
+        unreachable!("the layer has latents")
+    };
+    let name = format!("model.layers.{layer}.self_attn");
+    let (mut attention, output) = latent.build(weights, &name, config.hidden_size, norm, rotary)?;
+    if let Some(indexer) = &plan.indexer {
+        attention.indexer = indexer.build(weights, &format!("{name}.indexer"), config.hidden_size, layer)?;
+    }
+    Ok((attention, AttentionOutput::Latent(output)))
 }

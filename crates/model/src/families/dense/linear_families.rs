@@ -89,9 +89,12 @@ fn kimi_names(fields: &Fields) -> Result<Fields, ModelError> {
         && let (Some(attends), Some(_)) = (indices(&linear, "full_attn_layers")?, linear.get("kda_layers"))
     {
         // They count from 1.
-        let kind = |layer: usize| match attends.contains(&(layer + 1)) {
-            true => "full_attention",
-            false => "linear_attention",
+        let kind = |layer: usize| {
+            if attends.contains(&(layer + 1)) {
+                "full_attention"
+            } else {
+                "linear_attention"
+            }
         };
         let kinds: Vec<&str> = (0..layer_count(&fields)?).map(kind).collect();
         fields = fields.with("layer_types", kinds);

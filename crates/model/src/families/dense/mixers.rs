@@ -121,6 +121,21 @@ impl Plan {
         Ok(())
     }
 
+    /// Names of the norms before the parts of a layer that is listed, and of those behind them.
+    fn mixed_norms(&self) -> Result<([&'static str; 2], Option<[&'static str; 2]>), ModelError> {
+        match self.block {
+            Block::Before(norms) => Ok((norms, None)),
+            Block::Both([mixer, behind_mixer, mlp, behind_mlp]) => Ok(([mixer, mlp], Some([behind_mixer, behind_mlp]))),
+            Block::One(norm) => Ok(([norm, norm], None)),
+            // Layers with a mixer have norms before their parts, the second of the name that the first has in layers of attention.
+            Block::After([mlp, _]) => Ok((["input_layernorm", mlp], None)),
+            _ => {
+                let problem = "names norms that layers of these kinds do not have";
+                Err(self.fields.error("layer_types", problem))
+            }
+        }
+    }
+
     /// A layer that is listed.
     pub(super) fn mixed_layer(
         &self,
@@ -130,17 +145,7 @@ impl Plan {
         (layer, own): (usize, &LayerParts),
     ) -> Result<Layer, ModelError> {
         let name = |part: &str| format!("model.layers.{layer}.{part}");
-        let (first, second, behind) = match self.block {
-            Block::Before([mixer, mlp]) => (mixer, mlp, None),
-            Block::Both([mixer, behind_mixer, mlp, behind_mlp]) => (mixer, mlp, Some([behind_mixer, behind_mlp])),
-            Block::One(norm) => (norm, norm, None),
-            // Layers with a mixer have norms before their parts, the second of the name that the first has in layers of attention.
-            Block::After([mlp, _]) => ("input_layernorm", mlp, None),
-            _ => {
-                let problem = "names norms that layers of these kinds do not have";
-                return Err(self.fields.error("layer_types", problem));
-            }
-        };
+        let ([first, second], behind) = self.mixed_norms()?;
         let add = |weights: &mut Checkpoint, place: usize| match behind {
             None => Ok::<_, ModelError>(vec![Step::Add(Rows::Branch)]),
             Some(names) => Ok(vec![

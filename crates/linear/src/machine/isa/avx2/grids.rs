@@ -26,9 +26,10 @@ pub(in crate::machine::isa) fn one_token<Q: Quant>(weights: &[u8], row: &[Activa
     for (block, activations) in blocks.zip(row.chunks_exact(Q::WEIGHTS / STRETCH)) {
         let halves = widen_halves::<Q>(block);
         for_stretches!(Q, INDEX => {
-            match first_cache {
-                true => prefetch(share::<Q>(block, INDEX)),
-                false => prefetch_far(share::<Q>(block, INDEX), AHEAD_BYTES),
+            if first_cache {
+                prefetch(share::<Q>(block, INDEX));
+            } else {
+                prefetch_far(share::<Q>(block, INDEX), AHEAD_BYTES);
             }
             Q::scales(block, INDEX, &halves, &mut expanded);
             let products = products::<Q, INDEX>(block, &activations[INDEX]);
