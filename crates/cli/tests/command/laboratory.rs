@@ -1,6 +1,7 @@
 //! `riffle eval`: records, journals, tables, and one clear line for what cannot be measured.
 
 use std::fs;
+use std::path::Path;
 
 use crate::testing::{assert_refused, run, stderr, stdout};
 use serde_json::Value;
@@ -108,12 +109,34 @@ fn the_books_own_questions_are_asked_and_policies_that_miss_their_budgets_are_ma
     ] {
         assert!(text.contains(part), "no {part:?} in {text}");
     }
-    let record = json(&fs::read_to_string(folder.path().join("own.json")).expect("the record"));
+    check_own_record(folder.path(), &task);
+    let csv = compare(&["--csv"]);
+    assert!(
+        csv.lines()
+            .next()
+            .is_some_and(|head| head.contains("budget_kept") && head.contains("fit.parameter"))
+    );
+    check_own_pictures(folder.path());
+    stdout(&run(&["eval", "report", &*out]));
+    let page = fs::read_to_string(folder.path().join("report.html")).expect("the page");
+    for part in [
+        "as run",
+        "misses its budget of 10%",
+        "of the pairs",
+        "Score over the share of pairs read",
+    ] {
+        assert!(page.contains(part), "no {part:?}");
+    }
+}
+
+#[track_caller]
+fn check_own_record(folder: &Path, task: &str) {
+    let record = json(&fs::read_to_string(folder.join("own.json")).expect("the record"));
     let rows = record["results"]["rows"].as_array().expect("rows");
     assert_eq!(rows.len(), 5);
     assert!(
         rows.iter()
-            .all(|row| row["task"] == *task && row["score"]["samples"] == 3),
+            .all(|row| row["task"] == task && row["score"]["samples"] == 3),
         "{rows:?}"
     );
     assert_eq!(
@@ -130,12 +153,10 @@ fn the_books_own_questions_are_asked_and_policies_that_miss_their_budgets_are_ma
             .is_some_and(|text| text.starts_with("window=")),
         "{rows:?}"
     );
-    let csv = compare(&["--csv"]);
-    assert!(
-        csv.lines()
-            .next()
-            .is_some_and(|head| head.contains("budget_kept") && head.contains("fit.parameter"))
-    );
+}
+
+#[track_caller]
+fn check_own_pictures(folder: &Path) {
     for (picture, parts) in [
         (
             "own-scores-prefill.svg",
@@ -147,18 +168,8 @@ fn the_books_own_questions_are_asked_and_policies_that_miss_their_budgets_are_ma
             &[">full<", ">streaming<", "share of the causal pairs read", ">100%<"],
         ),
     ] {
-        let svg = fs::read_to_string(folder.path().join(picture)).expect("a picture");
+        let svg = fs::read_to_string(folder.join(picture)).expect("a picture");
         assert!(parts.iter().all(|part| svg.contains(part)), "{picture}: {svg}");
-    }
-    stdout(&run(&["eval", "report", &*out]));
-    let page = fs::read_to_string(folder.path().join("report.html")).expect("the page");
-    for part in [
-        "as run",
-        "misses its budget of 10%",
-        "of the pairs",
-        "Score over the share of pairs read",
-    ] {
-        assert!(page.contains(part), "no {part:?}");
     }
 }
 
