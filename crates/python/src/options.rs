@@ -221,7 +221,10 @@ fn with_adapters(
     paths: Option<Items<PathBuf>>,
     scales: Option<Items<f32>>,
 ) -> Result<EngineOptions, Failure> {
-    let paths = paths.map(|given| given.list("adapters")).transpose()?.unwrap_or_default();
+    let paths = paths
+        .map(|given| given.list("adapters"))
+        .transpose()?
+        .unwrap_or_default();
     let scales = scales.map(|given| given.list("adapter_scales")).transpose()?;
     let specs = paths.into_iter().map(|path| AdapterSpec { path, scale: 1.0 });
     let mut options = options.with_adapters(specs.collect());
@@ -234,7 +237,9 @@ fn with_adapters(
             )));
         }
         if let Some(scale) = scales.iter().find(|scale| !scale.is_finite()) {
-            return Err(Failure::option(format!("adapter_scales holds {scale}, but scales must be finite")));
+            return Err(Failure::option(format!(
+                "adapter_scales holds {scale}, but scales must be finite"
+            )));
         }
         options.sequence.adapters = AdapterScales::new(&scales);
     }
