@@ -160,7 +160,7 @@ fn a_full_disk_is_told_and_the_earlier_session_stays() {
     let folder = tempfile::tempdir().expect("a folder");
     let session = folder.path().join("session");
     let run = |prompt: &str, blocks: &str| {
-        let mut command = Command::new("sh");
+        let mut command = testing::program("sh");
         // A limit on the size of files stands for a full disk: writing fails in the middle.
         command
             .args(["-c", "trap '' XFSZ; ulimit -f \"$0\"; exec \"$@\""])

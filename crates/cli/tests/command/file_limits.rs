@@ -6,11 +6,11 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use crate::testing::{assert_refused, run_shipped, shipped_model, stderr, stdout};
+use crate::testing::{assert_refused, program, run_shipped, shipped_model, stderr, stdout};
 
 /// Runs the command where no file may grow beyond some KiB.
 fn run_limited(kib: u32, folder: &Path, arguments: &[&str]) -> Output {
-    Command::new("bash")
+    program("bash")
         .args(["-c", &format!("ulimit -f {kib} && exec \"$0\" \"$@\"")])
         .arg(env!("CARGO_BIN_EXE_riffle"))
         .args(arguments)

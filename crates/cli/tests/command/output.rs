@@ -4,7 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Read;
 use std::process::{Command, Stdio};
 
-use crate::testing::{assert_refused, riffle, run, shipped_model, stderr, stdout};
+use crate::testing::{assert_refused, program, riffle, run, shipped_model, stderr, stdout};
 
 fn full() -> File {
     OpenOptions::new().write(true).open("/dev/full").expect("a full device")
@@ -109,7 +109,7 @@ fn a_reader_that_has_gone_is_no_failure() {
 #[test]
 fn closed_standard_streams_are_no_panic() {
     for command in commands() {
-        let output = Command::new("sh")
+        let output = program("sh")
             .args(["-c", "exec \"$0\" \"$@\" <&- >&- 2>&-", env!("CARGO_BIN_EXE_riffle")])
             .args(&command)
             .output()

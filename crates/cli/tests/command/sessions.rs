@@ -148,7 +148,7 @@ fn a_disk_that_fills_in_the_middle_of_a_run_says_so_and_leaves_nothing() {
     let prompt = "In the beginning God created the heaven and the earth. ".repeat(150);
     // A limit on the size of files stands for a full disk.
     let run = |prompt: &str, blocks: &str| {
-        let mut command = std::process::Command::new("sh");
+        let mut command = crate::testing::program("sh");
         command.args(["-c", "trap '' XFSZ; ulimit -f \"$0\"; exec \"$@\"", blocks]);
         command
             .args([env!("CARGO_BIN_EXE_riffle"), "run", "--model"])

@@ -21,9 +21,14 @@ pub fn shipped_model() -> PathBuf {
     riffle_testing::fixture("model")
 }
 
-/// The command, ready for arguments; standard input is empty. It keeps nothing in the folders of the user who tests.
+/// The command, ready for arguments; standard input is empty.
 pub fn riffle() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_riffle"));
+    program(env!("CARGO_BIN_EXE_riffle"))
+}
+
+/// The command, or a program that starts it: it keeps nothing in the folders of the user who tests.
+pub fn program(path: &str) -> Command {
+    let mut command = Command::new(path);
     let folders = Path::new(env!("CARGO_TARGET_TMPDIR")).join("user");
     command
         .stdin(Stdio::null())
