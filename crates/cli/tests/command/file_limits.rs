@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 use crate::testing::{assert_refused, program, run_shipped, shipped_model, stderr, stdout};
 
@@ -203,7 +203,7 @@ impl Reader {
     }
 
     fn run(&self, user: Option<u32>, more: &[&str]) -> Output {
-        let mut command = Command::new(&self.binary);
+        let mut command = program(self.binary.to_str().expect("UTF-8"));
         command
             .arg("run")
             .arg("--model")
