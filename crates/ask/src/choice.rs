@@ -145,10 +145,8 @@ pub(crate) fn choose(
         need.parts_tokens.unwrap_or(need.document_tokens),
     )?;
     let decode = decode_policy(wanted, given.decode);
-    if let Some(chunk) = prefill.rules.preferred_chunk_tokens().filter(|_| !given.prefill) {
-        options.machine.chunk_tokens = chunk.min(options.machine.batch_tokens);
-    }
-    (options.sequence.prefill, options.sequence.decode) = (prefill.rules.clone(), decode.rules.clone());
+    set_prefill(&mut options, &prefill.rules, given.prefill);
+    options.sequence.decode = decode.rules.clone();
     let wide = need.wide().min(limit);
     let contexts = if given.context {
         vec![limit]
@@ -281,11 +279,16 @@ pub fn reading_options(
 ) -> Result<EngineOptions, AskError> {
     let prefill = prefill_policy(engine, wanted, false, document_tokens)?;
     let mut options = wanted.clone();
-    if let Some(chunk) = prefill.rules.preferred_chunk_tokens() {
+    set_prefill(&mut options, &prefill.rules, false);
+    Ok(options)
+}
+
+/// Sets the policy for prompts, and the chunk length that it prefers unless the caller chose the policy.
+fn set_prefill(options: &mut EngineOptions, rules: &PolicyRules, is_given: bool) {
+    if let Some(chunk) = rules.preferred_chunk_tokens().filter(|_| !is_given) {
         options.machine.chunk_tokens = chunk.min(options.machine.batch_tokens);
     }
-    options.sequence.prefill = prefill.rules;
-    Ok(options)
+    options.sequence.prefill = rules.clone();
 }
 
 /// Policy for writing answers: the caller's, else full attention.

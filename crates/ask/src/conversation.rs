@@ -68,7 +68,7 @@ impl Default for AskOptions {
 pub enum AskEvent<'a> {
     /// The chat template is rendered.
     Waiting,
-    /// What is read for the question is known.
+    /// The parts that the question reads are known.
     Begins(Beginning<'a>),
     /// Documents or a question are read.
     Reading(PrefillProgress),
@@ -76,7 +76,7 @@ pub enum AskEvent<'a> {
     Text(&'a str),
 }
 
-/// What a question reads before it is answered.
+/// The reading that a question needs before its answer.
 #[derive(Debug, Clone, Copy)]
 pub struct Beginning<'a> {
     /// The documents.
@@ -129,7 +129,7 @@ pub struct Conversation {
     documents: Vec<Document>,
     /// The text that may be read.
     named: Vec<Part>,
-    /// Where only parts of it are read.
+    /// Chooses parts for each question; `None` if all of the text is read.
     chooser: Option<PartChooser>,
     maker: PromptMaker,
     choice: Choice,

@@ -4,8 +4,8 @@
 //! attention went to. The documents stand first in the prompt, so that a second question, in this process or a later one, finds them
 //! read: their pages are kept on disk and found by content ([`KeepOptions`]).
 //!
-//! Documents that are longer than the context are read in parts: those that share words with each question ([`Amount`]). Pages and chapters
-//! can be chosen instead ([`Scope`]).
+//! Of documents that are longer than the context, each question reads the parts that share words with it ([`Amount`]). The caller can choose
+//! pages and chapters instead ([`Scope`]).
 //!
 //! Options that the caller left open follow from the free memory and from the lengths at which policies pay
 //! ([`Choice`]). One line names them.

@@ -80,10 +80,11 @@ impl Opened {
         let question_tokens = need.prompt_tokens - need.document_tokens;
         let limit = context_limit(engine, loading, options.given);
         let room = limit.saturating_sub(question_tokens + options.answer_tokens);
+        let mut chooser = PartChooser::new(documents, whole);
         let mut least = None;
         // Memory may hold less than the model.
         for room in [room, room / 2, room / 4] {
-            let chooser = PartChooser::new(documents, whole, room);
+            chooser = chooser.with_room(room);
             let parts_tokens = chooser.first_tokens();
             let need = Need {
                 parts_tokens: Some(parts_tokens),

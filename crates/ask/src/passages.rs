@@ -6,6 +6,7 @@ use riffle_documents::Document;
 use riffle_engine::{AttentionWatch, WatchedHead};
 use serde::Serialize;
 
+use crate::Part;
 use crate::prompt::Prompt;
 
 /// Bytes of a passage, about: some sentences.
@@ -57,9 +58,14 @@ pub(crate) fn passages(
 ) -> Vec<Passage> {
     let scores = token_scores(prompt, usual, watches);
     let mut found: Vec<Candidate> = Vec::new();
-    for (number, document) in documents.iter().enumerate() {
+    // Documents that are not in the prompt have no passages.
+    let mut parts: Vec<&(Part, Range<usize>)> = prompt.parts.iter().collect();
+    parts.sort_by_key(|(part, _)| part.document);
+    for of_document in parts.chunk_by(|(part, _), (next, _)| part.document == next.document) {
+        let number = of_document[0].0.document;
+        let document = &documents[number];
         let mut bytes = vec![0.0; document.text.len()];
-        for (part, place) in prompt.parts.iter().filter(|(part, _)| part.document == number) {
+        for (part, place) in of_document {
             add_byte_scores(&mut bytes[part.range()], place, prompt, &scores);
         }
         found.extend(candidates(document, number, &bytes));

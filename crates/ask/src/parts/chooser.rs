@@ -23,25 +23,31 @@ pub(crate) struct PartChooser {
 }
 
 impl PartChooser {
-    /// A chooser over the text that `prompt` holds. The parts of a first question take three quarters of `room_tokens` at most.
-    pub(crate) fn new(documents: &[Document], prompt: &Prompt, room_tokens: usize) -> Self {
-        let named: Vec<Part> = prompt.parts.iter().map(|(part, _)| part.clone()).collect();
-        let parts = cut(documents, &named);
+    /// A chooser over the text that `prompt` holds, which reads nothing before [`with_room`](Self::with_room).
+    pub(crate) fn new(documents: &[Document], prompt: &Prompt) -> Self {
         let tokens_before = |byte: usize| prompt.offsets.partition_point(|range| range.end <= byte);
-        let tokens_of = |part: &Part| {
-            let holds =
-                |(whole, _): &&(Part, _)| whole.document == part.document && whole.range().contains(&part.start);
-            let Some((whole, place)) = prompt.parts.iter().find(holds) else {
-                return PLACE_TOKENS;
-            };
-            let [start, end] = [part.start, part.end].map(|byte| tokens_before(place.start + byte - whole.start));
-            end - start + PLACE_TOKENS
-        };
+        let (mut parts, mut tokens) = (Vec::new(), Vec::new());
+        for (whole, place) in &prompt.parts {
+            for part in cut(documents, whole) {
+                let [start, end] = [part.start, part.end].map(|byte| tokens_before(place.start + byte - whole.start));
+                tokens.push(end - start + PLACE_TOKENS);
+                parts.push(part);
+            }
+        }
         Self {
-            tokens: parts.iter().map(tokens_of).collect(),
+            tokens,
             ranking: Ranking::new(documents, parts),
+            first_tokens: 0,
+            further_tokens: 0,
+        }
+    }
+
+    /// The same in a context with room for `room_tokens`: the parts of a first question take three quarters of it at most.
+    pub(crate) fn with_room(self, room_tokens: usize) -> Self {
+        Self {
             first_tokens: FIRST_TOKENS.min(room_tokens / 4 * 3),
             further_tokens: FURTHER_TOKENS.min(room_tokens / 8),
+            ..self
         }
     }
 
@@ -56,7 +62,7 @@ impl PartChooser {
         self.best(&scores, (share * self.first_tokens as f64) as usize)
     }
 
-    /// The parts that a later question needs beside those that are `held`. What a first question would read decides which these are.
+    /// The parts that a later question adds to the `held` ones. They are among the parts that the same question would read if it came first.
     pub(crate) fn further(&self, question: &str, earlier: Option<&str>, held: &[&Part]) -> Vec<Part> {
         let mut scores = self.ranking.scores(question, earlier);
         let wanted = self.best(&scores, self.first_tokens);

@@ -10,12 +10,8 @@ const PART_BYTES: usize = 1600;
 /// Bytes from which on a part ends with its paragraph.
 const ENOUGH_BYTES: usize = 900;
 
-/// Cuts parts into smaller ones, in order. A part begins where a chapter or a heading does, and ends with a paragraph, a line or a sentence.
-pub(crate) fn cut(documents: &[Document], whole: &[Part]) -> Vec<Part> {
-    whole.iter().flat_map(|part| cut_part(documents, part)).collect()
-}
-
-fn cut_part(documents: &[Document], whole: &Part) -> Vec<Part> {
+/// Cuts a part into smaller ones, in order. A part begins where a chapter or a heading does, and ends with a paragraph, a line or a sentence.
+pub(crate) fn cut(documents: &[Document], whole: &Part) -> Vec<Part> {
     let document = &documents[whole.document];
     let headings: Vec<usize> = document
         .places
@@ -103,7 +99,7 @@ mod tests {
             start: 0,
             end: text.len(),
         };
-        let parts = cut(&documents, &[whole]);
+        let parts = cut(&documents, &whole);
         parts.iter().map(|part| part.text(&documents).to_owned()).collect()
     }
 

@@ -137,7 +137,8 @@ mod tests {
 
     fn ranking(texts: &[&str]) -> (Vec<Document>, Ranking) {
         let documents = documents(texts);
-        let parts = cut(&documents, &named(&documents, &[]).unwrap());
+        let named = named(&documents, &[]).unwrap();
+        let parts = named.iter().flat_map(|part| cut(&documents, part)).collect();
         let ranking = Ranking::new(&documents, parts);
         (documents, ranking)
     }

@@ -1,4 +1,4 @@
-//! Words as they are counted: without endings, and without those that every text has.
+//! The words that a ranking counts. Endings are cut off, and words that every text has are left out.
 
 use bm25::Tokenizer;
 use rust_stemmers::{Algorithm, Stemmer};
