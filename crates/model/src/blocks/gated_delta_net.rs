@@ -7,7 +7,7 @@
 use super::Projection;
 use super::activation::{sigmoid, silu, softplus};
 use super::norm::rms_scale;
-use super::recurrence::{Convolution, Recurrence, Rule};
+use super::recurrence::{Convolution, ReadRows, Recurrence, Rule};
 use super::rows::for_rows;
 use crate::recorded::RecordedRows;
 use crate::recurrent::LayerState;
@@ -148,29 +148,15 @@ impl GatedDeltaNet {
                 *decay = rate * softplus(*decay + bias);
             }
         }
-        self.recurrence
-            .apply(parts, states, &mut block, |rows| self.gate_heads(rows.read, rows.gated));
+        self.recurrence.apply(parts, states, &mut block, |rows| {
+            gate_heads(rows, self.shape.value_width(), (&self.norm, self.norm_epsilon), silu);
+        });
         self.output.apply(block.gated, output, parts);
     }
 
     /// Takes recorded rows into the state.
     pub(super) fn replay(&self, state: &mut LayerState, rows: RecordedRows<'_>) {
         self.recurrence.replay(state, rows);
-    }
-
-    /// `gated[row, head] = norm(read[head, row]) · silu(gated[row, head])`.
-    fn gate_heads(&self, read: &[f32], gated: &mut [f32]) {
-        let (width, value_dim) = (self.shape.value_width(), self.norm.len());
-        let head_values = gated.len() / width * value_dim;
-        for_rows(gated, width, |row, gated| {
-            for (head, gated) in gated.chunks_exact_mut(value_dim).enumerate() {
-                let read = &read[head * head_values + row * value_dim..][..value_dim];
-                let scale = rms_scale(read, self.norm_epsilon);
-                for ((gate, read), weight) in gated.iter_mut().zip(read).zip(&self.norm) {
-                    *gate = read * scale * weight * silu(*gate);
-                }
-            }
-        });
     }
 
     /// Bytes in memory.
@@ -181,6 +167,27 @@ impl GatedDeltaNet {
         let projections: u64 = projections.into_iter().map(Projection::bytes).sum();
         projections + self.recurrence.convolution.bytes() + 4 * values as u64
     }
+}
+
+/// `gated[row, head] = norm(read[head, row]) · open(gated[row, head])`, with `width` values of all heads in a row; the norm has its weights
+/// `[value_dim]` and the term that it adds to the mean square.
+pub(super) fn gate_heads(
+    rows: ReadRows<'_>,
+    width: usize,
+    (norm, epsilon): (&[f32], f32),
+    open: impl Fn(f32) -> f32 + Sync,
+) {
+    let (value_dim, read) = (norm.len(), rows.read);
+    let head_values = rows.gated.len() / width * value_dim;
+    for_rows(rows.gated, width, |row, gated| {
+        for (head, gated) in gated.chunks_exact_mut(value_dim).enumerate() {
+            let read = &read[head * head_values + row * value_dim..][..value_dim];
+            let scale = rms_scale(read, epsilon);
+            for ((gate, read), weight) in gated.iter_mut().zip(read).zip(norm) {
+                *gate = read * scale * weight * open(*gate);
+            }
+        }
+    });
 }
 
 /// The convolution of all channels, which files of OLMo-hybrid hold as those of queries, of keys and of values.

@@ -5,8 +5,7 @@
 
 use super::Projection;
 use super::activation::{sigmoid, softplus};
-use super::gated_delta_net::convolution;
-use super::norm::rms_scale;
+use super::gated_delta_net::{convolution, gate_heads};
 use super::recurrence::{Recurrence, Rule};
 use super::rows::for_rows;
 use crate::recorded::RecordedRows;
@@ -132,29 +131,15 @@ impl KimiDeltaAttention {
                 }
             }
         });
-        self.recurrence
-            .apply(parts, states, &mut block, |rows| self.gate_heads(rows.read, rows.gated));
+        self.recurrence.apply(parts, states, &mut block, |rows| {
+            gate_heads(rows, self.shape.width(), (&self.norm, self.norm_epsilon), sigmoid);
+        });
         self.output.apply(block.gated, output, parts);
     }
 
     /// Takes recorded rows into the state.
     pub(super) fn replay(&self, state: &mut LayerState, rows: RecordedRows<'_>) {
         self.recurrence.replay(state, rows);
-    }
-
-    /// `gated[row, head] = norm(read[head, row]) · sigmoid(gated[row, head])`.
-    fn gate_heads(&self, read: &[f32], gated: &mut [f32]) {
-        let (width, head_dim) = (self.shape.width(), self.shape.head_dim);
-        let head_values = gated.len() / width * head_dim;
-        for_rows(gated, width, |row, gated| {
-            for (head, gated) in gated.chunks_exact_mut(head_dim).enumerate() {
-                let read = &read[head * head_values + row * head_dim..][..head_dim];
-                let scale = rms_scale(read, self.norm_epsilon);
-                for ((gate, read), weight) in gated.iter_mut().zip(read).zip(&self.norm) {
-                    *gate = read * scale * weight * sigmoid(*gate);
-                }
-            }
-        });
     }
 
     /// Bytes in memory.

@@ -112,46 +112,38 @@ struct Chunk {
 impl Rule {
     /// The gated delta rule; a row is queries, keys, values.
     pub(crate) fn delta(shape: &GatedDeltaNetShape, heads_tiled: bool) -> Rule {
-        let keys = shape.key_heads * shape.key_dim;
         Rule {
-            memory: StateShape::GatedDeltaNet(*shape).memory(),
-            key_heads: shape.key_heads,
-            channels: shape.channels(),
-            queries_at: 0,
-            keys_at: keys,
-            values_at: 2 * keys,
             heads_tiled,
             is_delta: true,
-            by_channel: false,
+            ..Rule::of_rows(StateShape::GatedDeltaNet(*shape), shape.key_heads, shape.channels())
         }
     }
 
     /// The gated delta rule with a decay for each element of a key; a row is queries, keys, values.
     pub(crate) fn delta_by_channel(shape: &KimiDeltaShape) -> Rule {
-        let width = shape.width();
         Rule {
-            memory: StateShape::KimiDelta(*shape).memory(),
-            key_heads: shape.heads,
-            channels: shape.channels(),
-            queries_at: 0,
-            keys_at: width,
-            values_at: 2 * width,
-            heads_tiled: false,
             is_delta: true,
             by_channel: true,
+            ..Rule::of_rows(StateShape::KimiDelta(*shape), shape.heads, shape.channels())
         }
     }
 
     /// The additive rule of lightning attention; a row is queries, keys, values.
     pub(crate) fn lightning(shape: &LightningShape) -> Rule {
-        let width = shape.width();
+        Rule::of_rows(StateShape::Lightning(*shape), shape.heads, shape.channels())
+    }
+
+    /// The additive rule over rows of queries, keys and values.
+    fn of_rows(state: StateShape, key_heads: usize, channels: usize) -> Rule {
+        let memory = state.memory();
+        let keys_at = key_heads * memory.rows;
         Rule {
-            memory: StateShape::Lightning(*shape).memory(),
-            key_heads: shape.heads,
-            channels: shape.channels(),
+            memory,
+            key_heads,
+            channels,
             queries_at: 0,
-            keys_at: width,
-            values_at: 2 * width,
+            keys_at,
+            values_at: 2 * keys_at,
             heads_tiled: false,
             is_delta: false,
             by_channel: false,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::super::latent::LatentOutput;
+use super::super::latent::{LatentAttention, LatentOutput};
 use super::{HeadNorms, Inputs, Plan};
 use crate::blocks::{Attention, KeyValue, Norm, Projection, Rotary, RotarySettings};
 use crate::layer::{Rows, Step};
@@ -78,11 +78,11 @@ impl Parts {
         norm: Arc<Norm>,
     ) -> Result<(Attention, AttentionOutput), ModelError> {
         let prefix = format!("model.layers.{layer}");
-        if plan.latent.is_some() {
+        if let Some(latent) = &plan.latent {
             let is_still = plan.positions.lack(config, layer);
             let rotary = if is_still { &self.other } else { &self.rotary };
             let rotary = (Arc::clone(rotary), usize::from(is_still));
-            return latent_attention(plan, config, weights, layer, (norm, rotary));
+            return latent_attention((plan, latent), config, weights, layer, (norm, rotary));
         }
         let shape = config.attention_of(layer);
         let [query, key, value] = plan.inputs(config, weights, &prefix, &shape)?;
@@ -273,15 +273,12 @@ impl Plan {
 
 /// The attention of a layer with latents, with its indexer where it has one.
 fn latent_attention(
-    plan: &Plan,
+    (plan, latent): (&Plan, &LatentAttention),
     config: &ModelConfig,
     weights: &mut Checkpoint,
     layer: usize,
     (norm, rotary): (Arc<Norm>, (Arc<Rotary>, usize)),
 ) -> Result<(Attention, AttentionOutput), ModelError> {
-    let Some(latent) = &plan.latent else {
-        unreachable!("the layer has latents")
-    };
     let name = format!("model.layers.{layer}.self_attn");
     let (mut attention, output) = latent.build(weights, &name, config.hidden_size, norm, rotary)?;
     if let Some(indexer) = &plan.indexer {
