@@ -1,7 +1,7 @@
 # Hostile documents of all kinds, each read by a process of its own within 6 s and 300 MB.
 # Usage: hostile.py make OUT; hostile.py pages OUT (sound files of many pages); hostile.py run OUT [name...]. RIFFLE_TEXT names the example `text`
 # (cargo build --release -p riffle-documents --example text).
-import glob,itertools,os,random,resource,signal,sys,time,zlib
+import glob,itertools,os,random,resource,signal,sys,tempfile,time,zlib
 import hostile_archives as archives
 R=random.Random(5)
 z=zlib.compress
@@ -165,12 +165,12 @@ def pages(out):
         open(f'{out}/pages_{n}.pdf','wb').write(pdf(objs))
 def measure(file):
     # Seconds of the processor, megabytes and the end of a process that reads one file.
-    program=os.environ.get('RIFFLE_TEXT','target/release/examples/text'); start=time.time(); pid=os.fork()
+    program=os.environ.get('RIFFLE_TEXT','target/release/examples/text'); said=tempfile.TemporaryFile('w+',errors='replace'); start=time.time(); pid=os.fork()
     if pid==0:
-        sink=os.open('/dev/null',os.O_WRONLY); said=os.open('/tmp/hostile.said',os.O_WRONLY|os.O_CREAT|os.O_TRUNC); os.dup2(sink,1); os.dup2(said,2)
+        os.dup2(os.open(os.devnull,os.O_WRONLY),1); os.dup2(said.fileno(),2)
         resource.setrlimit(resource.RLIMIT_CPU,(60,60)); os.execv(program,[program,file])
-    _,status,usage=os.wait4(pid,0); said=open('/tmp/hostile.said',errors='replace').read().strip().split('\n')[-1]
-    return usage.ru_utime+usage.ru_stime,time.time()-start,usage.ru_maxrss/1024,status,said.replace(os.path.dirname(file)+'/','')
+    _,status,usage=os.wait4(pid,0); wall=time.time()-start; said.seek(0); said=said.read().strip().split('\n')[-1]
+    return usage.ru_utime+usage.ru_stime,wall,usage.ru_maxrss/1024,status,said.replace(os.path.dirname(file)+'/','')
 def run(out,names):
     files=sorted(glob.glob(out+'/*')); files=[f for f in files if not names or os.path.basename(f) in names]; ended=[]; slow=[]; large=[]; worst=[0,0]
     for file in files:

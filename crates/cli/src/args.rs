@@ -174,8 +174,8 @@ pub(crate) struct GenerateArguments {
     pub(crate) stop: Vec<String>,
     /// Let an answer go on that writes the same tokens again and again
     ///
-    /// Without this it ends once up to 256 tokens stand there at least four times in a row, with 128 repeated tokens. Answers under
-    /// penalties for repetition, and those that have to have a form, are never ended so.
+    /// Without this option an answer ends when it repeats up to 256 tokens at least four times in a row, with 128 repeated tokens. Answers
+    /// under penalties for repetition and answers in a given form do not end so.
     #[arg(long, hide_short_help = true)]
     pub(crate) allow_loops: bool,
     /// Guess tokens and verify several in one pass: auto, none, ngram, sparse, mtp or model:PATH

@@ -14,6 +14,9 @@ use crate::console;
 
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
+/// The bar is drawn eight times a second.
+const MESSAGE_EVERY: Duration = Duration::from_millis(100);
+
 /// Fewer tokens are read without lines.
 const LINES_FROM_TOKENS: usize = 256;
 
@@ -21,6 +24,7 @@ pub(crate) struct PrefillDisplay {
     bar: ProgressBar,
     start: Instant,
     last_line: Instant,
+    last_message: Option<Instant>,
     time_left: TimeLeft,
 }
 
@@ -35,6 +39,7 @@ impl PrefillDisplay {
             bar,
             start: now,
             last_line: now,
+            last_message: None,
             time_left: TimeLeft::new(engine),
         }
     }
@@ -42,10 +47,15 @@ impl PrefillDisplay {
     pub(crate) fn update(&mut self, progress: PrefillProgress) {
         let elapsed_s = self.start.elapsed().as_secs_f64();
         self.time_left.record(progress, elapsed_s);
-        let left = self.time_left.seconds();
-        let message = left.map_or_else(String::new, |left_s| format!("{} left", duration(left_s)));
         self.bar.set_length(progress.tokens as u64);
         self.bar.set_position(progress.tokens_done as u64);
+        // Progress comes every few milliseconds; nobody sees that many forecasts.
+        if self.last_message.is_some_and(|last| last.elapsed() < MESSAGE_EVERY) {
+            return;
+        }
+        self.last_message = Some(Instant::now());
+        let left = self.time_left.seconds();
+        let message = left.map_or_else(String::new, |left_s| format!("{} left", duration(left_s)));
         self.bar.set_message(message.clone());
         let is_long = progress.tokens >= LINES_FROM_TOKENS;
         if self.bar.is_hidden() && is_long && self.last_line.elapsed() >= LINE_EVERY {

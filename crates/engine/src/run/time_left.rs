@@ -27,11 +27,21 @@ pub struct TimeLeft {
     before: Totals,
     /// The same with the batch under way.
     now: Totals,
-    /// The logical batch under way: its first token, and the seconds before it.
-    batch: Option<(usize, f64)>,
+    batch: Option<BatchCost>,
     /// Seconds until the latest record.
     elapsed_s: f64,
     progress: Option<PrefillProgress>,
+}
+
+/// The logical batch under way.
+#[derive(Debug, Clone, Copy)]
+struct BatchCost {
+    /// Its first token.
+    first: usize,
+    /// Seconds before it.
+    began_s: f64,
+    /// Nanoseconds that the cost model expects of all its attention on one thread: known once, since progress is told every few milliseconds.
+    attention_ns: f64,
 }
 
 /// Layers that attend alike.
@@ -92,19 +102,20 @@ impl TimeLeft {
     pub fn record(&mut self, progress: PrefillProgress, elapsed_s: f64) {
         self.progress = Some(progress);
         if let Some(batch) = progress.batch {
-            let began = match self.batch {
-                Some((first, began)) if first == batch.first => began,
-                _ => {
-                    self.before = self.now.aged();
-                    self.batch = Some((batch.first, self.elapsed_s));
-                    self.elapsed_s
+            let known = self.batch.filter(|known| known.first == batch.first);
+            let cost = known.unwrap_or_else(|| {
+                self.before = self.now.aged();
+                BatchCost {
+                    first: batch.first,
+                    began_s: self.elapsed_s,
+                    attention_ns: self.attention_ns(batch.first, batch.first + batch.tokens),
                 }
-            };
-            let attention_ns = batch.share * self.attention_ns(batch.first, batch.first + batch.tokens);
+            });
+            self.batch = Some(cost);
             self.now = Totals {
                 tokens: self.before.tokens + batch.share * batch.tokens as f64,
-                linear_s: self.before.linear_s + (elapsed_s - began - batch.attention_s).max(0.0),
-                attention_ns: self.before.attention_ns + attention_ns,
+                linear_s: self.before.linear_s + (elapsed_s - cost.began_s - batch.attention_s).max(0.0),
+                attention_ns: self.before.attention_ns + batch.share * cost.attention_ns,
                 attention_s: self.before.attention_s + batch.attention_s,
             };
         }

@@ -76,7 +76,7 @@ pub(crate) fn chat(arguments: &ChatArguments) -> Result<(), Failure> {
     })?
 }
 
-/// The engine under the policy by which `riffle ask` reads documents of this length, so that each finds what the other has read.
+/// The engine with the policy that `riffle ask` chooses for documents of this length. Each command then finds the pages that the other kept.
 fn for_documents(engine: Arc<Engine>, options: &EngineOptions, documents: &[Document]) -> Result<Arc<Engine>, Failure> {
     let has_template = engine.chat_template().is_some();
     let text = documents.iter();
