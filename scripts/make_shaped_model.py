@@ -4,7 +4,8 @@
     scripts/make_shaped_model.py LLAMA_CPP OUT.gguf gemma4-e4b|lfm2-1.2b|deepseek-v2-lite [--layers 8]
 
 For shapes that scripts/make_model.py does not know. Widths are those of the model; the vocabulary has 32,768 tokens. The feed-forward parts of the
-shape of DeepSeek-V2-Lite are dense, as wide as its first. Files hold bf16: `llama-quantize OUT.gguf Q4.gguf Q4_K_M` quantises them.
+shape of DeepSeek-V2-Lite are dense, as wide as its first,
+and its queries go through a matrix of rank 768, without which llama.cpp takes 26 or 27 layers alone. Files hold bf16: `llama-quantize OUT.gguf Q4.gguf Q4_K_M` quantises them.
 Needs torch, transformers and what llama.cpp's converter needs.
 """
 
@@ -43,8 +44,8 @@ def lfm2(layers):
 
 def deepseek(layers):
     return CONFIG_MAPPING["deepseek_v2"](
-        hidden_size=2048, intermediate_size=10_944, num_attention_heads=16, num_key_value_heads=16, q_lora_rank=None, kv_lora_rank=512,
-        qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128, num_hidden_layers=layers, first_k_dense_replace=layers, vocab_size=VOCABULARY,
+        hidden_size=2048, intermediate_size=10_944, num_attention_heads=16, num_key_value_heads=16, q_lora_rank=768, kv_lora_rank=512,
+        qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128, num_hidden_layers=layers, first_k_dense_replace=layers, num_experts_per_tok=6, vocab_size=VOCABULARY,
         max_position_embeddings=163_840,
     )
 

@@ -83,7 +83,18 @@ pub(crate) fn halves(bytes: &[u8; 32]) -> [u16; 16] {
     core::array::from_fn(|i| u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]))
 }
 
-/// e^x for x ≤ 0, exactly 1 at 0 and exactly 0 far below; relative error below 2e-7.
+/// The least exponent of a weight that is not zero. Smaller weights change no sum of f32, and products of them can be subnormal numbers, with which
+/// processors multiply a hundred times more slowly.
+const LEAST_EXPONENT: f32 = -100.0;
+
+/// v·2ⁿ for integral n ≤ 127, as a weight: zero where n is below [`LEAST_EXPONENT`].
+#[inline(always)]
+fn weight<S: Simd>(simd: S, v: S::V, n: S::V) -> S::V {
+    let below = simd.fma(n, simd.splat(-256.0), simd.splat(256.0 * LEAST_EXPONENT));
+    simd.scale_pow2(v, simd.sub(n, simd.max(below, simd.splat(0.0))))
+}
+
+/// e^x for x ≤ 0, exactly 1 at 0 and exactly 0 below [`LEAST_EXPONENT`]; relative error below 2e-7.
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(simd: S, x: S::V) -> S::V {
     let t = simd.mul(x, simd.splat(core::f32::consts::LOG2_E));
@@ -97,5 +108,40 @@ pub(crate) fn exp<S: Simd>(simd: S, x: S::V) -> S::V {
     for c in coefficients {
         p = simd.fma(p, f, simd.splat(c));
     }
-    simd.scale_pow2(p, n)
+    weight(simd, p, n)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd::{Kernel, Level};
+
+    struct Exponential([f32; 16]);
+
+    impl Kernel for Exponential {
+        type Output = [f32; 16];
+
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) -> [f32; 16] {
+            let mut out = [0.0; 16];
+            simd.store(exp(simd, simd.load(&self.0)), &mut out);
+            out
+        }
+    }
+
+    #[test]
+    fn weights_are_exponentials_or_zero_and_never_subnormal() {
+        for level in Level::all() {
+            for first in 0..200 {
+                let logits = core::array::from_fn(|lane| -(first as f32) - lane as f32 / 16.0);
+                for (logit, weight) in logits.iter().zip(level.run(Exponential(logits))) {
+                    let exact = f64::from(*logit).exp();
+                    let is_close = (f64::from(weight) / exact - 1.0).abs() < 1e-5;
+                    let is_least = exact < 2f64.powf(f64::from(LEAST_EXPONENT) + 0.6);
+                    assert!(is_close || weight == 0.0 && is_least, "e^{logit} is {weight}");
+                }
+            }
+        }
+        assert_eq!(Level::best().run(Exponential([f32::NEG_INFINITY; 16])), [0.0; 16]);
+    }
 }

@@ -105,7 +105,7 @@ impl<const R: usize> WeighPairs<'_, R> {
 #[allow(clippy::approx_constant)]
 const EXP2: [f32; 5] = [0.009_582_854, 0.055_906_43, 0.240_240_99, 0.693_124_2, 1.0];
 
-/// 2^x, exactly 1 at 0 and exactly 0 far below; relative error below 4e-6, less than the rounding of weights.
+/// 2^x, exactly 1 at 0 and exactly 0 as [`exp`](super::super::exp) is; relative error below 4e-6, less than the rounding of weights.
 #[inline(always)]
 fn exp2<S: Simd>(simd: S, x: S::V) -> S::V {
     let t = simd.max(x, simd.splat(-160.0));
@@ -115,5 +115,5 @@ fn exp2<S: Simd>(simd: S, x: S::V) -> S::V {
     for c in &EXP2[1..] {
         p = simd.fma(p, f, simd.splat(*c));
     }
-    simd.scale_pow2(p, n)
+    super::super::weight(simd, p, n)
 }
