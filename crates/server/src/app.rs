@@ -8,6 +8,7 @@ use riffle_model::{AdapterScales, ChatTemplate};
 use tokio::sync::Semaphore;
 
 use crate::ServerOptions;
+use crate::api::ollama::models::ModelFacts;
 use crate::api::openai::KeptItems;
 use crate::asking::traits::TemplateTraits;
 use crate::driver::Driver;
@@ -35,6 +36,8 @@ pub(crate) struct App {
     pub(crate) kept_items: KeptItems,
     /// Traits of the chat template for requests without tools and with them, found at the first use.
     pub(crate) traits: [OnceLock<TemplateTraits>; 2],
+    /// Facts about the model's files, read at the first use.
+    pub(crate) facts: OnceLock<ModelFacts>,
     /// Seconds since 1970.
     pub(crate) started: u64,
     /// Factors on the adapters for requests that give none.

@@ -27,6 +27,7 @@ pub struct Failure {
 pub(crate) enum Shape {
     OpenAi,
     Anthropic,
+    Ollama,
 }
 
 /// The field of a request that sets an option of the engine.
@@ -169,6 +170,7 @@ impl Failure {
                 "type": "error",
                 "error": {"type": self.anthropic_type(), "message": self.message},
             }),
+            Shape::Ollama => json!({"error": self.message}),
         }
     }
 

@@ -387,6 +387,11 @@ impl Metrics {
         self.event_replays.inc_by(now.replays - before.replays);
     }
 
+    /// Requests that read or answer.
+    pub(crate) fn running(&self) -> usize {
+        usize::try_from(self.running.get()).unwrap_or(0)
+    }
+
     pub(crate) fn count_token(&self, gap_s: f64, is_first: bool) {
         self.written_tokens.inc();
         if is_first {

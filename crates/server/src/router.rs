@@ -14,12 +14,12 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 use tower_http::timeout::RequestBodyTimeoutLayer;
 
-use crate::api::{adapters, anthropic, openai, plain, sessions, web};
+use crate::api::{adapters, anthropic, llama_cpp, ollama, openai, plain, sessions, web};
 use crate::app::{App, BODY_STEP};
 use crate::failure::{Failure, Shape};
 
 /// Paths that take a JSON object by POST and answer it without keeping anything under a name.
-pub const JSON_PATHS: [&str; 8] = [
+pub const JSON_PATHS: [&str; 12] = [
     "/v1/completions",
     "/v1/chat/completions",
     "/v1/responses",
@@ -28,6 +28,10 @@ pub const JSON_PATHS: [&str; 8] = [
     "/tokenize",
     "/detokenize",
     "/apply-template",
+    "/api/chat",
+    "/api/generate",
+    "/api/show",
+    "/completion",
 ];
 
 /// Everything that the server answers.
@@ -39,8 +43,12 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .route("/ready", get(plain::ready));
     let keyed = openai_routes("/v1")
         .merge(openai_routes(""))
+        .merge(ollama_routes())
         .route("/v1/messages", post(anthropic::messages::answer))
         .route("/v1/messages/count_tokens", post(anthropic::messages::count))
+        .route("/completion", post(llama_cpp::complete))
+        .route("/props", get(llama_cpp::props))
+        .route("/slots", get(llama_cpp::slots))
         .route("/tokenize", post(plain::tokenize))
         .route("/detokenize", post(plain::detokenize))
         .route("/apply-template", post(plain::apply_template))
@@ -80,10 +88,25 @@ fn openai_routes(prefix: &str) -> Router<Arc<App>> {
         .route(&at("/responses/input_tokens"), post(openai::responses::count))
 }
 
+/// The paths of Ollama.
+fn ollama_routes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/api/version", get(ollama::models::version))
+        .route("/api/tags", get(ollama::models::tags))
+        .route("/api/ps", get(ollama::models::running))
+        .route("/api/show", post(ollama::models::show))
+        .route("/api/chat", post(ollama::chat::answer))
+        .route("/api/generate", post(ollama::generate::answer))
+        .route("/api/embed", post(ollama::models::embed))
+        .route("/api/embeddings", post(ollama::models::embed))
+}
+
 /// The shape of errors at a path.
 fn shape_of(path: &str) -> Shape {
     if path.starts_with("/v1/messages") {
         Shape::Anthropic
+    } else if path.starts_with("/api/") {
+        Shape::Ollama
     } else {
         Shape::OpenAi
     }

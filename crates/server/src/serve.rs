@@ -1,7 +1,7 @@
 //! Connections: accepted, limited, and ended in an orderly way.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use axum::Router;
@@ -73,6 +73,7 @@ impl Server {
             markup: Markup::detect(engine),
             kept_items: KeptItems::default(),
             traits: Default::default(),
+            facts: OnceLock::new(),
             started: unix_seconds(),
             adapter_scales: Mutex::new(engine.options().sequence.adapters),
             bodies: Arc::new(Semaphore::new(options.limits.bodies_bytes.div_ceil(BODY_STEP))),

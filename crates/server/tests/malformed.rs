@@ -128,7 +128,7 @@ impl Answer {
             return None;
         }
         let error = &self.body["error"];
-        let message = error["message"].as_str().unwrap_or("");
+        let message = error.as_str().or(error["message"].as_str()).unwrap_or("");
         let is_clear = message.len() >= 10 && message.len() <= 600 && !message.contains(['\n', '\r']);
         let fits = match case.shape {
             Shape::OpenAi => {
@@ -138,6 +138,7 @@ impl Answer {
                     && self.body.get("type").is_none()
             }
             Shape::Anthropic => self.body["type"] == "error" && error["type"].is_string(),
+            Shape::Ollama => error.is_string(),
             Shape::Bare => true,
         };
         (!is_clear || !fits).then(|| format!("status {}, body {}", self.status, self.body))

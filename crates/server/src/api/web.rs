@@ -1,7 +1,7 @@
 //! The web page, which is part of the program.
 
 use axum::extract::Path;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use crate::failure::Failure;
@@ -79,8 +79,13 @@ const FILES: &[File] = &[
     file!("pdfjs-4.10.38.LICENSE", TEXT, "vendor/pdfjs-4.10.38/LICENSE"),
 ];
 
-pub(crate) async fn page() -> Response {
-    response("index.html")
+/// The page for browsers. Clients of Ollama ask here if it runs.
+pub(crate) async fn page(headers: HeaderMap) -> Response {
+    let accepted = headers.get(header::ACCEPT).and_then(|kinds| kinds.to_str().ok());
+    match accepted {
+        Some(kinds) if !kinds.contains("text/html") => "Ollama is running".into_response(),
+        _ => response("index.html"),
+    }
 }
 
 pub(crate) async fn file(Path(name): Path<String>) -> Response {

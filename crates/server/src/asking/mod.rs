@@ -1,15 +1,16 @@
 //! From the fields of a request, whatever its API, to what the scheduler is asked.
 
 pub(crate) mod adapters;
+pub(crate) mod continuation;
 pub(crate) mod effort;
 pub(crate) mod options;
-mod passing;
+pub(crate) mod passing;
 pub(crate) mod prompt;
 pub(crate) mod question;
 pub(crate) mod traits;
 mod turns;
 
-pub(crate) use passing::{take_options, take_without_effect};
+pub(crate) use passing::{take_options, take_without_effect, warn_of_context};
 
 use std::sync::Arc;
 

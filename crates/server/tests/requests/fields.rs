@@ -34,6 +34,37 @@ pub(super) fn cases() -> Vec<Case> {
             vec![("messages", json!({})), ("messages", json!([])), ("tools", json!({}))],
         ),
         (
+            &["/api/chat"][..],
+            vec![
+                ("messages", json!("a")),
+                ("messages", json!([{"role": "robot", "content": "a"}])),
+                ("options", json!([])),
+                ("options", json!({"temperature": -1})),
+                ("format", json!("yaml")),
+                ("tools", json!({})),
+                ("stream", json!("yes")),
+            ],
+        ),
+        (
+            &["/api/generate"][..],
+            vec![
+                ("prompt", json!(["a"])),
+                ("suffix", json!("b")),
+                ("raw", json!(1)),
+                ("images", json!(["a"])),
+                ("context", json!([1])),
+            ],
+        ),
+        (
+            &["/completion"][..],
+            vec![
+                ("prompt", json!(["a", "b"])),
+                ("prompt", json!([])),
+                ("json_schema", json!("{")),
+                ("grammar", json!("root ::= a")),
+            ],
+        ),
+        (
             &["/v1/messages/count_tokens"][..],
             vec![("messages", json!([])), ("max_tokens", json!(1)), ("system", json!(5))],
         ),
@@ -118,7 +149,7 @@ fn completions() -> Vec<(&'static str, Value)> {
         ("presence_penalty", json!(3)),
         ("frequency_penalty", json!(-3)),
         ("repetition_penalty", json!(0)),
-        ("repeat_last_n", json!(-1)),
+        ("repeat_last_n", json!(-2)),
         ("logit_bias", json!([1])),
         ("logit_bias", json!({"word": 1})),
         ("logit_bias", json!({"2048": 1})),

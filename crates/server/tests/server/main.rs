@@ -9,6 +9,7 @@ mod events;
 mod experts;
 mod hostile;
 mod mutants;
+mod ollama;
 mod reading;
 mod sessions;
 mod shapes;
