@@ -39,11 +39,11 @@ impl Running {
         let server = Server::bind(
             &engine,
             ServerOptions {
-                address: SocketAddr::from(([127, 0, 0, 1], 0)),
+                address: SocketAddr::from(([127, 0, 0, 1], 0)).into(),
                 threads: Some(1),
                 parallel: 4,
                 model_name: "model".to_owned(),
-                api_keys: vec![KEY.to_owned()],
+                api_keys: vec![KEY.into()],
                 limits: Limits {
                     body_bytes: 1 << 20,
                     arrival_time: ARRIVAL,
@@ -54,7 +54,7 @@ impl Running {
             },
         )
         .unwrap();
-        let (address, stopper) = (server.address(), server.stopper());
+        let (address, stopper) = (server.address().tcp().unwrap(), server.stopper());
         let thread = std::thread::spawn(move || server.run().unwrap());
         Self {
             address,

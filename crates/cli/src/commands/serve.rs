@@ -1,27 +1,36 @@
 //! `riffle serve`: the model over HTTP.
 
+mod signals;
+
 use std::net::SocketAddr;
 use std::path::Path;
 
 use riffle_engine::{Engine, human_bytes};
 use riffle_model::AdapterSpec;
-use riffle_server::{Encoding, Limits, PublisherOptions, Server, ServerOptions};
+use riffle_server::{
+    ApiKey, Encoding, Keys, Limits, ListenAddress, LogFormat, PublisherOptions, Server, ServerOptions,
+};
 
 use super::{grouped, note_template, read_text};
 use crate::console;
 use crate::failure::Failure;
-use crate::interrupt;
-use crate::serve_args::{EventEncoding, NamedAdapter, ServeArguments};
+use crate::serve_args::{EventEncoding, Host, LogForm, NamedAdapter, ServeArguments};
 use crate::serving_args::{ServingArguments, name_of_path};
 
 pub(crate) fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     let options = server_options(arguments)?;
     let engine = with_named_adapters(arguments).load(bodies_bytes(arguments))?;
     let server = Server::bind(&engine, options)?;
-    let stopper = server.stopper();
-    interrupt::on_interrupt(move || stopper.stop())?;
+    let (stopper, keys, key_file) = (server.stopper(), server.keys(), arguments.api_key_file.clone());
+    signals::handle(
+        move || stopper.stop(),
+        move || read_keys_again(key_file.as_deref(), &keys),
+    )?;
     note_template(&engine);
     console::note(introduction(arguments, &engine, server.address())?);
+    if server.address().is_open() && arguments.api_key_file.is_none() {
+        console::note("warning: every machine that reaches this address may use the model: give --api-key-file, or --host localhost");
+    }
     if let Some(addresses) = server.kv_events() {
         let replays = addresses.replays.as_ref();
         let replays = replays.map_or_else(String::new, |address| format!(", replays at {address}"));
@@ -34,11 +43,18 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     Ok(server.run()?)
 }
 
-fn introduction(arguments: &ServeArguments, engine: &Engine, address: SocketAddr) -> Result<String, Failure> {
+fn introduction(arguments: &ServeArguments, engine: &Engine, address: &ListenAddress) -> Result<String, Failure> {
     let plan = engine.plan();
     let room = engine.options().cache.pool_tokens.unwrap_or(plan.context_tokens);
+    let base = &arguments.base_path;
+    let place = match address {
+        ListenAddress::Tcp(address) => {
+            format!("http://{address}{base}/ (page), http://{address}{base}/v1 (programs)")
+        }
+        ListenAddress::Unix(_) => format!("{address}, paths from {base}/"),
+    };
     Ok(format!(
-        "serving {model} at http://{address} (page), http://{address}/v1 (programs)
+        "serving {model} at {place}
 context {context} tokens, {parallel} requests at a time with room for {room} tokens together, KV at most {kv}
 Ctrl-C ends it; a second Ctrl-C ends it at once",
         model = arguments.serving.model_name()?,
@@ -63,7 +79,15 @@ fn server_options(arguments: &ServeArguments) -> Result<ServerOptions, Failure> 
     let adapter_names = adapter_names(arguments)?;
     Ok(ServerOptions {
         adapter_names,
-        address: SocketAddr::new(arguments.host, arguments.port),
+        address: match &arguments.host {
+            Host::Address(address) => SocketAddr::new(*address, arguments.port).into(),
+            Host::Socket(path) => ListenAddress::Unix(path.clone()),
+        },
+        base_path: arguments.base_path.clone(),
+        log_format: match arguments.log_format {
+            LogForm::Text => LogFormat::Text,
+            LogForm::Json => LogFormat::Json,
+        },
         api_keys: keys,
         allowed_origins: arguments.allow_origin.clone(),
         allowed_hosts: arguments.allow_host.clone(),
@@ -121,14 +145,8 @@ fn adapter_names(arguments: &ServeArguments) -> Result<Vec<String>, Failure> {
 }
 
 /// Keys of a file, one a line.
-fn keys_of(path: &Path) -> Result<Vec<String>, Failure> {
-    let text = read_text(path)?;
-    let keys: Vec<String> = text
-        .lines()
-        .map(str::trim)
-        .filter(|key| !key.is_empty())
-        .map(str::to_owned)
-        .collect();
+fn keys_of(path: &Path) -> Result<Vec<ApiKey>, Failure> {
+    let keys = ApiKey::parse_lines(&read_text(path)?);
     if keys.is_empty() {
         Err(Failure::new(format!(
             "--api-key-file {}: it has no key: write one a line",
@@ -136,5 +154,21 @@ fn keys_of(path: &Path) -> Result<Vec<String>, Failure> {
         )))
     } else {
         Ok(keys)
+    }
+}
+
+/// Reads the keys again. Where that fails, the server goes on with those it has.
+fn read_keys_again(path: Option<&Path>, keys: &Keys) {
+    let Some(path) = path else {
+        return console::note("hang-up: there is no file of keys to read again (--api-key-file)");
+    };
+    let replaced = keys_of(path).and_then(|new| {
+        let count = new.len();
+        keys.replace(new)?;
+        Ok(count)
+    });
+    match replaced {
+        Ok(count) => console::note(format!("keys of {} were read again: {count}", path.display())),
+        Err(failure) => console::note(format!("the keys stay as they were: {failure}")),
     }
 }

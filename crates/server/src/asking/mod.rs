@@ -23,7 +23,7 @@ use crate::failure::Failure;
 use crate::fields::Warnings;
 use crate::forms::Form;
 use crate::forms::thoughts::BehindThought;
-use crate::log;
+use crate::request_notes::{RequestNotes, line_of};
 
 /// Everything that an answer needs but its prompt.
 #[derive(Debug, Clone)]
@@ -102,6 +102,7 @@ impl Wishes {
                 prompts.len()
             )));
         }
+        RequestNotes::set_model(&self.model);
         let seed = if self.has_seed {
             self.generate.sampling.seed
         } else {
@@ -131,8 +132,9 @@ impl Wishes {
             }
         }
         let warnings = self.warnings.lines();
-        if app.options.logs_answers && !warnings.is_empty() {
-            log::note(&format!("taken without effect: {}", warnings.join("; ")));
+        if !warnings.is_empty() {
+            let line = line_of(RequestNotes::current().as_ref(), "without_effect");
+            app.log.request(&line.with("fields", warnings.join("; ")));
         }
         // A refusal of the scheduler must come before an answer begins.
         for answer in &mut answers {

@@ -10,6 +10,7 @@ mod experts;
 mod hostile;
 mod mutants;
 mod ollama;
+mod operation;
 mod reading;
 mod sessions;
 mod shapes;
