@@ -65,7 +65,7 @@ pub(crate) enum LogForm {
 pub(crate) struct ServeArguments {
     #[command(flatten)]
     pub(crate) serving: ServingArguments,
-    /// Address to listen on: localhost, an IP address (0.0.0.0 lets other machines in) or unix:PATH
+    /// Address to listen on, 0.0.0.0 for other machines too, or unix:PATH
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = host, display_order = 1)]
     pub(crate) host: Host,
     /// Port to listen on; 0 takes a free one

@@ -56,7 +56,7 @@ pub use failure::Failure;
 pub use forms::Form;
 pub use keys::{ApiKey, Keys};
 pub use listening::ListenAddress;
-pub use log::LogFormat;
+pub use log::{Log, LogFormat};
 pub use options::{Limits, ServerOptions};
 pub use riffle_events::{Encoding, PublisherOptions};
 pub use room::{RequestsBytes, engine_options, requests_bytes};

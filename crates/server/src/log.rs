@@ -20,9 +20,9 @@ pub enum LogFormat {
 /// Characters of a field at most: messages quote words of requests.
 const LONGEST_FIELD: usize = 300;
 
-/// The log of a server.
+/// The log of a server: lines on standard error.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Log {
+pub struct Log {
     pub(crate) format: LogFormat,
     /// True if requests have lines; notes about the server always have one.
     pub(crate) tells_requests: bool,
@@ -44,7 +44,7 @@ impl Log {
     }
 
     /// Writes a note about the server.
-    pub(crate) fn note(self, message: &str) {
+    pub fn note(self, message: &str) {
         self.write(&Line::new("note").with("message", message));
     }
 

@@ -104,6 +104,11 @@ impl Server {
         &self.address
     }
 
+    /// Log of the server, for notes beside its own.
+    pub fn log(&self) -> Log {
+        self.app.log
+    }
+
     /// Keys that let requests in, which may be replaced while the server runs.
     pub fn keys(&self) -> Keys {
         self.app.keys.clone()

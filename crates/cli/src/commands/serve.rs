@@ -8,7 +8,7 @@ use std::path::Path;
 use riffle_engine::{Engine, human_bytes};
 use riffle_model::AdapterSpec;
 use riffle_server::{
-    ApiKey, Encoding, Keys, Limits, ListenAddress, LogFormat, PublisherOptions, Server, ServerOptions,
+    ApiKey, Encoding, Keys, Limits, ListenAddress, Log, LogFormat, PublisherOptions, Server, ServerOptions,
 };
 
 use super::{grouped, note_template, read_text};
@@ -21,26 +21,46 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     let options = server_options(arguments)?;
     let engine = with_named_adapters(arguments).load(bodies_bytes(arguments))?;
     let server = Server::bind(&engine, options)?;
+    let notes = Notes {
+        form: arguments.log_format,
+        log: server.log(),
+    };
     let (stopper, keys, key_file) = (server.stopper(), server.keys(), arguments.api_key_file.clone());
     signals::handle(
         move || stopper.stop(),
-        move || read_keys_again(key_file.as_deref(), &keys),
+        move || read_keys_again(key_file.as_deref(), &keys, notes),
     )?;
     note_template(&engine);
-    console::note(introduction(arguments, &engine, server.address())?);
+    notes.tell(&introduction(arguments, &engine, server.address())?);
     if server.address().is_open() && arguments.api_key_file.is_none() {
-        console::note("warning: every machine that reaches this address may use the model: give --api-key-file, or --host localhost");
+        notes.tell("warning: every machine that reaches this address may use the model: give --api-key-file, or --host localhost");
     }
     if let Some(addresses) = server.kv_events() {
         let replays = addresses.replays.as_ref();
         let replays = replays.map_or_else(String::new, |address| format!(", replays at {address}"));
         let page = engine.options().cache.page_tokens;
-        console::note(format!(
+        notes.tell(&format!(
             "KV events at {}{replays}, blocks of {page} tokens",
             addresses.events
         ));
     }
     Ok(server.run()?)
+}
+
+/// Notes of the command about the server: plain lines, or lines of its log for programs that read JSON.
+#[derive(Clone, Copy)]
+struct Notes {
+    form: LogForm,
+    log: Log,
+}
+
+impl Notes {
+    fn tell(self, text: &str) {
+        match self.form {
+            LogForm::Text => console::note(text),
+            LogForm::Json => text.lines().for_each(|line| self.log.note(line)),
+        }
+    }
 }
 
 fn introduction(arguments: &ServeArguments, engine: &Engine, address: &ListenAddress) -> Result<String, Failure> {
@@ -158,17 +178,17 @@ fn keys_of(path: &Path) -> Result<Vec<ApiKey>, Failure> {
 }
 
 /// Reads the keys again. Where that fails, the server goes on with those it has.
-fn read_keys_again(path: Option<&Path>, keys: &Keys) {
+fn read_keys_again(path: Option<&Path>, keys: &Keys, notes: Notes) {
     let Some(path) = path else {
-        return console::note("hang-up: there is no file of keys to read again (--api-key-file)");
+        return notes.tell("hang-up: there is no file of keys to read again (--api-key-file)");
     };
     let replaced = keys_of(path).and_then(|new| {
         let count = new.len();
         keys.replace(new)?;
         Ok(count)
     });
-    match replaced {
-        Ok(count) => console::note(format!("keys of {} were read again: {count}", path.display())),
-        Err(failure) => console::note(format!("the keys stay as they were: {failure}")),
-    }
+    notes.tell(&match replaced {
+        Ok(count) => format!("keys of {} were read again: {count}", path.display()),
+        Err(failure) => format!("the keys stay as they were: {}", failure.message()),
+    });
 }

@@ -102,7 +102,6 @@ impl Wishes {
                 prompts.len()
             )));
         }
-        RequestNotes::set_model(&self.model);
         let seed = if self.has_seed {
             self.generate.sampling.seed
         } else {

@@ -57,7 +57,7 @@ impl ModelFacts {
         };
         Ok(Self {
             format: info.format.to_lowercase(),
-            family: info.config.architecture.clone(),
+            family: family_of(&info.config.architecture),
             parameters: info.tensors.iter().map(|tensor| elements(&tensor.shape)).sum(),
             bytes: info.tensor_bytes,
             quantisation: types
@@ -90,6 +90,12 @@ impl ModelFacts {
             "details": self.details(),
         })
     }
+}
+
+/// The family as GGUF files name it: `LlamaForCausalLM` of other files is `llama`.
+fn family_of(architecture: &str) -> String {
+    let end = architecture.rfind("For").unwrap_or(architecture.len());
+    architecture[..end].to_lowercase()
 }
 
 /// A count of parameters as Ollama writes it, such as `134.5M`.
@@ -222,6 +228,13 @@ mod tests {
     fn sizes_of_models_are_rounded_as_ollama_writes_them() {
         for (parameters, text) in [(12, "12"), (747_000, "747.0K"), (134_515_008, "134.5M"), (7_615_616_512, "7.6B")] {
             assert_eq!(rounded(parameters), text);
+        }
+    }
+
+    #[test]
+    fn families_have_the_names_of_gguf_files() {
+        for (architecture, family) in [("llama", "llama"), ("LlamaForCausalLM", "llama"), ("Qwen2ForCausalLM", "qwen2")] {
+            assert_eq!(family_of(architecture), family);
         }
     }
 
