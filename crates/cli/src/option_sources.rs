@@ -68,7 +68,9 @@ pub(crate) fn with_sources(
 
 /// The options that take part, with their long names.
 fn options_of(command: &Command) -> impl Iterator<Item = (&str, &Arg)> {
-    let options = command.get_arguments().filter_map(|option| Some((option.get_long()?, option)));
+    let options = command
+        .get_arguments()
+        .filter_map(|option| Some((option.get_long()?, option)));
     options.filter(|(name, _)| ![FILE_OPTION, "help", "version"].contains(name))
 }
 
@@ -115,7 +117,9 @@ fn values_of_file(command: &Command, path: &Path) -> Result<Values, Error> {
             option.get_long() == Some(name.as_str()) || aliases.contains(&name.as_str())
         };
         let Some((long, _)) = options_of(command).find(|(_, option)| is_named(option)) else {
-            return Err(refuse(format!("riffle {COMMAND} has no option {key:?}: see riffle {COMMAND} --help")));
+            return Err(refuse(format!(
+                "riffle {COMMAND} has no option {key:?}: see riffle {COMMAND} --help"
+            )));
         };
         let texts = texts_of(&value).ok_or_else(|| refuse(format!("{key} must be a value or a list of values")))?;
         values.insert(long.to_owned(), texts);
@@ -148,8 +152,17 @@ mod tests {
     use clap::FromArgMatches;
 
     fn serve(arguments: &[&str], variables: &[(&str, &str)]) -> Result<ServeArguments, Error> {
-        let all: Vec<OsString> = ["riffle", "serve"].iter().chain(arguments).map(OsString::from).collect();
-        let variable = |name: &str| variables.iter().find(|(own, _)| *own == name).map(|(_, value)| (*value).to_owned());
+        let all: Vec<OsString> = ["riffle", "serve"]
+            .iter()
+            .chain(arguments)
+            .map(OsString::from)
+            .collect();
+        let variable = |name: &str| {
+            variables
+                .iter()
+                .find(|(own, _)| *own == name)
+                .map(|(_, value)| (*value).to_owned())
+        };
         let matches = with_sources(crate::command(), &all, variable)?.try_get_matches_from(all)?;
         match Arguments::from_arg_matches(&matches)?.command {
             Some(Chosen::Serve(arguments)) => Ok(*arguments),
@@ -165,11 +178,24 @@ mod tests {
 
     #[test]
     fn the_command_line_counts_before_the_environment_and_that_before_the_file() {
-        let file = file("port = 1\nparallel = 2\nmax-requests = 3\nstrict_names = true\nallow-origin = [\"a\", \"b\"]\n");
+        let file =
+            file("port = 1\nparallel = 2\nmax-requests = 3\nstrict_names = true\nallow-origin = [\"a\", \"b\"]\n");
         let path = file.path().to_str().expect("a text");
-        let variables = [("RIFFLE_PORT", "11"), ("RIFFLE_PARALLEL", "12"), ("RIFFLE_ALIAS", "x, y"), ("RIFFLE_QUIET", "true")];
+        let variables = [
+            ("RIFFLE_PORT", "11"),
+            ("RIFFLE_PARALLEL", "12"),
+            ("RIFFLE_ALIAS", "x, y"),
+            ("RIFFLE_QUIET", "true"),
+        ];
         let arguments = serve(&["--port", "21", "--config", path], &variables).expect("accepted");
-        assert_eq!((arguments.port, arguments.serving.parallel, arguments.serving.max_requests), (21, 12, 3));
+        assert_eq!(
+            (
+                arguments.port,
+                arguments.serving.parallel,
+                arguments.serving.max_requests
+            ),
+            (21, 12, 3)
+        );
         assert!(arguments.serving.strict_names && arguments.serving.quiet);
         assert_eq!(arguments.allow_origin, ["a", "b"]);
         assert_eq!(arguments.serving.alias, ["x", "y"]);

@@ -78,7 +78,13 @@ pub(crate) struct ServeArguments {
     #[arg(long, value_name = "F", hide_short_help = true)]
     pub(crate) config: Option<PathBuf>,
     /// Path under which the server answers, such as /riffle behind a proxy that serves others too
-    #[arg(long, value_name = "PATH", default_value = "", hide_default_value = true, hide_short_help = true)]
+    #[arg(
+        long,
+        value_name = "PATH",
+        default_value = "",
+        hide_default_value = true,
+        hide_short_help = true
+    )]
     pub(crate) base_path: String,
     /// How lines of the log are written
     #[arg(long, value_enum, default_value = "text", hide_short_help = true)]

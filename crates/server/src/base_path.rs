@@ -61,7 +61,9 @@ pub(crate) fn check(base: &str) -> Result<(), ServerError> {
         let is_dots = name == "." || name == "..";
         !name.is_empty() && !is_dots && letters.all(|letter| letter.is_ascii_alphanumeric() || "-_.~".contains(letter))
     };
-    let is_path = base.strip_prefix('/').is_some_and(|names| names.split('/').all(is_name));
+    let is_path = base
+        .strip_prefix('/')
+        .is_some_and(|names| names.split('/').all(is_name));
     if base.is_empty() || is_path {
         Ok(())
     } else {

@@ -34,7 +34,9 @@ impl ApiKey {
             return None;
         }
         // A sign without a space before it is part of the key.
-        let comment = line.match_indices('#').find(|(at, _)| line[..*at].ends_with(char::is_whitespace));
+        let comment = line
+            .match_indices('#')
+            .find(|(at, _)| line[..*at].ends_with(char::is_whitespace));
         let (key, name) = comment.map_or((line, ""), |(at, _)| (line[..at].trim_end(), line[at + 1..].trim()));
         Some(Self {
             key: key.to_owned(),
@@ -77,7 +79,10 @@ impl Keys {
         check(&keys)?;
         let mut own = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if keys.is_empty() && !own.is_empty() {
-            return Err(refusal("none", "without a key everybody would be let in: keep one, or start anew"));
+            return Err(refusal(
+                "none",
+                "without a key everybody would be let in: keep one, or start anew",
+            ));
         }
         *own = keys;
         Ok(())
@@ -126,7 +131,10 @@ mod tests {
         let text = "# of the house\n\nsk-a # anna's laptop\n  sk-b\nsk#c  #   \n   # sk-d\n";
         let keys = ApiKey::parse_lines(text);
         let found: Vec<(&str, &str)> = keys.iter().map(|key| (key.key.as_str(), key.name.as_str())).collect();
-        assert_eq!(found, [("sk-a", "anna's laptop"), ("sk-b", "line 4"), ("sk#c", "line 5")]);
+        assert_eq!(
+            found,
+            [("sk-a", "anna's laptop"), ("sk-b", "line 4"), ("sk#c", "line 5")]
+        );
         assert!(!format!("{keys:?}").contains("sk-"));
     }
 

@@ -102,7 +102,10 @@ impl Line {
                 let mut fields = Map::new();
                 fields.insert("time".to_owned(), json!(time));
                 fields.insert("event".to_owned(), json!(self.event));
-                let own = self.fields.iter().map(|(name, value)| ((*name).to_owned(), shown(value)));
+                let own = self
+                    .fields
+                    .iter()
+                    .map(|(name, value)| ((*name).to_owned(), shown(value)));
                 fields.extend(own);
                 Value::Object(fields).to_string()
             }
@@ -115,7 +118,9 @@ fn shown(value: &Value) -> Value {
     let Value::String(text) = value else {
         return value.clone();
     };
-    let letters = text.chars().map(|letter| if letter.is_control() { ' ' } else { letter });
+    let letters = text
+        .chars()
+        .map(|letter| if letter.is_control() { ' ' } else { letter });
     Value::String(letters.take(LONGEST_FIELD).collect())
 }
 

@@ -82,7 +82,8 @@ fn id_of(headers: &HeaderMap) -> String {
     let own = headers.get(ID_HEADER).and_then(|id| id.to_str().ok());
     let is_plain = |id: &&str| {
         let mut letters = id.chars();
-        (1..=LONGEST_ID).contains(&id.len()) && letters.all(|letter| letter.is_ascii_alphanumeric() || "-_.".contains(letter))
+        (1..=LONGEST_ID).contains(&id.len())
+            && letters.all(|letter| letter.is_ascii_alphanumeric() || "-_.".contains(letter))
     };
     own.filter(is_plain).map_or_else(|| new_id("req_"), str::to_owned)
 }

@@ -254,7 +254,10 @@ mod tests {
         let headers = |name: &'static str, value: &'static str| {
             HeaderMap::from_iter([(header::HeaderName::from_static(name), HeaderValue::from_static(value))])
         };
-        assert_eq!(given_key(&headers("authorization", "Bearer second")), Some(b"second".as_slice()));
+        assert_eq!(
+            given_key(&headers("authorization", "Bearer second")),
+            Some(b"second".as_slice())
+        );
         assert_eq!(given_key(&headers("x-api-key", "first")), Some(b"first".as_slice()));
         for value in ["second", "Basic second", "bearer second"] {
             assert_eq!(given_key(&headers("authorization", value)), None, "{value}");

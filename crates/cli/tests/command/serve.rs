@@ -34,7 +34,10 @@ impl Server {
             address: String::new(),
         };
         let line = server.line_with("http://");
-        let place = line.split("http://").nth(1).and_then(|rest| rest.split([' ', '/']).next());
+        let place = line
+            .split("http://")
+            .nth(1)
+            .and_then(|rest| rest.split([' ', '/']).next());
         server.address = place.expect("an address").to_owned();
         server
     }
@@ -43,7 +46,10 @@ impl Server {
     fn line_with(&mut self, text: &str) -> String {
         loop {
             let mut line = String::new();
-            assert!(self.log.read_line(&mut line).expect("a line") > 0, "the log ended before {text:?}");
+            assert!(
+                self.log.read_line(&mut line).expect("a line") > 0,
+                "the log ended before {text:?}"
+            );
             if line.contains(text) {
                 return line;
             }
@@ -73,7 +79,8 @@ impl Server {
     }
 
     fn complete(&self, key: &str) -> u16 {
-        self.ask("/house/v1/completions", key, &json!({"prompt": "a", "max_tokens": 2})).0
+        self.ask("/house/v1/completions", key, &json!({"prompt": "a", "max_tokens": 2}))
+            .0
     }
 }
 
@@ -101,10 +108,16 @@ fn a_day_from_a_file_of_options_to_the_end_of_the_server() {
     );
     assert_eq!((server.complete("sk-a"), server.complete("sk-b")), (200, 401));
     let answered: Value = serde_json::from_str(&server.line_with("\"answer\"")).expect("JSON");
-    assert_eq!((&answered["key"], &answered["model"]), (&json!("anna's laptop"), &json!("house")));
+    assert_eq!(
+        (&answered["key"], &answered["model"]),
+        (&json!("anna's laptop"), &json!("house"))
+    );
     assert!(answered["time"].is_string() && answered["client"].is_string() && answered["total_s"].is_number());
     let refused: Value = serde_json::from_str(&server.line_with("\"refused\"")).expect("JSON");
-    assert_eq!((&refused["status"], &refused["reason"]), (&json!(401), &json!("invalid_api_key")));
+    assert_eq!(
+        (&refused["status"], &refused["reason"]),
+        (&json!(401), &json!("invalid_api_key"))
+    );
 
     // A key is added and one taken away, and then the file is damaged.
     write(&keys, "sk-b # build server\n");
@@ -116,7 +129,11 @@ fn a_day_from_a_file_of_options_to_the_end_of_the_server() {
     server.line_with("the keys stay as they were");
     assert_eq!((server.complete(""), server.complete("sk-b")), (401, 200));
 
-    let (status, body) = server.ask("/house/api/generate", "sk-b", &json!({"model": "house", "prompt": "a", "stream": false}));
+    let (status, body) = server.ask(
+        "/house/api/generate",
+        "sk-b",
+        &json!({"model": "house", "prompt": "a", "stream": false}),
+    );
     assert!(status == 200 && body.contains("\"eval_count\""), "{body}");
     server.signal("-TERM");
     assert!(server.child.wait().expect("an end").success());

@@ -38,7 +38,11 @@ impl StreamPart for Event {
 
 impl StreamPart for Line {
     fn response(parts: impl Stream<Item = Result<Self, Infallible>> + Send + 'static) -> Response {
-        ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(parts)).into_response()
+        (
+            [(header::CONTENT_TYPE, "application/x-ndjson")],
+            Body::from_stream(parts),
+        )
+            .into_response()
     }
 }
 

@@ -68,7 +68,10 @@ impl Completion {
     fn take(app: &Arc<App>, fields: &mut Fields) -> Result<Self, Failure> {
         let mut prompts = prompts_of(app, fields.required("prompt")?, "prompt")?;
         let (Some(prompt), true) = (prompts.pop(), prompts.is_empty()) else {
-            return Err(Failure::field("prompt", "one prompt is taken here: send several to /v1/completions"));
+            return Err(Failure::field(
+                "prompt",
+                "one prompt is taken here: send several to /v1/completions",
+            ));
         };
         let wishes = take_wishes(app, fields, &["n_predict", "max_tokens"])?;
         // A schema without the object of OpenAI's around it.
@@ -76,7 +79,11 @@ impl Completion {
             Some(schema) => Some((Form::schema(schema, "json_schema")?, "json_schema".to_owned())),
             None => take_form(fields)?,
         };
-        fields.refuse("grammar", &[json!("")], "send a JSON schema as json_schema, or a Lark grammar as response_format")?;
+        fields.refuse(
+            "grammar",
+            &[json!("")],
+            "send a JSON schema as json_schema, or a Lark grammar as response_format",
+        )?;
         take_without_effect(fields)?;
         Ok(Self {
             wishes,

@@ -152,7 +152,11 @@ mod tests {
             }
             // A proxy may have put the page under a path of its own.
             let from_root = ["\"/web", "\"/v1", "\"/status"];
-            assert!(!from_root.iter().any(|link| text_of(file).contains(link)), "{}", file.name);
+            assert!(
+                !from_root.iter().any(|link| text_of(file).contains(link)),
+                "{}",
+                file.name
+            );
         }
     }
 

@@ -9,7 +9,11 @@ fn lines(server: &Running, path: &str, body: &Value) -> Vec<Value> {
     let response = server.post(path, body);
     assert_eq!(response.status, 200, "{}", response.body);
     assert!(response.head.contains("application/x-ndjson"), "{}", response.head);
-    response.body.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    response
+        .body
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
 }
 
 fn chat() -> Value {
@@ -27,7 +31,10 @@ fn a_chat_is_streamed_as_lines_unless_it_says_otherwise() {
     let streamed = lines(&server, "/api/chat", &body);
     body["stream"] = json!(false);
     let whole = server.ask("/api/chat", &body);
-    let text: String = streamed.iter().filter_map(|line| line["message"]["content"].as_str()).collect();
+    let text: String = streamed
+        .iter()
+        .filter_map(|line| line["message"]["content"].as_str())
+        .collect();
     assert_eq!(whole["message"], json!({"role": "assistant", "content": text}));
     assert!(!text.is_empty());
     let (last, before) = streamed.split_last().unwrap();
@@ -35,7 +42,12 @@ fn a_chat_is_streamed_as_lines_unless_it_says_otherwise() {
     for end in [last, &whole] {
         assert_eq!((&end["done"], &end["done_reason"]), (&json!(true), &json!("length")));
         assert_eq!(end["eval_count"], 12);
-        for time in ["total_duration", "prompt_eval_duration", "eval_duration", "prompt_eval_count"] {
+        for time in [
+            "total_duration",
+            "prompt_eval_duration",
+            "eval_duration",
+            "prompt_eval_count",
+        ] {
             assert!(end[time].as_u64().unwrap() > 0, "{time}: {end}");
         }
     }
@@ -77,9 +89,15 @@ fn a_prompt_is_answered_in_the_template_or_as_it_is() {
 fn a_request_without_a_question_says_that_the_model_is_loaded() {
     let server = start(options());
     for (path, field) in [("/api/chat", "messages"), ("/api/generate", "prompt")] {
-        for body in [json!({"model": "fixture"}), json!({"model": "fixture", field: null, "keep_alive": "5m"})] {
+        for body in [
+            json!({"model": "fixture"}),
+            json!({"model": "fixture", field: null, "keep_alive": "5m"}),
+        ] {
             let answer = server.ask(path, &body);
-            assert_eq!((&answer["done"], &answer["done_reason"]), (&json!(true), &json!("load")));
+            assert_eq!(
+                (&answer["done"], &answer["done_reason"]),
+                (&json!(true), &json!("load"))
+            );
         }
     }
 }
@@ -101,7 +119,11 @@ fn a_format_holds_the_answer() {
     body["format"] = json!("xml");
     let refused = server.post("/api/chat", &body);
     assert_eq!(refused.status, 400);
-    assert!(refused.json()["error"].as_str().unwrap().starts_with("format: "), "{}", refused.body);
+    assert!(
+        refused.json()["error"].as_str().unwrap().starts_with("format: "),
+        "{}",
+        refused.body
+    );
 }
 
 #[test]
@@ -121,7 +143,10 @@ fn options_without_effect_are_named_and_those_that_would_change_the_answer_refus
     for (field, value) in [
         ("options", json!({"mirostat": 2})),
         ("options", json!({"temperature": "hot"})),
-        ("messages", json!([{"role": "user", "content": "a", "images": ["aGk="]}])),
+        (
+            "messages",
+            json!([{"role": "user", "content": "a", "images": ["aGk="]}]),
+        ),
         ("model", json!("")),
     ] {
         let mut body = chat();
@@ -142,7 +167,12 @@ fn options_without_effect_are_named_and_those_that_would_change_the_answer_refus
         let message = refused.json()["error"].as_str().unwrap().to_owned();
         assert!(refused.status == 400 && message.starts_with(field), "{message}");
     }
-    assert_eq!(server.post("/api/embed", &json!({"model": "fixture", "input": "a"})).status, 501);
+    assert_eq!(
+        server
+            .post("/api/embed", &json!({"model": "fixture", "input": "a"}))
+            .status,
+        501
+    );
     assert!(server.get("/api/none").json()["error"].is_string());
 }
 
@@ -155,7 +185,12 @@ fn models_are_listed_and_shown_under_their_names() {
     });
     for path in ["/api/tags", "/api/ps"] {
         let list = server.get(path).json();
-        let names: Vec<&str> = list["models"].as_array().unwrap().iter().map(|model| model["name"].as_str().unwrap()).collect();
+        let names: Vec<&str> = list["models"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|model| model["name"].as_str().unwrap())
+            .collect();
         assert_eq!(names, ["fixture", "other"]);
         assert_eq!(list["models"][0]["digest"].as_str().unwrap().len(), 64);
         assert!(list["models"][0]["size"].as_u64().unwrap() > 1 << 20);
@@ -163,7 +198,12 @@ fn models_are_listed_and_shown_under_their_names() {
     for name in ["fixture", "other:latest"] {
         let shown = server.ask("/api/show", &json!({"model": name}));
         let family = shown["details"]["family"].as_str().unwrap();
-        assert!(shown["model_info"][format!("{family}.context_length")].as_u64().unwrap() > 0);
+        assert!(
+            shown["model_info"][format!("{family}.context_length")]
+                .as_u64()
+                .unwrap()
+                > 0
+        );
         assert!(shown["capabilities"].as_array().unwrap().contains(&json!("completion")));
     }
     assert_eq!(server.post("/api/show", &json!({"model": "third"})).status, 404);
@@ -171,7 +211,13 @@ fn models_are_listed_and_shown_under_their_names() {
     let line = server.send("GET", "/", "Accept: */*\r\n", "").whole();
     assert_eq!(line.body, "Ollama is running");
     assert_eq!(server.send("HEAD", "/", "", "").status, 200);
-    assert!(server.send("GET", "/", "Accept: text/html,*/*\r\n", "").whole().body.starts_with("<!"));
+    assert!(
+        server
+            .send("GET", "/", "Accept: text/html,*/*\r\n", "")
+            .whole()
+            .body
+            .starts_with("<!")
+    );
 }
 
 #[test]
@@ -181,7 +227,10 @@ fn a_continuation_in_the_shape_of_llama_cpp_has_the_text_of_a_completion() {
     let whole = server.ask("/completion", &body);
     let completed = server.complete("In the beginning", json!({"max_tokens": 8}));
     assert_eq!(whole["content"], completed["choices"][0]["text"]);
-    assert_eq!((&whole["stop_type"], &whole["tokens_predicted"]), (&json!("limit"), &json!(8)));
+    assert_eq!(
+        (&whole["stop_type"], &whole["tokens_predicted"]),
+        (&json!("limit"), &json!(8))
+    );
     body["stream"] = json!(true);
     let events = server.stream("/completion", &body).events();
     let text: String = events.iter().filter_map(|event| event["content"].as_str()).collect();

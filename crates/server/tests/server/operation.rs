@@ -18,7 +18,12 @@ fn a_key_that_is_taken_away_lets_nobody_in_and_answers_under_way_go_on() {
         ..options()
     });
     let headers = |key: &str| format!("Content-Type: application/json\r\nAuthorization: Bearer {key}\r\n");
-    let status = |key: &str| server.send("POST", "/v1/completions", &headers(key), &body()).whole().status;
+    let status = |key: &str| {
+        server
+            .send("POST", "/v1/completions", &headers(key), &body())
+            .whole()
+            .status
+    };
     assert_eq!((status("first"), status("second"), status("#")), (200, 401, 401));
     let long = json!({"prompt": "In the beginning", "max_tokens": 300, "stream": true, "ignore_eos": true});
     let mut answer = server.send("POST", "/v1/completions", &headers("first"), &long.to_string());
@@ -58,9 +63,16 @@ fn a_server_under_a_path_answers_there_alone() {
     });
     assert_eq!(server.get("/riffle/health").status, 200);
     assert_eq!(server.get("/riffle/v1/models?limit=1").status, 200);
-    assert_eq!(server.ask("/riffle/v1/completions", &json!({"prompt": "a", "max_tokens": 1}))["object"], "text_completion");
+    assert_eq!(
+        server.ask("/riffle/v1/completions", &json!({"prompt": "a", "max_tokens": 1}))["object"],
+        "text_completion"
+    );
     let moved = server.get("/riffle");
-    assert!(moved.status == 308 && moved.head.contains("location: /riffle/"), "{}", moved.head);
+    assert!(
+        moved.status == 308 && moved.head.contains("location: /riffle/"),
+        "{}",
+        moved.head
+    );
     let page = server.get("/riffle/").body;
     assert!(page.starts_with("<!") && page.contains("src=\"web/app.js\""));
     assert_eq!(server.get("/riffle/web/app.js").status, 200);
@@ -88,7 +100,11 @@ fn a_server_that_ends_says_so_while_answers_go_on() {
     });
     assert!(is_refusing);
     let refused = server.post("/v1/completions", &json!({"prompt": "a"}));
-    assert!(refused.status == 503 && refused.head.to_ascii_lowercase().contains("retry-after"), "{}", refused.head);
+    assert!(
+        refused.status == 503 && refused.head.to_ascii_lowercase().contains("retry-after"),
+        "{}",
+        refused.head
+    );
     assert_eq!(answer.events().last(), Some(&json!("[DONE]")));
 }
 

@@ -23,7 +23,9 @@ pub(super) fn handle(stop: impl Fn() + Send + 'static, hang_up: impl Fn() + Send
             }
         }
     };
-    let thread = std::thread::Builder::new().name("riffle-signals".to_owned()).spawn(work);
+    let thread = std::thread::Builder::new()
+        .name("riffle-signals".to_owned())
+        .spawn(work);
     thread.map(drop).map_err(failed)
 }
 

@@ -11,11 +11,11 @@ use futures_core::Stream;
 use serde_json::{Map, Value, json};
 
 use super::time_text;
+use crate::api::Answering;
 use crate::api::answers::{collect, spoken};
 use crate::api::events::Line;
 use crate::api::openai::probabilities;
 use crate::api::report::{self, finish_reason};
-use crate::api::Answering;
 use crate::app::{App, new_id};
 use crate::asking::question::OngoingAnswers;
 use crate::driver::{DriverEvent, Finished, Token};
@@ -166,7 +166,11 @@ impl Answering for OllamaAnswer {
         let calls = whole.calls.iter().enumerate();
         let calls = calls.map(|(number, call)| call_value(call, number)).collect();
         let mut body = self.body(&whole.text, &whole.thought, calls);
-        let logs: Vec<Value> = whole.tokens.iter().filter_map(|token| self.log_probability(token)).collect();
+        let logs: Vec<Value> = whole
+            .tokens
+            .iter()
+            .filter_map(|token| self.log_probability(token))
+            .collect();
         if !logs.is_empty() {
             body.insert("logprobs".to_owned(), logs.into());
         }

@@ -71,7 +71,11 @@ fn messages_of(list: Vec<Value>, warnings: &Warnings) -> Result<Vec<Value>, Fail
     messages
         .map(|(at, message)| {
             let mut fields = Fields::from_value(message, &format!("messages[{at}]"), warnings)?;
-            fields.refuse("images", &[json!([])], "this model reads text alone: leave pictures out")?;
+            fields.refuse(
+                "images",
+                &[json!([])],
+                "this model reads text alone: leave pictures out",
+            )?;
             if fields.peek("name").is_none() {
                 fields.rename("tool_name", "name")?;
             }

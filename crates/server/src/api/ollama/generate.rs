@@ -69,7 +69,10 @@ impl Generation {
         if is_raw {
             return match system.is_empty() {
                 true => Ok(Self::Raw(Box::new(shared), prompt)),
-                false => Err(Failure::field("system", "raw takes the prompt as it is: leave one of the two out")),
+                false => Err(Failure::field(
+                    "system",
+                    "raw takes the prompt as it is: leave one of the two out",
+                )),
             };
         }
         let mut messages = Vec::new();
@@ -91,9 +94,17 @@ impl Generation {
 /// Refuses by name the fields that would change the answer.
 fn take_what_is_not_done(fields: &mut Fields) -> Result<(), Failure> {
     let refusals = [
-        ("suffix", json!(""), "this model writes on at the end alone: leave it out"),
+        (
+            "suffix",
+            json!(""),
+            "this model writes on at the end alone: leave it out",
+        ),
         ("images", json!([]), "this model reads text alone: leave pictures out"),
-        ("template", json!(""), "the model's own template is used: leave it out, or send raw"),
+        (
+            "template",
+            json!(""),
+            "the model's own template is used: leave it out, or send raw",
+        ),
         ("context", json!([]), "send the earlier turns as messages to /api/chat"),
     ];
     for (field, harmless, reason) in refusals {

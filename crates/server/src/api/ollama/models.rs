@@ -38,7 +38,9 @@ pub(crate) struct ModelFacts {
 impl ModelFacts {
     fn of(engine: &Engine) -> Result<Self, Failure> {
         let options = &engine.options().model;
-        let info = options.inspect(engine.path()).map_err(|error| Failure::from_engine(&error))?;
+        let info = options
+            .inspect(engine.path())
+            .map_err(|error| Failure::from_engine(&error))?;
         let elements = |shape: &[usize]| shape.iter().map(|size| *size as u64).product::<u64>();
         let mut types: Vec<(String, u64)> = Vec::new();
         for tensor in &info.tensors {
@@ -226,14 +228,23 @@ mod tests {
 
     #[test]
     fn sizes_of_models_are_rounded_as_ollama_writes_them() {
-        for (parameters, text) in [(12, "12"), (747_000, "747.0K"), (134_515_008, "134.5M"), (7_615_616_512, "7.6B")] {
+        for (parameters, text) in [
+            (12, "12"),
+            (747_000, "747.0K"),
+            (134_515_008, "134.5M"),
+            (7_615_616_512, "7.6B"),
+        ] {
             assert_eq!(rounded(parameters), text);
         }
     }
 
     #[test]
     fn families_have_the_names_of_gguf_files() {
-        for (architecture, family) in [("llama", "llama"), ("LlamaForCausalLM", "llama"), ("Qwen2ForCausalLM", "qwen2")] {
+        for (architecture, family) in [
+            ("llama", "llama"),
+            ("LlamaForCausalLM", "llama"),
+            ("Qwen2ForCausalLM", "qwen2"),
+        ] {
             assert_eq!(family_of(architecture), family);
         }
     }
