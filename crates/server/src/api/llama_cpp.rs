@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::answers::collect;
 use super::{Answering, events, read, report, respond, send};
 use crate::app::App;
-use crate::asking::continuation::{Prompt, continue_prompt, prompts_of};
+use crate::asking::continuation::{Prompt, continue_prompts, prompts_of};
 use crate::asking::options::take_wishes;
 use crate::asking::question::OngoingAnswers;
 use crate::asking::{Wishes, take_without_effect};
@@ -24,20 +24,20 @@ use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
 use crate::forms::{Form, take_form};
 
-/// A continuation that is asked for.
+/// Continuations that are asked for.
 struct Completion {
     wishes: Wishes,
-    prompt: Prompt,
+    prompts: Vec<Prompt>,
     form: Option<(Form, String)>,
     is_streamed: bool,
 }
 
-/// A continuation under way.
+/// Continuations under way.
 struct CompletionAnswer {
     app: Arc<App>,
     asked: OngoingAnswers,
-    /// The prompt, where it came as text.
-    prompt: Option<String>,
+    /// The prompts that came as texts, by their index.
+    prompts: Vec<Option<String>>,
 }
 
 pub(crate) async fn complete(State(app): State<Arc<App>>, request: Request) -> Response {
@@ -47,32 +47,27 @@ pub(crate) async fn complete(State(app): State<Arc<App>>, request: Request) -> R
 async fn begin(app: Arc<App>, request: Request) -> Result<Response, Failure> {
     let Completion {
         wishes,
-        prompt,
+        prompts,
         form,
         is_streamed,
     } = read(&app, request, Completion::take).await?;
-    let text = match &prompt {
+    let text_of = |prompt: &Prompt| match prompt {
         Prompt::Text(text) => Some(text.clone()),
         Prompt::Tokens(_) => None,
     };
-    let asked = continue_prompt(&app, wishes, prompt, form).await?;
+    let texts = prompts.iter().map(text_of).collect();
+    let asked = continue_prompts(&app, wishes, prompts, form).await?;
     let answer = CompletionAnswer {
         app,
         asked,
-        prompt: text,
+        prompts: texts,
     };
     send(answer, is_streamed).await
 }
 
 impl Completion {
     fn take(app: &Arc<App>, fields: &mut Fields) -> Result<Self, Failure> {
-        let mut prompts = prompts_of(app, fields.required("prompt")?, "prompt")?;
-        let (Some(prompt), true) = (prompts.pop(), prompts.is_empty()) else {
-            return Err(Failure::field(
-                "prompt",
-                "one prompt is taken here: send several to /v1/completions",
-            ));
-        };
+        let prompts = prompts_of(app, fields.required("prompt")?, "prompt")?;
         let wishes = take_wishes(app, fields, &["n_predict", "max_tokens"])?;
         // A schema without the object of OpenAI's around it.
         let form = match fields.value("json_schema") {
@@ -84,10 +79,12 @@ impl Completion {
             &[json!("")],
             "send a JSON schema as json_schema, or a Lark grammar as response_format",
         )?;
+        // Tokens are always given.
+        fields.pass_over(&["return_tokens"]);
         take_without_effect(fields)?;
         Ok(Self {
             wishes,
-            prompt,
+            prompts,
             form,
             is_streamed: fields.flag("stream")?.unwrap_or(false),
         })
@@ -104,12 +101,12 @@ fn stop_of(stop: &StopReason) -> (&'static str, &str) {
 }
 
 impl CompletionAnswer {
-    fn end(&self, content: &str, tokens: &[u32], finished: &Finished) -> Value {
+    fn end(&self, index: usize, content: &str, tokens: &[u32], finished: &Finished) -> Value {
         let report = &finished.report;
         let (stop_type, stopping_word) = stop_of(&report.generation.stop);
         let sampling = &self.asked.wishes.generate.sampling;
         let mut body = json!({
-            "index": 0,
+            "index": index,
             "content": content,
             "tokens": tokens,
             "id_slot": 0,
@@ -127,7 +124,7 @@ impl CompletionAnswer {
                 "repeat_penalty": sampling.repeat_penalty,
                 "n_predict": self.asked.wishes.generate.max_tokens,
             },
-            "prompt": self.prompt,
+            "prompt": self.prompts[index],
             "has_new_line": content.contains('\n'),
             "truncated": false,
             "stop_type": stop_type,
@@ -144,29 +141,38 @@ impl Answering for CompletionAnswer {
     async fn whole(mut self) -> Result<Response, Failure> {
         let answers = std::mem::take(&mut self.asked.answers);
         let wholes = collect(&self.app.engine, answers, &self.asked.speech).await?;
-        let whole = wholes.into_iter().next().ok_or_else(Failure::stopping)?;
-        let finished = whole.finished.ok_or_else(Failure::stopping)?;
-        let tokens: Vec<u32> = whole.tokens.iter().map(|token| token.token).collect();
-        Ok(Json(self.end(&whole.text, &tokens, &finished)).into_response())
+        let mut bodies = Vec::with_capacity(wholes.len());
+        for (index, whole) in wholes.iter().enumerate() {
+            let finished = whole.finished.as_ref().ok_or_else(Failure::stopping)?;
+            let tokens: Vec<u32> = whole.tokens.iter().map(|token| token.token).collect();
+            bodies.push(self.end(index, &whole.text, &tokens, finished));
+        }
+        // The answer to one prompt stands alone.
+        let body = if bodies.len() == 1 {
+            bodies.remove(0)
+        } else {
+            bodies.into()
+        };
+        Ok(Json(body).into_response())
     }
 
     fn stream(mut self) -> impl Stream<Item = Result<Event, Infallible>> + Send + 'static {
         stream! {
-            while let Some((_, told)) = self.asked.answers.next().await {
+            while let Some((index, told)) = self.asked.answers.next().await {
                 match told {
                     DriverEvent::Accepted | DriverEvent::PromptProbabilities(_) | DriverEvent::Session(_) => {}
                     DriverEvent::Reading(reading) => {
                         if self.asked.wishes.extras.shows_progress {
                             let (progress, _) = report::progress(&reading);
-                            let body = json!({"index": 0, "content": "", "tokens": [], "stop": false, "prompt_progress": progress});
+                            let body = json!({"index": index, "content": "", "tokens": [], "stop": false, "prompt_progress": progress});
                             yield events::data(&body);
                         }
                     }
                     DriverEvent::Token(token) => {
-                        let body = json!({"index": 0, "content": token.text, "tokens": [token.token], "stop": false, "id_slot": 0});
+                        let body = json!({"index": index, "content": token.text, "tokens": [token.token], "stop": false, "id_slot": 0});
                         yield events::data(&body);
                     }
-                    DriverEvent::Finished(finished) => yield events::data(&self.end("", &[], &finished)),
+                    DriverEvent::Finished(finished) => yield events::data(&self.end(index, "", &[], &finished)),
                     DriverEvent::Failed(failure) => {
                         yield events::data(&failure.body(Shape::OpenAi));
                         return;

@@ -61,15 +61,15 @@ pub(crate) fn plain_speech(app: &App) -> Speech {
     Speech::new(app.markup, KnownTools::default(), false).without_thoughts()
 }
 
-/// Asks for the continuation of one prompt. `form` comes with the field that it stands in.
-pub(crate) async fn continue_prompt(
+/// Asks for the continuation of each prompt. `form` comes with the field that it stands in.
+pub(crate) async fn continue_prompts(
     app: &App,
     mut wishes: Wishes,
-    prompt: Prompt,
+    prompts: Vec<Prompt>,
     form: Option<(Form, String)>,
 ) -> Result<OngoingAnswers, Failure> {
     wishes.keep_to(app, form).await?;
-    let prompts = tokens_of(app, vec![prompt]).await?;
+    let prompts = tokens_of(app, prompts).await?;
     Ok(OngoingAnswers {
         answers: wishes.ask(app, &prompts, 1).await?,
         speech: plain_speech(app),

@@ -58,7 +58,7 @@ pub(super) fn cases() -> Vec<Case> {
         (
             &["/completion"][..],
             vec![
-                ("prompt", json!(["a", "b"])),
+                ("prompt", json!(["a", 1])),
                 ("prompt", json!([])),
                 ("json_schema", json!("{")),
                 ("grammar", json!("root ::= a")),

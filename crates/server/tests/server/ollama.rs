@@ -231,6 +231,10 @@ fn a_continuation_in_the_shape_of_llama_cpp_has_the_text_of_a_completion() {
         (&whole["stop_type"], &whole["tokens_predicted"]),
         (&json!("limit"), &json!(8))
     );
+    body["prompt"] = json!(["In the beginning", "And God said"]);
+    let both = server.ask("/completion", &body);
+    assert_eq!((&both[0]["content"], &both[1]["index"]), (&whole["content"], &json!(1)));
+    body["prompt"] = json!("In the beginning");
     body["stream"] = json!(true);
     let events = server.stream("/completion", &body).events();
     let text: String = events.iter().filter_map(|event| event["content"].as_str()).collect();

@@ -12,7 +12,7 @@ use super::options::Shared;
 use crate::api::openai::Tools;
 use crate::api::{read, respond, send};
 use crate::app::App;
-use crate::asking::continuation::{Prompt, continue_prompt};
+use crate::asking::continuation::{Prompt, continue_prompts};
 use crate::asking::effort::Thinking;
 use crate::asking::prompt::Conversation;
 use crate::asking::question::Question;
@@ -46,7 +46,7 @@ async fn begin(app: Arc<App>, request: Request) -> Result<Response, Failure> {
                 is_streamed,
             } = *shared;
             (
-                continue_prompt(&app, wishes, Prompt::Text(prompt), form).await?,
+                continue_prompts(&app, wishes, vec![Prompt::Text(prompt)], form).await?,
                 is_streamed,
             )
         }
@@ -67,13 +67,11 @@ impl Generation {
             return Ok(Self::Loading(shared.wishes.model));
         }
         if is_raw {
-            return match system.is_empty() {
-                true => Ok(Self::Raw(Box::new(shared), prompt)),
-                false => Err(Failure::field(
-                    "system",
-                    "raw takes the prompt as it is: leave one of the two out",
-                )),
-            };
+            if system.is_empty() {
+                return Ok(Self::Raw(Box::new(shared), prompt));
+            }
+            let reason = "raw takes the prompt as it is: leave one of the two out";
+            return Err(Failure::field("system", reason));
         }
         let mut messages = Vec::new();
         if !system.is_empty() {
