@@ -34,7 +34,7 @@ fn take_negative_numbers(command: clap::Command) -> clap::Command {
 
 /// Parses arguments, the program's name first.
 pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Arguments, clap::Error> {
-    let arguments: Vec<OsString> = llama_cpp::spelled_for_clap(arguments).into_iter().collect();
+    let arguments: Vec<OsString> = llama_cpp::spelled_for_clap(arguments).collect();
     let command = option_sources::with_sources(command(), &arguments, |name| std::env::var(name).ok())?;
     let matches = command.try_get_matches_from(arguments)?;
     let mut parsed = Arguments::from_arg_matches(&matches)?;

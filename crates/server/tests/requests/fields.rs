@@ -12,6 +12,9 @@ pub(super) fn cases() -> Vec<Case> {
         (&[CHAT][..], forms()),
         (&[RESPONSES][..], responses()),
         (&[MESSAGES][..], messages()),
+        (&["/api/chat"][..], ollama_chat()),
+        (&["/api/generate"][..], ollama_generate()),
+        (&["/completion"][..], llama_cpp()),
         (
             &["/tokenize"][..],
             vec![
@@ -32,37 +35,6 @@ pub(super) fn cases() -> Vec<Case> {
         (
             &["/apply-template"][..],
             vec![("messages", json!({})), ("messages", json!([])), ("tools", json!({}))],
-        ),
-        (
-            &["/api/chat"][..],
-            vec![
-                ("messages", json!("a")),
-                ("messages", json!([{"role": "robot", "content": "a"}])),
-                ("options", json!([])),
-                ("options", json!({"temperature": -1})),
-                ("format", json!("yaml")),
-                ("tools", json!({})),
-                ("stream", json!("yes")),
-            ],
-        ),
-        (
-            &["/api/generate"][..],
-            vec![
-                ("prompt", json!(["a"])),
-                ("suffix", json!("b")),
-                ("raw", json!(1)),
-                ("images", json!(["a"])),
-                ("context", json!([1])),
-            ],
-        ),
-        (
-            &["/completion"][..],
-            vec![
-                ("prompt", json!(["a", 1])),
-                ("prompt", json!([])),
-                ("json_schema", json!("{")),
-                ("grammar", json!("root ::= a")),
-            ],
         ),
         (
             &["/v1/messages/count_tokens"][..],
@@ -312,5 +284,39 @@ fn messages() -> Vec<(&'static str, Value)> {
         ("output_config", json!({"effort": "all"})),
         ("mcp_servers", json!([{"type": "url", "url": "http://localhost"}])),
         ("container", json!("a")),
+    ]
+}
+
+/// Fields of Ollama's chats.
+fn ollama_chat() -> Vec<(&'static str, Value)> {
+    vec![
+        ("messages", json!("a")),
+        ("messages", json!([{"role": "robot", "content": "a"}])),
+        ("options", json!([])),
+        ("options", json!({"temperature": -1})),
+        ("format", json!("yaml")),
+        ("tools", json!({})),
+        ("stream", json!("yes")),
+    ]
+}
+
+/// Fields of Ollama's answers to one prompt.
+fn ollama_generate() -> Vec<(&'static str, Value)> {
+    vec![
+        ("prompt", json!(["a"])),
+        ("suffix", json!("b")),
+        ("raw", json!(1)),
+        ("images", json!(["a"])),
+        ("context", json!([1])),
+    ]
+}
+
+/// Fields of llama.cpp's own completions.
+fn llama_cpp() -> Vec<(&'static str, Value)> {
+    vec![
+        ("prompt", json!(["a", 1])),
+        ("prompt", json!([])),
+        ("json_schema", json!("{")),
+        ("grammar", json!("root ::= a")),
     ]
 }
