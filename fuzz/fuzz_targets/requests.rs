@@ -19,7 +19,7 @@ static SERVER: LazyLock<Server> = LazyLock::new(|| {
     let options = ServerOptions {
         address: ([127, 0, 0, 1], 0).into(),
         default_max_tokens: 4,
-        logs_answers: false,
+        logs_requests: false,
         ..ServerOptions::default()
     };
     Server::bind(&engine, options).expect("a free port can be listened on")

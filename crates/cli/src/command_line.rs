@@ -12,7 +12,7 @@ use riffle_ask::Given;
 
 use crate::args::{Arguments, Command};
 use crate::failure::Failure;
-use crate::{help, llama_cpp};
+use crate::{help, llama_cpp, option_sources};
 
 /// Every command with its arguments, as clap describes them.
 pub fn command() -> clap::Command {
@@ -34,7 +34,9 @@ fn take_negative_numbers(command: clap::Command) -> clap::Command {
 
 /// Parses arguments, the program's name first.
 pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Arguments, clap::Error> {
-    let matches = command().try_get_matches_from(llama_cpp::spelled_for_clap(arguments))?;
+    let arguments: Vec<OsString> = llama_cpp::spelled_for_clap(arguments).collect();
+    let command = option_sources::with_sources(command(), &arguments, |name| std::env::var(name).ok())?;
+    let matches = command.try_get_matches_from(arguments)?;
     let mut parsed = Arguments::from_arg_matches(&matches)?;
     match (&mut parsed.command, matches.subcommand()) {
         (Some(Command::Ask(ask)), Some((_, matches))) => ask.given = given(matches),

@@ -3,13 +3,14 @@
 use std::borrow::Cow;
 
 /// Fields that messages of the libraries name, and the flags that set them. No two commands have different flags for one field.
-const FLAGS: [(&str, &str); 53] = [
+const FLAGS: [(&str, &str); 54] = [
     ("activations", "--activations"),
     ("adapters", "--lora"),
     ("api_keys", "--api-key-file"),
     ("attention", "--attention"),
     ("audit", "--audit"),
     ("auto_target", "--auto"),
+    ("base_path", "--base-path"),
     ("batch_tokens", "-b"),
     ("chunk_tokens", "-ub"),
     ("compress", "--compress"),

@@ -27,6 +27,7 @@ mod keep_args;
 mod llama_cpp;
 mod model;
 mod numbers;
+mod option_sources;
 mod prefix_cache;
 mod progress;
 mod quantize_args;

@@ -1,6 +1,6 @@
 //! The arguments of `riffle serve`.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -32,17 +32,66 @@ fn named_adapter(text: &str) -> Result<NamedAdapter, String> {
     }
 }
 
+/// The place that a server listens at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Host {
+    Address(IpAddr),
+    /// The file of a UNIX socket.
+    Socket(PathBuf),
+}
+
+fn host(text: &str) -> Result<Host, String> {
+    if let Some(path) = text.strip_prefix("unix:") {
+        return match path {
+            "" => Err("unix: needs the path of a file behind it".to_owned()),
+            path => Ok(Host::Socket(path.into())),
+        };
+    }
+    if text == "localhost" {
+        return Ok(Host::Address(Ipv4Addr::LOCALHOST.into()));
+    }
+    let address = text.parse().map(Host::Address);
+    address.map_err(|_| "it must be localhost, an IP address such as 0.0.0.0, or unix:PATH".to_owned())
+}
+
+/// How lines of the log are written.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum LogForm {
+    Text,
+    Json,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct ServeArguments {
     #[command(flatten)]
     pub(crate) serving: ServingArguments,
-    /// Address to listen on; 0.0.0.0 lets other machines in
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", display_order = 1)]
-    pub(crate) host: IpAddr,
+    /// Address to listen on, 0.0.0.0 for other machines too, or unix:PATH
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = host, display_order = 1)]
+    pub(crate) host: Host,
     /// Port to listen on; 0 takes a free one
     #[arg(long, value_name = "N", default_value = "8080", display_order = 2)]
     pub(crate) port: u16,
-    /// File of keys, one a line; every request then has to bring one
+    /// File of options in TOML, such as port = 8080; the command line and RIFFLE_PORT count before it
+    ///
+    /// Every option of this command may stand in it under its long name, and in a variable of the environment: --max-requests is
+    /// RIFFLE_MAX_REQUESTS. Options that may be given several times are lists there, and separated by commas in variables.
+    #[arg(long, value_name = "F", hide_short_help = true)]
+    pub(crate) config: Option<PathBuf>,
+    /// Path under which the server answers, such as /riffle behind a proxy that serves others too
+    #[arg(
+        long,
+        value_name = "PATH",
+        default_value = "",
+        hide_default_value = true,
+        hide_short_help = true
+    )]
+    pub(crate) base_path: String,
+    /// How lines of the log are written
+    #[arg(long, value_enum, default_value = "text", hide_short_help = true)]
+    pub(crate) log_format: LogForm,
+    /// File of keys, one a line as KEY # NAME; every request then has to bring one
+    ///
+    /// Lines that begin with # are comments. The log has the name of a request's key. SIGHUP reads the file again.
     #[arg(long, value_name = "F", help_heading = "Who is let in")]
     pub(crate) api_key_file: Option<PathBuf>,
     /// Origin of a web page of others that may use the server; may be given several times

@@ -75,7 +75,7 @@ pub struct ServingArguments {
         hide_short_help = true
     )]
     pub(crate) grace: u64,
-    /// Write no line for each answer to standard error
+    /// Write no lines for answers and refused requests to standard error
     #[arg(long, hide_short_help = true)]
     pub(crate) quiet: bool,
     #[command(flatten)]
@@ -156,7 +156,7 @@ impl ServingArguments {
             shared_store: places.store,
             keep_alive: self.keep_alive.map(Duration::from_secs),
             grace: Duration::from_secs(self.grace),
-            logs_answers: !self.quiet,
+            logs_requests: !self.quiet,
             ..ServerOptions::default()
         })
     }

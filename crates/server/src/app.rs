@@ -1,5 +1,6 @@
 //! State that all requests share.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,15 +8,17 @@ use riffle_engine::Engine;
 use riffle_model::{AdapterScales, ChatTemplate};
 use tokio::sync::Semaphore;
 
-use crate::ServerOptions;
+use crate::api::ollama::models::ModelFacts;
 use crate::api::openai::KeptItems;
 use crate::asking::traits::TemplateTraits;
 use crate::driver::Driver;
 use crate::failure::Failure;
 use crate::fields::Fields;
 use crate::forms::Forms;
+use crate::log::Log;
 use crate::metrics::Metrics;
 use crate::speech::Markup;
+use crate::{Keys, ServerOptions};
 
 /// Bytes that room for bodies is counted in.
 pub(crate) const BODY_STEP: usize = 64 << 10;
@@ -25,6 +28,10 @@ pub(crate) struct App {
     pub(crate) engine: Arc<Engine>,
     pub(crate) driver: Driver,
     pub(crate) options: ServerOptions,
+    pub(crate) keys: Keys,
+    pub(crate) log: Log,
+    /// True once the server was told to end.
+    pub(crate) is_ending: AtomicBool,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) forms: Arc<Forms>,
     /// Room for bodies, in steps of [`BODY_STEP`].
@@ -35,6 +42,8 @@ pub(crate) struct App {
     pub(crate) kept_items: KeptItems,
     /// Traits of the chat template for requests without tools and with them, found at the first use.
     pub(crate) traits: [OnceLock<TemplateTraits>; 2],
+    /// Facts about the model's files, read at the first use.
+    pub(crate) facts: OnceLock<ModelFacts>,
     /// Seconds since 1970.
     pub(crate) started: u64,
     /// Factors on the adapters for requests that give none.

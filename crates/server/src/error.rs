@@ -1,9 +1,10 @@
 //! Why a server cannot be started.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use riffle_engine::EngineError;
+
+use crate::ListenAddress;
 
 /// Why a server cannot be started or go on.
 #[derive(Debug, thiserror::Error)]
@@ -12,7 +13,7 @@ pub enum ServerError {
     #[error("cannot listen on {address}: {source}; choose another `port`, or another `host`")]
     Listen {
         /// The address.
-        address: SocketAddr,
+        address: ListenAddress,
         /// Error of the operating system.
         source: std::io::Error,
     },

@@ -8,6 +8,8 @@ use axum::response::{IntoResponse, Response};
 use riffle_engine::{EngineError, rename_options};
 use serde_json::{Value, json};
 
+use crate::request_notes::reason_of;
+
 /// Why a request was refused or could not be answered. It is shown as one line.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Failure {
@@ -22,11 +24,20 @@ pub struct Failure {
     pub(crate) retry_after_s: Option<u64>,
 }
 
+/// Why a response refuses its request, for the log and the counters.
+#[derive(Debug, Clone)]
+pub(crate) struct Refusal {
+    /// One word of a few.
+    pub(crate) reason: &'static str,
+    pub(crate) message: String,
+}
+
 /// The shape that errors have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shape {
     OpenAi,
     Anthropic,
+    Ollama,
 }
 
 /// The field of a request that sets an option of the engine.
@@ -169,6 +180,7 @@ impl Failure {
                 "type": "error",
                 "error": {"type": self.anthropic_type(), "message": self.message},
             }),
+            Shape::Ollama => json!({"error": self.message}),
         }
     }
 
@@ -179,7 +191,16 @@ impl Failure {
                 .headers_mut()
                 .insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
+        response.extensions_mut().insert(Refusal {
+            reason: self.reason(),
+            message: self.message,
+        });
         response
+    }
+
+    /// A word for counters.
+    pub(crate) fn reason(&self) -> &'static str {
+        self.code.unwrap_or_else(|| reason_of(self.status))
     }
 
     fn openai_type(&self) -> &'static str {

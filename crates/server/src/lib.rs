@@ -1,7 +1,8 @@
 //! A server for long contexts over HTTP, on the engine's scheduler.
 //!
-//! It speaks the shapes of OpenAI (`/v1/completions`, `/v1/chat/completions`, `/v1/responses`) and of Anthropic (`/v1/messages`), and
-//! does no scheduling of its own: one thread steps a [`Scheduler`](riffle_engine::Scheduler), and requests reach it as messages.
+//! It speaks the shapes of OpenAI (`/v1/completions`, `/v1/chat/completions`, `/v1/responses`), of Anthropic (`/v1/messages`) and of
+//! Ollama (`/api/chat`, `/api/generate`). It does no scheduling of its own: one thread steps a
+//! [`Scheduler`](riffle_engine::Scheduler), and requests reach it as messages.
 //!
 //! Guarantees:
 //!
@@ -29,15 +30,19 @@
 mod api;
 mod app;
 mod asking;
+mod base_path;
 mod driver;
 mod error;
 mod failure;
 mod fields;
 mod forms;
 mod json;
+mod keys;
+mod listening;
 mod log;
 mod metrics;
 mod options;
+mod request_notes;
 mod room;
 mod router;
 mod serve;
@@ -49,6 +54,9 @@ pub use driver::{EventSink, KvEventAddresses, event_of};
 pub use error::ServerError;
 pub use failure::Failure;
 pub use forms::Form;
+pub use keys::{ApiKey, Keys};
+pub use listening::ListenAddress;
+pub use log::{Log, LogFormat};
 pub use options::{Limits, ServerOptions};
 pub use riffle_events::{Encoding, PublisherOptions};
 pub use room::{RequestsBytes, engine_options, requests_bytes};

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use axum::http::StatusCode;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -50,6 +51,7 @@ pub(crate) struct Metrics {
     dropped_events: Counter,
     event_replays: Counter,
     ended: Family<Ended, Counter>,
+    refused: Family<Refused, Counter>,
     first_token_s: Histogram,
     next_token_s: Histogram,
     request_s: Histogram,
@@ -71,6 +73,12 @@ struct CacheConfig {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Ended {
     finished_reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Refused {
+    status: u32,
+    reason: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -118,6 +126,7 @@ impl Metrics {
             dropped_events: Counter::default(),
             event_replays: Counter::default(),
             ended: Family::default(),
+            refused: Family::default(),
             first_token_s: seconds(&long),
             next_token_s: seconds(&short),
             request_s: seconds(&long),
@@ -223,6 +232,11 @@ impl Metrics {
             registry.register(name, help, counter.clone());
         }
         registry.register("vllm:request_success", "Requests by how they ended", self.ended.clone());
+        registry.register(
+            "riffle:requests_refused",
+            "Requests that were answered with an error, by status and reason",
+            self.refused.clone(),
+        );
     }
 
     fn register_event_counters(&mut self) {
@@ -387,6 +401,11 @@ impl Metrics {
         self.event_replays.inc_by(now.replays - before.replays);
     }
 
+    /// Requests that read or answer.
+    pub(crate) fn running(&self) -> usize {
+        usize::try_from(self.running.get()).unwrap_or(0)
+    }
+
     pub(crate) fn count_token(&self, gap_s: f64, is_first: bool) {
         self.written_tokens.inc();
         if is_first {
@@ -422,6 +441,11 @@ impl Metrics {
 
     pub(crate) fn count_end(&self, finished_reason: &'static str) {
         self.ended.get_or_create(&Ended { finished_reason }).inc();
+    }
+
+    pub(crate) fn count_refused(&self, status: StatusCode, reason: &'static str) {
+        let status = u32::from(status.as_u16());
+        self.refused.get_or_create(&Refused { status, reason }).inc();
     }
 
     /// The text that Prometheus reads.

@@ -7,11 +7,15 @@ use std::time::Duration;
 use riffle_engine::{DraftSpec, PrefixCacheOptions, SharedStoreOptions};
 use riffle_events::PublisherOptions;
 
+use crate::{ApiKey, ListenAddress, LogFormat};
+
 /// Options of a server: its address, its clients and its limits.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
-    /// Address to listen on. A port of 0 takes a free one.
-    pub address: SocketAddr,
+    /// Address to listen on.
+    pub address: ListenAddress,
+    /// Path under which the server answers, such as `/riffle`; empty for none.
+    pub base_path: String,
     /// Threads that compute; `None` takes every core.
     pub threads: Option<usize>,
     /// Requests that read or answer at a time; at most as many as the engine has sequences.
@@ -26,7 +30,7 @@ pub struct ServerOptions {
     /// Refuse requests for a model of another name. Otherwise the one model serves every name.
     pub has_strict_names: bool,
     /// Keys, one of which every request has to bring; empty lets everybody in.
-    pub api_keys: Vec<String>,
+    pub api_keys: Vec<ApiKey>,
     /// Origins of web pages of others that may use the server (`https://example.org`); empty allows none.
     pub allowed_origins: Vec<String>,
     /// Names beside those of the loopback that a server on the loopback answers to, such as that of a proxy before it.
@@ -53,8 +57,10 @@ pub struct ServerOptions {
     pub keep_alive: Option<Duration>,
     /// How long answers under way may go on when the server is to end.
     pub grace: Duration,
-    /// Write a line to standard error for every answer: its token counts, never its text.
-    pub logs_answers: bool,
+    /// Write a line to standard error for every answer and every refused request: counts and times, never a text.
+    pub logs_requests: bool,
+    /// How these lines are written.
+    pub log_format: LogFormat,
 }
 
 /// Upper bounds on the work that a server accepts.
@@ -83,7 +89,8 @@ pub struct Limits {
 impl Default for ServerOptions {
     fn default() -> Self {
         Self {
-            address: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            address: SocketAddr::from(([127, 0, 0, 1], 8080)).into(),
+            base_path: String::new(),
             threads: None,
             parallel: 1,
             model_name: "riffle".to_owned(),
@@ -104,7 +111,8 @@ impl Default for ServerOptions {
             kv_events: None,
             keep_alive: None,
             grace: Duration::from_secs(10),
-            logs_answers: false,
+            logs_requests: false,
+            log_format: LogFormat::Text,
         }
     }
 }

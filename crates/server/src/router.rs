@@ -9,17 +9,18 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use subtle::ConstantTimeEq;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 use tower_http::timeout::RequestBodyTimeoutLayer;
 
-use crate::api::{adapters, anthropic, openai, plain, sessions, web};
+use crate::api::{adapters, anthropic, llama_cpp, ollama, openai, plain, sessions, web};
 use crate::app::{App, BODY_STEP};
+use crate::base_path;
 use crate::failure::{Failure, Shape};
+use crate::request_notes::{RequestNotes, note_request};
 
 /// Paths that take a JSON object by POST and answer it without keeping anything under a name.
-pub const JSON_PATHS: [&str; 8] = [
+pub const JSON_PATHS: [&str; 12] = [
     "/v1/completions",
     "/v1/chat/completions",
     "/v1/responses",
@@ -28,6 +29,10 @@ pub const JSON_PATHS: [&str; 8] = [
     "/tokenize",
     "/detokenize",
     "/apply-template",
+    "/api/chat",
+    "/api/generate",
+    "/api/show",
+    "/completion",
 ];
 
 /// Everything that the server answers.
@@ -39,8 +44,12 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .route("/ready", get(plain::ready));
     let keyed = openai_routes("/v1")
         .merge(openai_routes(""))
+        .merge(ollama_routes())
         .route("/v1/messages", post(anthropic::messages::answer))
         .route("/v1/messages/count_tokens", post(anthropic::messages::count))
+        .route("/completion", post(llama_cpp::complete))
+        .route("/props", get(llama_cpp::props))
+        .route("/slots", get(llama_cpp::slots))
         .route("/tokenize", post(plain::tokenize))
         .route("/detokenize", post(plain::detokenize))
         .route("/apply-template", post(plain::apply_template))
@@ -55,7 +64,8 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .route("/status", get(plain::status))
         .layer(from_fn_with_state(Arc::clone(app), check_key));
     let most = app.options.limits.body_bytes;
-    open.merge(keyed)
+    let routes = open
+        .merge(keyed)
         .fallback(unknown)
         .method_not_allowed_fallback(other_method)
         .layer(axum::extract::DefaultBodyLimit::max(most))
@@ -64,7 +74,9 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .layer(from_fn_with_state(Arc::clone(app), check_host))
         .layer(cors(&app.options.allowed_origins))
         .layer(CatchPanicLayer::custom(panicked))
-        .with_state(Arc::clone(app))
+        .layer(from_fn_with_state(Arc::clone(app), note_request))
+        .with_state(Arc::clone(app));
+    base_path::nested(&app.options.base_path, routes)
 }
 
 /// The paths of OpenAI. Some programs are given an address without `/v1` and do not add it.
@@ -80,10 +92,25 @@ fn openai_routes(prefix: &str) -> Router<Arc<App>> {
         .route(&at("/responses/input_tokens"), post(openai::responses::count))
 }
 
+/// The paths of Ollama.
+fn ollama_routes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/api/version", get(ollama::models::version))
+        .route("/api/tags", get(ollama::models::tags))
+        .route("/api/ps", get(ollama::models::running))
+        .route("/api/show", post(ollama::models::show))
+        .route("/api/chat", post(ollama::chat::answer))
+        .route("/api/generate", post(ollama::generate::answer))
+        .route("/api/embed", post(ollama::models::embed))
+        .route("/api/embeddings", post(ollama::models::embed))
+}
+
 /// The shape of errors at a path.
 fn shape_of(path: &str) -> Shape {
     if path.starts_with("/v1/messages") {
         Shape::Anthropic
+    } else if path.starts_with("/api/") {
+        Shape::Ollama
     } else {
         Shape::OpenAi
     }
@@ -116,34 +143,27 @@ fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
 
 /// Lets requests in that bring a key, where keys are asked for.
 async fn check_key(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let keys = &app.options.api_keys;
-    if !keys.is_empty() && !has_key(request.headers(), keys) {
-        let failure = Failure {
-            code: Some("invalid_api_key"),
-            ..Failure::new(
-                StatusCode::UNAUTHORIZED,
-                "this server asks for a key: send it as \"Authorization: Bearer KEY\" or as \"x-api-key: KEY\"",
-            )
-        };
-        return failure.into_response_of(shape_of(request.uri().path()));
+    if app.keys.is_empty() {
+        return next.run(request).await;
     }
+    let Some(name) = given_key(request.headers()).and_then(|key| app.keys.name_of(key)) else {
+        let failure = Failure::new(
+            StatusCode::UNAUTHORIZED,
+            "this server asks for a key: send it as \"Authorization: Bearer KEY\" or as \"x-api-key: KEY\"",
+        );
+        let failure = failure.with_code("invalid_api_key");
+        return failure.into_response_of(shape_of(request.uri().path()));
+    };
+    RequestNotes::set_key(&name);
     next.run(request).await
 }
 
-fn has_key(headers: &HeaderMap, keys: &[String]) -> bool {
+/// The key that a request brings.
+fn given_key(headers: &HeaderMap) -> Option<&[u8]> {
     let bearer = headers
         .get(header::AUTHORIZATION)
         .and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
-    let given = bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes));
-    let Some(given) = given else {
-        return false;
-    };
-    // Every key is compared, so that the time says nothing about any.
-    let mut fits = subtle::Choice::from(0);
-    for key in keys {
-        fits |= key.as_bytes().ct_eq(given);
-    }
-    fits.into()
+    bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes))
 }
 
 /// A server on the loopback answers to names of the loopback alone: a page of a stranger cannot reach it under a name of its own.
@@ -151,7 +171,7 @@ async fn check_host(State(app): State<Arc<App>>, request: Request, next: Next) -
     let options = &app.options;
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
     let is_known = |host: &str| is_loopback(host) || options.allowed_hosts.iter().any(|name| name == name_of(host));
-    if options.address.ip().is_loopback() && !host.is_none_or(is_known) {
+    if options.address.is_loopback() && !host.is_none_or(is_known) {
         let failure = Failure::new(
             StatusCode::FORBIDDEN,
             "this server answers to localhost alone: allow the name it is asked by with --allow-host",
@@ -230,18 +250,18 @@ mod tests {
     }
 
     #[test]
-    fn a_key_fits_as_a_whole_or_not() {
-        let keys = vec!["first".to_owned(), "second".to_owned()];
-        let headers = |name: &'static str, value: &str| {
-            let mut headers = HeaderMap::new();
-            headers.insert(name, HeaderValue::from_str(value).unwrap());
-            headers
+    fn a_key_is_found_in_either_header() {
+        let headers = |name: &'static str, value: &'static str| {
+            HeaderMap::from_iter([(header::HeaderName::from_static(name), HeaderValue::from_static(value))])
         };
-        assert!(has_key(&headers("authorization", "Bearer second"), &keys));
-        assert!(has_key(&headers("x-api-key", "first"), &keys));
-        for value in ["Bearer secon", "Bearer secondd", "second", "Basic second", "Bearer "] {
-            assert!(!has_key(&headers("authorization", value), &keys), "{value}");
+        assert_eq!(
+            given_key(&headers("authorization", "Bearer second")),
+            Some(b"second".as_slice())
+        );
+        assert_eq!(given_key(&headers("x-api-key", "first")), Some(b"first".as_slice()));
+        for value in ["second", "Basic second", "bearer second"] {
+            assert_eq!(given_key(&headers("authorization", value)), None, "{value}");
         }
-        assert!(!has_key(&HeaderMap::new(), &keys));
+        assert_eq!(given_key(&HeaderMap::new()), None);
     }
 }

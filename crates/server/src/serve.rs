@@ -1,26 +1,31 @@
 //! Connections: accepted, limited, and ended in an orderly way.
 
-use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, header};
+use hyper::body::Incoming;
 use hyper::server::conn::http1::Builder;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use riffle_engine::Engine;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Runtime;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tower::ServiceExt;
 
 use crate::api::openai::KeptItems;
 use crate::app::{App, BODY_STEP, unix_seconds};
+use crate::listening::{Connection, Listener};
+use crate::log::Log;
+use crate::request_notes::Peer;
 use crate::speech::Markup;
-use crate::{KvEventAddresses, ServerError, ServerOptions, Worker, log, router};
+use crate::{Keys, KvEventAddresses, ListenAddress, ServerError, ServerOptions, Worker, base_path, router};
 
 /// How long to wait after a connection could not be accepted, as when all file handles are in use.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -28,8 +33,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A server that listens.
 pub struct Server {
     runtime: Runtime,
-    listener: TcpListener,
-    address: SocketAddr,
+    listener: Listener,
+    address: ListenAddress,
     app: Arc<App>,
     stop: watch::Sender<bool>,
 }
@@ -61,10 +66,12 @@ impl Server {
             .enable_all()
             .build()
             .map_err(ServerError::Thread)?;
-        let address = options.address;
-        let listen = |source| ServerError::Listen { address, source };
-        let listener = runtime.block_on(TcpListener::bind(address)).map_err(listen)?;
-        let address = listener.local_addr().map_err(listen)?;
+        let listen = |source| ServerError::Listen {
+            address: options.address.clone(),
+            source,
+        };
+        let listener = runtime.block_on(Listener::bind(&options.address)).map_err(listen)?;
+        let address = listener.address().map_err(listen)?;
         let Worker { driver, forms, metrics } = Worker::start(engine, &options, None)?;
         let app = App {
             engine: Arc::clone(engine),
@@ -73,10 +80,14 @@ impl Server {
             markup: Markup::detect(engine),
             kept_items: KeptItems::default(),
             traits: Default::default(),
+            facts: OnceLock::new(),
             started: unix_seconds(),
             adapter_scales: Mutex::new(engine.options().sequence.adapters),
             bodies: Arc::new(Semaphore::new(options.limits.bodies_bytes.div_ceil(BODY_STEP))),
             metrics,
+            keys: Keys::new(options.api_keys.clone())?,
+            log: Log::of(&options),
+            is_ending: AtomicBool::new(false),
             options,
         };
         Ok(Self {
@@ -89,8 +100,18 @@ impl Server {
     }
 
     /// Address that the server listens on.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    pub fn address(&self) -> &ListenAddress {
+        &self.address
+    }
+
+    /// Log of the server, for notes beside its own.
+    pub fn log(&self) -> Log {
+        self.app.log
+    }
+
+    /// Keys that let requests in, which may be replaced while the server runs.
+    pub fn keys(&self) -> Keys {
+        self.app.keys.clone()
     }
 
     /// Addresses of the published KV events; `None` if none are published.
@@ -139,12 +160,17 @@ impl Server {
         let grace = app.options.grace;
         let router = router::router(&app);
         runtime.block_on(async {
-            let open = accept(&listener, &app, router, stop.subscribe()).await;
+            let mut told = stop.subscribe();
+            let ended = async {
+                drop(told.wait_for(|stop| *stop).await);
+                app.is_ending.store(true, Ordering::Relaxed);
+                let ending = Arc::clone(&app);
+                drop(tokio::task::spawn_blocking(move || ending.driver.stop(grace)).await);
+            };
+            // Requests that come meanwhile are refused with a status, which tells them when to come back.
+            let open = accept(&listener, &app, router, ended).await;
             drop(listener);
-            let ending = Arc::clone(&app);
-            let driver = tokio::task::spawn_blocking(move || ending.driver.stop(grace));
             // Answers end with the driver. The server waits a second for clients that still receive theirs.
-            drop(driver.await);
             drop(tokio::time::timeout(Duration::from_secs(1), open.shutdown()).await);
         });
         runtime.shutdown_timeout(Duration::from_secs(1));
@@ -170,9 +196,7 @@ fn check(options: &ServerOptions) -> Result<(), ServerError> {
             "at least 1 connection has to be taken",
         );
     }
-    if let Some(key) = options.api_keys.iter().find(|key| key.trim().is_empty()) {
-        return refuse("api_keys", format!("{key:?}"), "a key must not be empty");
-    }
+    base_path::check(&options.base_path)?;
     if options.limits.bodies_bytes < options.limits.body_bytes {
         let bytes = options.limits.body_bytes.to_string();
         return refuse(
@@ -190,14 +214,15 @@ fn check(options: &ServerOptions) -> Result<(), ServerError> {
     }
 }
 
-/// Accepts connections until the server is to stop; returns the open ones.
+/// Accepts connections until the server has ended; returns the open ones.
 async fn accept(
-    listener: &TcpListener,
+    listener: &Listener,
     app: &Arc<App>,
     router: Router,
-    mut stop: watch::Receiver<bool>,
+    ended: impl Future<Output = ()>,
 ) -> GracefulShutdown {
     let open = GracefulShutdown::new();
+    let mut ended = pin!(ended);
     let places = Arc::new(Semaphore::new(app.options.limits.connections));
     loop {
         let next = async {
@@ -206,32 +231,39 @@ async fn accept(
         };
         let (accepted, place) = tokio::select! {
             next = next => next,
-            _ = stop.wait_for(|stop| *stop) => return open,
+            () = &mut ended => return open,
         };
         match accepted {
-            Ok((stream, _)) => serve(stream, app, router.clone(), &open, place),
+            Ok(Connection::Tcp(stream, peer)) => serve(stream, &peer.to_string(), app, router.clone(), &open, place),
+            #[cfg(unix)]
+            Ok(Connection::Unix(stream)) => serve(stream, "unix", app, router.clone(), &open, place),
             Err(error) => {
-                log::note(&format!("a connection could not be accepted: {error}"));
+                app.log.note(&format!("a connection could not be accepted: {error}"));
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
     }
 }
 
-/// Serves one connection on a task of its own.
+/// Serves one connection on a task of its own; `peer` is the address of its client.
 fn serve(
-    stream: TcpStream,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    peer: &str,
     app: &Arc<App>,
     router: Router,
     open: &GracefulShutdown,
     place: Option<OwnedSemaphorePermit>,
 ) {
-    drop(stream.set_nodelay(true));
     let mut builder = Builder::new();
     builder
         .timer(TokioTimer::new())
         .header_read_timeout(app.options.limits.arrival_time);
-    let service = TowerToHyperService::new(router);
+    let peer = Peer(peer.to_owned());
+    let with_peer = move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(peer.clone());
+        request
+    };
+    let service = TowerToHyperService::new(router.map_request(with_peer));
     let connection = open.watch(builder.serve_connection(TokioIo::new(stream), service));
     tokio::spawn(async move {
         // A connection that breaks is its client's affair; the request it carried is taken back.

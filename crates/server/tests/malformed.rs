@@ -39,11 +39,11 @@ impl Running {
         let server = Server::bind(
             &engine,
             ServerOptions {
-                address: SocketAddr::from(([127, 0, 0, 1], 0)),
+                address: SocketAddr::from(([127, 0, 0, 1], 0)).into(),
                 threads: Some(1),
                 parallel: 4,
                 model_name: "model".to_owned(),
-                api_keys: vec![KEY.to_owned()],
+                api_keys: vec![KEY.into()],
                 limits: Limits {
                     body_bytes: 1 << 20,
                     arrival_time: ARRIVAL,
@@ -54,7 +54,7 @@ impl Running {
             },
         )
         .unwrap();
-        let (address, stopper) = (server.address(), server.stopper());
+        let (address, stopper) = (server.address().tcp().unwrap(), server.stopper());
         let thread = std::thread::spawn(move || server.run().unwrap());
         Self {
             address,
@@ -128,7 +128,7 @@ impl Answer {
             return None;
         }
         let error = &self.body["error"];
-        let message = error["message"].as_str().unwrap_or("");
+        let message = error.as_str().or(error["message"].as_str()).unwrap_or("");
         let is_clear = message.len() >= 10 && message.len() <= 600 && !message.contains(['\n', '\r']);
         let fits = match case.shape {
             Shape::OpenAi => {
@@ -138,6 +138,7 @@ impl Answer {
                     && self.body.get("type").is_none()
             }
             Shape::Anthropic => self.body["type"] == "error" && error["type"].is_string(),
+            Shape::Ollama => error.is_string(),
             Shape::Bare => true,
         };
         (!is_clear || !fits).then(|| format!("status {}, body {}", self.status, self.body))

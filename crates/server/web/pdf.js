@@ -1,7 +1,7 @@
 // The text of PDF, by the library pdf.js, which is loaded with the first PDF.
 
-const LIBRARY = "/web/pdfjs-4.10.38.min.mjs";
-const WORKER = "/web/pdfjs-4.10.38.worker.min.mjs";
+const LIBRARY = "./pdfjs-4.10.38.min.mjs";
+const WORKER = "./pdfjs-4.10.38.worker.min.mjs";
 
 let library = null;
 
@@ -11,7 +11,7 @@ let library = null;
  */
 export async function readPdf(buffer, showPage) {
     library ??= import(LIBRARY).then((loaded) => {
-        loaded.GlobalWorkerOptions.workerSrc = WORKER;
+        loaded.GlobalWorkerOptions.workerSrc = new URL(WORKER, import.meta.url).href;
         return loaded;
     });
     const { getDocument } = await library;

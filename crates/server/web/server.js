@@ -2,6 +2,9 @@
 
 const KEY = "riffle.key";
 
+/** The folder of the server's paths, which a proxy may have put under one of its own. */
+const BASE = new URL("../", import.meta.url);
+
 /** Why the server did not do what it was asked. `message` is its one line. */
 export class ServerError extends Error {
     constructor(message, status = 0) {
@@ -44,17 +47,17 @@ export async function askForKey() {
 
 /** The server's state, or an error. It never asks for a key. */
 export async function getStatus() {
-    return (await send("/status", {})).json();
+    return (await send("status", {})).json();
 }
 
 /** Tokens of a text: `{count, max_model_len}`. */
 export async function tokenize(text, signal) {
-    return (await ask("/tokenize", { content: text }, signal)).json();
+    return (await ask("tokenize", { content: text }, signal)).json();
 }
 
 /** The chunks of an answer, as they come. */
 export async function* streamAnswer(body, signal) {
-    const response = await ask("/v1/chat/completions", { ...body, stream: true }, signal);
+    const response = await ask("v1/chat/completions", { ...body, stream: true }, signal);
     let isWhole = false;
     for await (const data of events(response.body)) {
         if (data === "[DONE]") {
@@ -99,7 +102,7 @@ async function send(path, request) {
     }
     let response;
     try {
-        response = await fetch(path, { ...request, headers, cache: "no-store" });
+        response = await fetch(new URL(path, BASE), { ...request, headers, cache: "no-store" });
     } catch (error) {
         if (error.name === "AbortError") {
             throw error;

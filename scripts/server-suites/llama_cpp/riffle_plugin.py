@@ -3,7 +3,6 @@
 - Tests whose names begin as a line of deselected.txt, or that carry its @mark, are left out; a line that fits no test is an error.
 - Tests that llama.cpp skips because its answers are not reproducible run.
 - What llama-server takes as flags and riffle with each request (temperature, seed, length, thoughts) is written into the requests.
-- llama.cpp's own /completion becomes /v1/completions.
 - Answers to one prompt with one seed have to be equal whatever ran beside them.
 """
 
@@ -84,23 +83,10 @@ def is_counted(path: str) -> bool:
     return path.endswith(("/count_tokens", "/input_tokens"))
 
 
-def to_completions(server, body):
+def with_length(server, body):
     body = dict(body)
     body.setdefault("n_predict", -1 if server.n_predict is None else server.n_predict)
     return body
-
-
-def from_choice(body: dict, choice: dict) -> dict:
-    stop = {"length": "limit", "stop": "eos"}.get(choice["finish_reason"])
-    return {
-        "content": choice["text"],
-        "stop": choice["finish_reason"] is not None,
-        "stop_type": stop,
-        "truncated": False,
-        "has_new_line": "\n" in choice["text"],
-        "timings": body.get("timings"),
-        "tokens_cached": body.get("usage", {}).get("prompt_tokens_details", {}).get("cached_tokens"),
-    }
 
 
 original_request = utils.ServerProcess.make_request
@@ -117,33 +103,28 @@ def make_request(self, method, path, data=None, headers=None, **named):
     data = with_defaults(self, data)
     if path != "/completion":
         return original_request(self, method, path, data, headers, **named)
-    data = to_completions(self, data)
-    result = original_request(self, method, "/v1/completions", data, headers, **named)
+    data = with_length(self, data)
+    result = original_request(self, method, path, data, headers, **named)
     if result.status_code == 200:
-        choices = [from_choice(result.body, choice) for choice in result.body["choices"]]
-        remember(self, data, choices)
-        result.body = choices[0] if len(choices) == 1 else choices
+        remember(self, data, result.body)
     return result
 
 
 def make_stream_request(self, method, path, data=None, headers=None, **named):
     data = with_defaults(self, data)
-    if path != "/completion":
-        yield from original_stream(self, method, path, data, headers, **named)
-        return
-    for chunk in original_stream(self, method, "/v1/completions", to_completions(self, data), headers, **named):
-        if chunk["choices"]:
-            yield {**from_choice(chunk, chunk["choices"][0]), **{key: chunk[key] for key in ("prompt_progress",) if key in chunk}}
+    if path == "/completion":
+        data = with_length(self, data)
+    yield from original_stream(self, method, path, data, headers, **named)
 
 
-def remember(server, data, choices):
+def remember(server, data, answer):
     """Compares an answer with those to the same request, alone or beside others, cached or not, in whatever batches."""
     if not isinstance(data["prompt"], str):
         return
     # Only an answer that is as long as it gets depends on the room.
     room = server.n_ctx // server.n_slots if data["n_predict"] < 0 else None
     key = (room, *(repr((name, value)) for name, value in sorted(data.items()) if name != "cache_prompt"))
-    text = choices[0]["content"]
+    text = answer["content"]
     assert answers.setdefault(key, text) == text, f"the answer to {data} changed: {answers[key]!r} became {text!r}"
 
 

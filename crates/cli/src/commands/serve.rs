@@ -1,32 +1,45 @@
 //! `riffle serve`: the model over HTTP.
 
+mod signals;
+
 use std::net::SocketAddr;
 use std::path::Path;
 
 use riffle_engine::{Engine, human_bytes};
 use riffle_model::AdapterSpec;
-use riffle_server::{Encoding, Limits, PublisherOptions, Server, ServerOptions};
+use riffle_server::{
+    ApiKey, Encoding, Keys, Limits, ListenAddress, Log, LogFormat, PublisherOptions, Server, ServerOptions,
+};
 
 use super::{grouped, note_template, read_text};
 use crate::console;
 use crate::failure::Failure;
-use crate::interrupt;
-use crate::serve_args::{EventEncoding, NamedAdapter, ServeArguments};
+use crate::serve_args::{EventEncoding, Host, LogForm, NamedAdapter, ServeArguments};
 use crate::serving_args::{ServingArguments, name_of_path};
 
 pub(crate) fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     let options = server_options(arguments)?;
     let engine = with_named_adapters(arguments).load(bodies_bytes(arguments))?;
     let server = Server::bind(&engine, options)?;
-    let stopper = server.stopper();
-    interrupt::on_interrupt(move || stopper.stop())?;
+    let notes = Notes {
+        form: arguments.log_format,
+        log: server.log(),
+    };
+    let (stopper, keys, key_file) = (server.stopper(), server.keys(), arguments.api_key_file.clone());
+    signals::handle(
+        move || stopper.stop(),
+        move || read_keys_again(key_file.as_deref(), &keys, notes),
+    )?;
     note_template(&engine);
-    console::note(introduction(arguments, &engine, server.address())?);
+    notes.tell(&introduction(arguments, &engine, server.address())?);
+    if server.address().is_open() && arguments.api_key_file.is_none() {
+        notes.tell("warning: every machine that reaches this address may use the model: give --api-key-file, or --host localhost");
+    }
     if let Some(addresses) = server.kv_events() {
         let replays = addresses.replays.as_ref();
         let replays = replays.map_or_else(String::new, |address| format!(", replays at {address}"));
         let page = engine.options().cache.page_tokens;
-        console::note(format!(
+        notes.tell(&format!(
             "KV events at {}{replays}, blocks of {page} tokens",
             addresses.events
         ));
@@ -34,11 +47,34 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     Ok(server.run()?)
 }
 
-fn introduction(arguments: &ServeArguments, engine: &Engine, address: SocketAddr) -> Result<String, Failure> {
+/// Notes of the command about the server: plain lines, or lines of its log for programs that read JSON.
+#[derive(Clone, Copy)]
+struct Notes {
+    form: LogForm,
+    log: Log,
+}
+
+impl Notes {
+    fn tell(self, text: &str) {
+        match self.form {
+            LogForm::Text => console::note(text),
+            LogForm::Json => text.lines().for_each(|line| self.log.note(line)),
+        }
+    }
+}
+
+fn introduction(arguments: &ServeArguments, engine: &Engine, address: &ListenAddress) -> Result<String, Failure> {
     let plan = engine.plan();
     let room = engine.options().cache.pool_tokens.unwrap_or(plan.context_tokens);
+    let base = &arguments.base_path;
+    let place = match address {
+        ListenAddress::Tcp(address) => {
+            format!("http://{address}{base}/ (page), http://{address}{base}/v1 (programs)")
+        }
+        ListenAddress::Unix(_) => format!("{address}, paths from {base}/"),
+    };
     Ok(format!(
-        "serving {model} at http://{address} (page), http://{address}/v1 (programs)
+        "serving {model} at {place}
 context {context} tokens, {parallel} requests at a time with room for {room} tokens together, KV at most {kv}
 Ctrl-C ends it; a second Ctrl-C ends it at once",
         model = arguments.serving.model_name()?,
@@ -63,7 +99,15 @@ fn server_options(arguments: &ServeArguments) -> Result<ServerOptions, Failure> 
     let adapter_names = adapter_names(arguments)?;
     Ok(ServerOptions {
         adapter_names,
-        address: SocketAddr::new(arguments.host, arguments.port),
+        address: match &arguments.host {
+            Host::Address(address) => SocketAddr::new(*address, arguments.port).into(),
+            Host::Socket(path) => ListenAddress::Unix(path.clone()),
+        },
+        base_path: arguments.base_path.clone(),
+        log_format: match arguments.log_format {
+            LogForm::Text => LogFormat::Text,
+            LogForm::Json => LogFormat::Json,
+        },
         api_keys: keys,
         allowed_origins: arguments.allow_origin.clone(),
         allowed_hosts: arguments.allow_host.clone(),
@@ -121,14 +165,8 @@ fn adapter_names(arguments: &ServeArguments) -> Result<Vec<String>, Failure> {
 }
 
 /// Keys of a file, one a line.
-fn keys_of(path: &Path) -> Result<Vec<String>, Failure> {
-    let text = read_text(path)?;
-    let keys: Vec<String> = text
-        .lines()
-        .map(str::trim)
-        .filter(|key| !key.is_empty())
-        .map(str::to_owned)
-        .collect();
+fn keys_of(path: &Path) -> Result<Vec<ApiKey>, Failure> {
+    let keys = ApiKey::parse_lines(&read_text(path)?);
     if keys.is_empty() {
         Err(Failure::new(format!(
             "--api-key-file {}: it has no key: write one a line",
@@ -137,4 +175,20 @@ fn keys_of(path: &Path) -> Result<Vec<String>, Failure> {
     } else {
         Ok(keys)
     }
+}
+
+/// Reads the keys again. Where that fails, the server goes on with those it has.
+fn read_keys_again(path: Option<&Path>, keys: &Keys, notes: Notes) {
+    let Some(path) = path else {
+        return notes.tell("hang-up: there is no file of keys to read again (--api-key-file)");
+    };
+    let replaced = keys_of(path).and_then(|new| {
+        let count = new.len();
+        keys.replace(new)?;
+        Ok(count)
+    });
+    notes.tell(&match replaced {
+        Ok(count) => format!("keys of {} were read again: {count}", path.display()),
+        Err(failure) => format!("the keys stay as they were: {}", failure.message()),
+    });
 }

@@ -25,6 +25,8 @@ mod numbers;
 mod output;
 mod policies;
 mod quantize;
+#[cfg(unix)]
+mod serve;
 mod sessions;
 mod shared_documents;
 mod strangers;

@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::speech::{AnswerPiece, Speech};
 
 /// Answers under way, by their index.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Answers(Vec<Option<Answer>>);
 
 impl Answers {

@@ -1,11 +1,50 @@
-//! Streams of server-sent events.
+//! Streams of server-sent events, and of lines of JSON.
 
 use std::convert::Infallible;
 
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, header};
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_core::Stream;
 use serde_json::Value;
+
+/// A part of a streamed answer.
+pub(super) trait StreamPart: Sized + Send + 'static {
+    /// A response whose body is these parts.
+    fn response(parts: impl Stream<Item = Result<Self, Infallible>> + Send + 'static) -> Response;
+}
+
+/// A line of JSON.
+pub(super) struct Line(Bytes);
+
+impl Line {
+    pub(super) fn of(value: &Value) -> Result<Self, Infallible> {
+        Ok(Self(format!("{value}\n").into()))
+    }
+}
+
+impl From<Line> for Bytes {
+    fn from(line: Line) -> Self {
+        line.0
+    }
+}
+
+impl StreamPart for Event {
+    fn response(parts: impl Stream<Item = Result<Self, Infallible>> + Send + 'static) -> Response {
+        Sse::new(parts).into_response()
+    }
+}
+
+impl StreamPart for Line {
+    fn response(parts: impl Stream<Item = Result<Self, Infallible>> + Send + 'static) -> Response {
+        (
+            [(header::CONTENT_TYPE, "application/x-ndjson")],
+            Body::from_stream(parts),
+        )
+            .into_response()
+    }
+}
 
 /// An event that carries data alone.
 pub(super) fn data(value: &Value) -> Result<Event, Infallible> {
@@ -23,11 +62,11 @@ pub(super) fn done() -> Result<Event, Infallible> {
 }
 
 /// A response that is a stream.
-pub(super) fn response(events: impl Stream<Item = Result<Event, Infallible>> + Send + 'static) -> Response {
-    let mut response = Sse::new(events).into_response();
+pub(super) fn response<P: StreamPart>(parts: impl Stream<Item = Result<P, Infallible>> + Send + 'static) -> Response {
+    let mut response = P::response(parts);
     // A proxy that collects the stream before it passes it on would make an answer seem to stall.
     response
         .headers_mut()
-        .insert("x-accel-buffering", axum::http::HeaderValue::from_static("no"));
+        .insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }

@@ -4,6 +4,8 @@ pub(crate) mod adapters;
 pub(crate) mod answers;
 pub(crate) mod anthropic;
 mod events;
+pub(crate) mod llama_cpp;
+pub(crate) mod ollama;
 pub(crate) mod openai;
 pub(crate) mod plain;
 mod report;
@@ -17,7 +19,6 @@ use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use axum::http::{StatusCode, header};
 use axum::response::Response;
-use axum::response::sse::Event;
 use futures_core::Stream;
 
 use crate::app::App;
@@ -26,11 +27,14 @@ use crate::fields::Fields;
 
 /// An answer under way, in the shape of one API.
 trait Answering {
+    /// A part of the streamed answer.
+    type Part: events::StreamPart;
+
     /// The answer in one body, once it has ended.
     fn whole(self) -> impl Future<Output = Result<Response, Failure>> + Send;
 
-    /// The answer as events, while it is written.
-    fn stream(self) -> impl Stream<Item = Result<Event, Infallible>> + Send + 'static;
+    /// The answer in parts, while it is written.
+    fn stream(self) -> impl Stream<Item = Result<Self::Part, Infallible>> + Send + 'static;
 }
 
 /// The answer as the client wants it.

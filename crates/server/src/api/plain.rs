@@ -1,6 +1,7 @@
 //! Tokens, templates, health, metrics.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use axum::Json;
 use axum::extract::{Request, State};
@@ -29,7 +30,10 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
 
 /// Says if it takes a request now.
 pub(crate) async fn ready(State(app): State<Arc<App>>) -> Response {
-    if app.driver.is_alive() && app.driver.taken() < app.options.limits.requests {
+    let is_ending = app.is_ending.load(Ordering::Relaxed);
+    if is_ending {
+        Failure::stopping().into_response()
+    } else if app.driver.is_alive() && app.driver.taken() < app.options.limits.requests {
         Json(json!({"status": "ready"})).into_response()
     } else {
         Failure {

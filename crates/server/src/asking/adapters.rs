@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::app::App;
 use crate::failure::Failure;
 use crate::fields::{Fields, Warnings, unexpected};
+use crate::request_notes::RequestNotes;
 
 /// Largest scale.
 const MOST_SCALE: f64 = 100.0;
@@ -22,6 +23,11 @@ pub(super) fn take_model_and_adapters(
     let given = given
         .map(|value| scales_of(app, &value, &place, &warnings))
         .transpose()?;
+    let model = match app.adapter(&asked) {
+        Some(_) => asked.as_str(),
+        None => app.options.model_name.as_str(),
+    };
+    RequestNotes::set_model(model);
     match (app.adapter(&asked), given) {
         (None, given) => Ok((app.options.model_name.clone(), given)),
         (Some(_), Some(_)) => Err(Failure::field(

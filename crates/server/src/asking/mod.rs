@@ -1,15 +1,16 @@
 //! From the fields of a request, whatever its API, to what the scheduler is asked.
 
 pub(crate) mod adapters;
+pub(crate) mod continuation;
 pub(crate) mod effort;
 pub(crate) mod options;
-mod passing;
+pub(crate) mod passing;
 pub(crate) mod prompt;
 pub(crate) mod question;
 pub(crate) mod traits;
 mod turns;
 
-pub(crate) use passing::{take_options, take_without_effect};
+pub(crate) use passing::{take_options, take_without_effect, warn_of_context};
 
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ use crate::failure::Failure;
 use crate::fields::Warnings;
 use crate::forms::Form;
 use crate::forms::thoughts::BehindThought;
-use crate::log;
+use crate::request_notes::{RequestNotes, line_of};
 
 /// Everything that an answer needs but its prompt.
 #[derive(Debug, Clone)]
@@ -130,8 +131,9 @@ impl Wishes {
             }
         }
         let warnings = self.warnings.lines();
-        if app.options.logs_answers && !warnings.is_empty() {
-            log::note(&format!("taken without effect: {}", warnings.join("; ")));
+        if !warnings.is_empty() {
+            let line = line_of(RequestNotes::current().as_ref(), "without_effect");
+            app.log.request(&line.with("fields", warnings.join("; ")));
         }
         // A refusal of the scheduler must come before an answer begins.
         for answer in &mut answers {

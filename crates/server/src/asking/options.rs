@@ -113,14 +113,14 @@ fn take_sampling(app: &App, fields: &mut Fields, seed: Option<i64>) -> Result<Sa
         Some(penalty) => Some(penalty),
         None => fields.number("repeat_penalty", 0.01..=100.0)?,
     };
+    let repeat_last_n = fields.integer("repeat_last_n", -1..=i64::from(i32::MAX))?;
     // vLLM writes -1 for no limit.
     let top_k = fields.integer("top_k", -1..=i64::from(i32::MAX))?;
     Ok(SamplingOptions {
         logit_bias: take_biases(app, fields)?,
         repeat_penalty: repeat_penalty.unwrap_or(own.repeat_penalty),
-        repeat_window: fields
-            .count("repeat_last_n", 0..=i64::from(i32::MAX))?
-            .unwrap_or(own.repeat_window),
+        // llama.cpp and Ollama write -1 for the whole text.
+        repeat_window: repeat_last_n.map_or(own.repeat_window, |count| usize::try_from(count).unwrap_or(usize::MAX)),
         presence_penalty: fields.number("presence_penalty", -2.0..=2.0)?.unwrap_or(0.0),
         frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0),
         top_k: top_k.map_or(own.top_k, |top_k| usize::try_from(top_k).unwrap_or(0)),

@@ -134,21 +134,18 @@ pub(crate) fn take_without_effect(fields: &mut Fields) -> Result<(), Failure> {
     fields.refuse("audio", &[], "this model writes text alone")
 }
 
+/// True if the field is a sampler or a mode that this server does not have, or a setting of one.
+pub(crate) fn is_known(name: &str) -> bool {
+    OFF.iter().any(|(own, _)| *own == name) || SETTINGS_OF_OFF.contains(&name)
+}
+
 /// Takes `options`, in which Ollama's clients put samplers and lengths, as if its fields stood in the request.
 pub(crate) fn take_options(app: &App, fields: &mut Fields) -> Result<(), Failure> {
     let Some(mut options) = fields.object("options")? else {
         return Ok(());
     };
     options.rename("num_predict", "n_predict")?;
-    let context = app.engine.plan().context_tokens;
-    if options
-        .value("num_ctx")
-        .and_then(|tokens| tokens.as_u64())
-        .is_some_and(|tokens| tokens > context as u64)
-    {
-        let reason = format!("the server's context holds {context} tokens: start it with a larger --ctx");
-        fields.warnings().add("options.num_ctx", &reason);
-    }
+    warn_of_context(app, &mut options);
     options.pass_over(&[
         "num_batch",
         "num_gpu",
@@ -160,6 +157,16 @@ pub(crate) fn take_options(app: &App, fields: &mut Fields) -> Result<(), Failure
     ]);
     fields.add_missing(options.rest());
     Ok(())
+}
+
+/// Takes `num_ctx`. The context is the server's: a larger one that is asked for becomes a warning.
+pub(crate) fn warn_of_context(app: &App, options: &mut Fields) {
+    let context = app.engine.plan().context_tokens;
+    let asked = options.value("num_ctx").and_then(|tokens| tokens.as_u64());
+    if asked.is_some_and(|tokens| tokens > context as u64) {
+        let reason = format!("the server's context holds {context} tokens: start it with a larger --ctx");
+        options.warnings().add(&options.name("num_ctx"), &reason);
+    }
 }
 
 #[cfg(test)]

@@ -1,11 +1,14 @@
 //! A request that the scheduler has been given.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use riffle_engine::{PrefillProgress, TimeLeft};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::{DriverEvent, Listener, Reading};
+use crate::log::Line;
+use crate::request_notes::{RequestNotes, line_of};
 
 /// Progress is told this often at most.
 const PROGRESS_PAUSE: Duration = Duration::from_millis(500);
@@ -16,6 +19,7 @@ pub(super) struct Entry {
     pub(super) deadline: Instant,
     /// True if its sequence is wanted at the end.
     pub(super) wants_sequence: bool,
+    notes: Option<Arc<RequestNotes>>,
     submitted: Instant,
     /// When its prompt was first read.
     begun: Option<Instant>,
@@ -30,12 +34,18 @@ impl Entry {
             events: listener.events,
             deadline: listener.deadline,
             wants_sequence,
+            notes: listener.notes,
             submitted: Instant::now(),
             begun: None,
             time_left,
             told_progress: None,
             latest_token: None,
         }
+    }
+
+    /// A line of the log about its request.
+    pub(super) fn line(&self, event: &'static str) -> Line {
+        line_of(self.notes.as_ref(), event)
     }
 
     /// True if nobody takes its events any more.

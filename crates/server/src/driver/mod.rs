@@ -25,6 +25,7 @@ use tokio::sync::oneshot;
 
 use crate::failure::Failure;
 use crate::metrics::Metrics;
+use crate::request_notes::RequestNotes;
 use crate::{ServerError, ServerOptions};
 
 /// An event in the life of an answer.
@@ -118,6 +119,8 @@ struct Submission {
 struct Listener {
     events: UnboundedSender<DriverEvent>,
     deadline: Instant,
+    /// The request that it came with, for the log.
+    notes: Option<Arc<RequestNotes>>,
 }
 
 /// Addresses to which routers connect for KV events.
@@ -240,6 +243,7 @@ impl Driver {
         let listener = Listener {
             events,
             deadline: Instant::now() + self.request_time,
+            notes: RequestNotes::current(),
         };
         self.commands.send(command(listener)).map_err(|_| Failure::stopping())?;
         Ok(Answer {

@@ -7,13 +7,14 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
-use riffle_engine::{Engine, EngineError, Event, RequestId, Scheduler, SchedulerOptions, StopReason, TimeLeft};
+use riffle_engine::{Engine, EngineError, Event, RequestId, Scheduler, SchedulerOptions, TimeLeft};
 
 use super::entry::Entry;
 use super::telling::Telling;
 use super::{Command, DriverEvent, Finished, SessionTold, Submission, Token};
 use crate::ServerOptions;
 use crate::failure::Failure;
+use crate::log::{Line, Log};
 use crate::metrics::Metrics;
 
 /// Time that the idle thread waits for a command, before it looks for expired sequences.
@@ -34,7 +35,7 @@ pub(super) struct Work {
     metrics: Arc<Metrics>,
     telling: Option<Telling>,
     keep_alive: Option<Duration>,
-    logs_answers: bool,
+    log: Log,
     told_gauges: Instant,
     /// Shutdown deadline: answers may go on until then.
     stops: Option<Instant>,
@@ -57,7 +58,7 @@ impl Work {
             metrics,
             telling,
             keep_alive: options.keep_alive,
-            logs_answers: options.logs_answers,
+            log: Log::of(options),
             told_gauges: Instant::now(),
             stops: None,
         }
@@ -165,8 +166,10 @@ impl Work {
             .map(|(id, _)| *id)
             .collect();
         for id in gone {
-            if self.entries.get(&id).is_some_and(Entry::is_gone) {
+            if let Some(entry) = self.entries.get(&id).filter(|entry| entry.is_gone()) {
                 self.metrics.count_end("abort");
+                let line = entry.line("cancelled").with("reason", "the client went away");
+                self.log.request(&line.with_seconds("total_s", entry.age_s()));
             }
             let late = "the request took longer than the server allows: what was read stays, ask again to go on";
             self.fail(id, Failure::new(StatusCode::SERVICE_UNAVAILABLE, late));
@@ -183,17 +186,17 @@ impl Work {
     /// One piece of work; false where there is none.
     fn step(&mut self) -> bool {
         let (entries, metrics) = (&mut self.entries, &self.metrics);
-        let (scheduler, logs) = (&mut self.scheduler, self.logs_answers);
+        let (scheduler, log) = (&mut self.scheduler, self.log);
         let mut lost = None;
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             scheduler.step(&mut |event| match event {
                 Event::PrefixCacheLost(error) => lost = Some(error),
-                Event::SharedStore(notice) => crate::log::note(&notice),
-                event => forward(entries, metrics, logs, event),
+                Event::SharedStore(notice) => log.note(&notice),
+                event => forward(entries, metrics, log, event),
             })
         }));
         if let Some(error) = lost {
-            crate::log::note(&format!("the prefix cache cannot be used any more: {error}"));
+            log.note(&format!("the prefix cache cannot be used any more: {error}"));
         }
         match outcome {
             Ok(Ok(has_more)) => has_more,
@@ -209,7 +212,7 @@ impl Work {
     }
 
     fn fail_all(&mut self, error: &EngineError) {
-        crate::log::note(&format!("all requests end: {error}"));
+        self.log.note(&format!("all requests end: {error}"));
         let all: Vec<RequestId> = self.entries.keys().copied().collect();
         for id in all {
             self.metrics.count_end("error");
@@ -235,7 +238,7 @@ impl Work {
         match Scheduler::new(&engine, self.scheduling.clone()) {
             Ok(scheduler) => self.scheduler = scheduler,
             Err(error) => {
-                crate::log::note(&format!("the engine cannot begin anew: {error}"));
+                self.log.note(&format!("the engine cannot begin anew: {error}"));
                 self.stops = Some(Instant::now());
             }
         }
@@ -268,27 +271,25 @@ impl Work {
 }
 
 /// A line about an answer, without a word of it.
-fn log_answer(id: RequestId, finished: &Finished, age_s: f64) {
-    let report = &finished.report;
-    let turned = match report.turned_tokens {
-        0 => String::new(),
-        tokens => format!("; {tokens} tokens read again, since positions turn otherwise in longer texts"),
-    };
-    crate::log::note(&format!(
-        "request {}: prompt of {} tokens, {} of them read before; answer of {} tokens, ended by {}; {age_s:.2} s{turned}",
-        id.0,
-        report.prompt_tokens,
-        report.reused_tokens,
-        report.generation.tokens.len(),
-        match &report.generation.stop {
-            StopReason::StopString(_) => "a stop text".to_owned(),
-            stop => stop.to_string(),
-        },
-    ));
+fn answer_line(entry: &Entry, finished: &Finished) -> Line {
+    let (report, times) = (&finished.report, finished.report.times);
+    // Positions turn otherwise in longer texts of some models.
+    let read_again = Some(report.turned_tokens).filter(|tokens| *tokens > 0);
+    entry
+        .line("answer")
+        .with("prompt_tokens", report.prompt_tokens)
+        .with("reused_tokens", report.reused_tokens)
+        .with_some("read_again_tokens", read_again)
+        .with("answer_tokens", report.generation.tokens.len())
+        .with("ended_by", report.generation.stop.name())
+        .with_seconds("waited_s", times.waited_s)
+        .with_seconds("read_s", times.read_s)
+        .with_seconds("answered_s", times.answered_s)
+        .with_seconds("total_s", entry.age_s())
 }
 
 /// Forwards an event of the scheduler to the listener of its request.
-fn forward(entries: &mut HashMap<RequestId, Entry>, metrics: &Metrics, logs: bool, event: Event<'_>) {
+fn forward(entries: &mut HashMap<RequestId, Entry>, metrics: &Metrics, log: Log, event: Event<'_>) {
     match event {
         Event::Reading(id, progress, reused_tokens) => {
             if let Some(entry) = entries.get_mut(&id) {
@@ -328,15 +329,15 @@ fn forward(entries: &mut HashMap<RequestId, Entry>, metrics: &Metrics, logs: boo
                     audit: sequence.audit(),
                 };
                 metrics.count_finished(&finished, entry.age_s());
-                if logs {
-                    log_answer(id, &finished, entry.age_s());
-                }
+                log.request(&answer_line(&entry, &finished));
                 entry.send(DriverEvent::Finished(Box::new(finished)));
             }
         }
         Event::Failed(id, error) => {
             if let Some(entry) = entries.remove(&id) {
                 metrics.count_end("error");
+                let line = entry.line("failed").with("message", error.to_string());
+                log.request(&line.with_seconds("total_s", entry.age_s()));
                 entry.send(DriverEvent::Failed(Failure::from_engine(&error)));
             }
         }

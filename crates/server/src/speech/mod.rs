@@ -99,6 +99,11 @@ impl Markup {
         self.thoughts.unwrap_or(ThoughtMarks::THINK)
     }
 
+    /// True if the model's template knows thoughts.
+    pub(crate) fn has_thoughts(self) -> bool {
+        self.thoughts.is_some()
+    }
+
     pub(crate) fn calls(self) -> CallStyle {
         self.calls
     }

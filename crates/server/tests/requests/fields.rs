@@ -12,6 +12,9 @@ pub(super) fn cases() -> Vec<Case> {
         (&[CHAT][..], forms()),
         (&[RESPONSES][..], responses()),
         (&[MESSAGES][..], messages()),
+        (&["/api/chat"][..], ollama_chat()),
+        (&["/api/generate"][..], ollama_generate()),
+        (&["/completion"][..], llama_cpp()),
         (
             &["/tokenize"][..],
             vec![
@@ -118,7 +121,7 @@ fn completions() -> Vec<(&'static str, Value)> {
         ("presence_penalty", json!(3)),
         ("frequency_penalty", json!(-3)),
         ("repetition_penalty", json!(0)),
-        ("repeat_last_n", json!(-1)),
+        ("repeat_last_n", json!(-2)),
         ("logit_bias", json!([1])),
         ("logit_bias", json!({"word": 1})),
         ("logit_bias", json!({"2048": 1})),
@@ -281,5 +284,39 @@ fn messages() -> Vec<(&'static str, Value)> {
         ("output_config", json!({"effort": "all"})),
         ("mcp_servers", json!([{"type": "url", "url": "http://localhost"}])),
         ("container", json!("a")),
+    ]
+}
+
+/// Fields of Ollama's chats.
+fn ollama_chat() -> Vec<(&'static str, Value)> {
+    vec![
+        ("messages", json!("a")),
+        ("messages", json!([{"role": "robot", "content": "a"}])),
+        ("options", json!([])),
+        ("options", json!({"temperature": -1})),
+        ("format", json!("yaml")),
+        ("tools", json!({})),
+        ("stream", json!("yes")),
+    ]
+}
+
+/// Fields of Ollama's answers to one prompt.
+fn ollama_generate() -> Vec<(&'static str, Value)> {
+    vec![
+        ("prompt", json!(["a"])),
+        ("suffix", json!("b")),
+        ("raw", json!(1)),
+        ("images", json!(["a"])),
+        ("context", json!([1])),
+    ]
+}
+
+/// Fields of llama.cpp's own completions.
+fn llama_cpp() -> Vec<(&'static str, Value)> {
+    vec![
+        ("prompt", json!(["a", 1])),
+        ("prompt", json!([])),
+        ("json_schema", json!("{")),
+        ("grammar", json!("root ::= a")),
     ]
 }

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 pub(crate) enum Shape {
     OpenAi,
     Anthropic,
+    Ollama,
     /// A status alone: the bytes are not HTTP, or too few to know the API.
     Bare,
 }
@@ -88,6 +89,10 @@ fn valid(path: &str) -> Value {
         "/tokenize" => json!({"content": "a"}),
         "/detokenize" => json!({"tokens": [1]}),
         "/apply-template" => json!({"messages": messages}),
+        "/api/chat" => json!({"model": "model", "messages": messages, "options": {"num_predict": 1}}),
+        "/api/generate" => json!({"model": "model", "prompt": "a", "options": {"num_predict": 1}}),
+        "/api/show" => json!({"model": "model"}),
+        "/completion" => json!({"prompt": "a", "n_predict": 1}),
         other => panic!("no body is known for {other}"),
     }
 }
@@ -102,6 +107,8 @@ fn with(path: &str, field: &str, value: Value) -> Value {
 fn shape_of(path: &str) -> Shape {
     if path.starts_with(MESSAGES) {
         Shape::Anthropic
+    } else if path.starts_with("/api/") {
+        Shape::Ollama
     } else {
         Shape::OpenAi
     }

@@ -13,7 +13,7 @@ const JSON: &str = "Content-Type: application/json\r\n";
 #[test]
 fn a_key_is_asked_for_where_there_are_keys() {
     let server = start(ServerOptions {
-        api_keys: vec!["secret".to_owned(), "other".to_owned()],
+        api_keys: vec!["secret".into(), "other".into()],
         ..options()
     });
     let body = json!({"prompt": "a", "max_tokens": 1}).to_string();

@@ -9,6 +9,8 @@ mod events;
 mod experts;
 mod hostile;
 mod mutants;
+mod ollama;
+mod operation;
 mod reading;
 mod sessions;
 mod shapes;

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use riffle_engine::{Engine, EngineOptions};
-use riffle_server::{KvEventAddresses, Server, ServerOptions, Stopper};
+use riffle_server::{Keys, KvEventAddresses, Server, ServerOptions, Stopper};
 use serde_json::{Value, json};
 
 /// Tokens that go through a layer together in these tests.
@@ -34,13 +34,14 @@ pub(crate) fn engine() -> Arc<Engine> {
 pub(crate) struct Running {
     pub(crate) address: SocketAddr,
     pub(crate) kv_events: Option<KvEventAddresses>,
+    pub(crate) keys: Keys,
     stopper: Stopper,
     thread: Option<JoinHandle<()>>,
 }
 
 pub(crate) fn options() -> ServerOptions {
     ServerOptions {
-        address: SocketAddr::from(([127, 0, 0, 1], 0)),
+        address: SocketAddr::from(([127, 0, 0, 1], 0)).into(),
         parallel: 8,
         model_name: "fixture".to_owned(),
         grace: Duration::from_secs(5),
@@ -55,7 +56,8 @@ pub(crate) fn start(options: ServerOptions) -> Running {
 pub(crate) fn start_on(engine: &Arc<Engine>, options: ServerOptions) -> Running {
     let server = Server::bind(engine, options).unwrap();
     Running {
-        address: server.address(),
+        address: server.address().tcp().unwrap(),
+        keys: server.keys(),
         kv_events: server.kv_events().cloned(),
         stopper: server.stopper(),
         thread: Some(std::thread::spawn(move || server.run().unwrap())),
@@ -146,6 +148,11 @@ impl Running {
             std::thread::sleep(Duration::from_millis(50));
         }
         panic!("{name} is {}", self.metric(name));
+    }
+
+    /// Tells the server to end.
+    pub(crate) fn tell_to_stop(&self) {
+        self.stopper.stop();
     }
 
     /// Ends the server and waits until it has ended.

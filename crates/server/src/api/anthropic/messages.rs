@@ -159,6 +159,8 @@ fn usage_of(finished: &Finished) -> Value {
 }
 
 impl Answering for MessageAnswer {
+    type Part = Event;
+
     async fn whole(self) -> Result<Response, Failure> {
         let wholes = collect(&self.app.engine, self.asked.answers, &self.asked.speech).await?;
         let whole = wholes.into_iter().next().ok_or_else(Failure::stopping)?;

@@ -160,6 +160,8 @@ pub(super) fn take_stream_options(fields: &mut Fields, is_streamed: bool) -> Res
 }
 
 impl Answering for ChatAnswer {
+    type Part = Event;
+
     async fn whole(self) -> Result<Response, Failure> {
         let wholes = collect(&self.app.engine, self.asked.answers, &self.asked.speech).await?;
         let finished: Vec<&Finished> = wholes.iter().filter_map(|whole| whole.finished.as_deref()).collect();

@@ -19,14 +19,13 @@ use crate::api::answers::{Answers, Whole, collect};
 use crate::api::report::{Usage, finish_reason};
 use crate::api::{Answering, events, read, report, respond, send};
 use crate::app::App;
-use crate::asking::options::{take_wishes, token_of};
+use crate::asking::continuation::{self, Prompt, prompts_of};
+use crate::asking::options::take_wishes;
 use crate::asking::{Wishes, take_options, take_without_effect};
 use crate::driver::{DriverEvent, Finished};
 use crate::failure::{Failure, Shape};
-use crate::fields::{Fields, text_of};
+use crate::fields::Fields;
 use crate::forms::{Form, take_form};
-use crate::speech::{KnownTools, Speech};
-use crate::tokenising::{Wanted, encode_now, tokenise};
 
 /// Tokens of an answer whose request does not say how many, as OpenAI has it.
 const DEFAULT_TOKENS: usize = 16;
@@ -42,12 +41,6 @@ struct Completion {
     gives_tokens: bool,
     is_streamed: bool,
     stream_usage: StreamUsage,
-}
-
-/// A prompt as it was sent.
-enum Prompt {
-    Text(String),
-    Tokens(Vec<u32>),
 }
 
 /// A completion under way.
@@ -78,7 +71,7 @@ async fn begin(app: Arc<App>, request: Request) -> Result<Response, Failure> {
 impl Completion {
     fn take(app: &Arc<App>, fields: &mut Fields) -> Result<Self, Failure> {
         take_options(app, fields)?;
-        let prompts = prompts_of(app, fields.required("prompt")?)?;
+        let prompts = prompts_of(app, fields.required("prompt")?, "prompt")?;
         let mut wishes = take_wishes(app, fields, &["max_tokens", "n_predict"])?;
         if !wishes.has_length {
             (wishes.generate.max_tokens, wishes.has_length) = (DEFAULT_TOKENS, true);
@@ -130,15 +123,7 @@ impl Completion {
             ..
         } = self;
         wishes.keep_to(&app, form).await?;
-        let engine = Arc::clone(&app.engine);
-        let prompts = tokenise(move |client| {
-            let prompts = prompts.into_iter().map(|prompt| match prompt {
-                Prompt::Text(text) => encode_now(&engine, &text.into(), true, Wanted::Prompt, client),
-                Prompt::Tokens(tokens) => Ok(tokens),
-            });
-            prompts.collect::<Result<Vec<_>, _>>()
-        })
-        .await?;
+        let prompts = continuation::tokens_of(&app, prompts).await?;
         let answers = wishes.ask(&app, &prompts, self.choices).await?;
         Ok(CompletionAnswer {
             head: Head::new("cmpl-", &wishes.model),
@@ -152,33 +137,6 @@ impl Completion {
             stream_usage: self.stream_usage,
             app,
         })
-    }
-}
-
-/// A text, token ids, or a list of either.
-fn prompts_of(app: &App, value: Value) -> Result<Vec<Prompt>, Failure> {
-    const PLACE: &str = "prompt";
-    let tokens = |ids: &[Value]| {
-        let tokens = ids.iter().map(|id| token_of(app, id, PLACE));
-        tokens.collect::<Result<Vec<_>, _>>().map(Prompt::Tokens)
-    };
-    match value {
-        Value::String(text) => Ok(vec![Prompt::Text(text)]),
-        Value::Array(list) if list.is_empty() => Err(Failure::field(PLACE, "it must not be empty")),
-        Value::Array(list) if list.iter().all(Value::is_number) => Ok(vec![tokens(&list)?]),
-        Value::Array(list) => list
-            .into_iter()
-            .enumerate()
-            .map(|(at, prompt)| match prompt {
-                Value::Array(ids) => tokens(&ids),
-                text => text_of(text, &format!("{PLACE}[{at}]")).map(Prompt::Text),
-            })
-            .collect(),
-        other => Err(crate::fields::unexpected(
-            PLACE,
-            "a text, token ids, or a list of these",
-            &other,
-        )),
     }
 }
 
@@ -257,9 +215,11 @@ impl CompletionAnswer {
 }
 
 impl Answering for CompletionAnswer {
+    type Part = Event;
+
     async fn whole(mut self) -> Result<Response, Failure> {
-        let answers = std::mem::replace(&mut self.answers, Answers::new(Vec::new()));
-        let plain = Speech::new(self.app.markup, KnownTools::default(), false).without_thoughts();
+        let answers = std::mem::take(&mut self.answers);
+        let plain = continuation::plain_speech(&self.app);
         let wholes = collect(&self.app.engine, answers, &plain).await?;
         let finished: Vec<&Finished> = wholes.iter().filter_map(|whole| whole.finished.as_deref()).collect();
         let choices = wholes

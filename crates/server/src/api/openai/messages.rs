@@ -117,7 +117,8 @@ fn call_of(call: Value, place: &str, warnings: &Warnings) -> Result<Value, Failu
             let name = function.required_text("name")?;
             let place = function.name("arguments");
             let arguments = arguments_of(function.value("arguments"), &place, warnings);
-            function.ignore_rest();
+            // Ollama numbers calls here.
+            function.ignore_rest_but(&["index"]);
             called(id, &name, &arguments)
         }
         "custom" => {

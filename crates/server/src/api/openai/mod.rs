@@ -8,7 +8,7 @@ mod items;
 mod kept;
 mod messages;
 pub(crate) mod models;
-mod probabilities;
+pub(crate) mod probabilities;
 pub(crate) mod responses;
 mod tools;
 

@@ -11,7 +11,7 @@ pub(super) fn text_of(tokenizer: &Tokenizer, token: u32) -> String {
 }
 
 /// One token of `choices[].logprobs.content` of a chat completion.
-pub(super) fn chat(tokenizer: &Tokenizer, probabilities: &TokenProbabilities) -> Value {
+pub(crate) fn chat(tokenizer: &Tokenizer, probabilities: &TokenProbabilities) -> Value {
     let entry = |token: u32, log_probability: f32| {
         json!({
             "token": text_of(tokenizer, token),

@@ -271,6 +271,8 @@ impl ResponseAnswer {
 }
 
 impl Answering for ResponseAnswer {
+    type Part = Event;
+
     async fn whole(mut self) -> Result<Response, Failure> {
         let mut items = Items::default();
         while let Some((_, told)) = self.asked.answers.next().await {

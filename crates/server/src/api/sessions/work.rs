@@ -206,6 +206,8 @@ impl SessionWork {
 }
 
 impl Answering for SessionWork {
+    type Part = Event;
+
     async fn whole(mut self) -> Result<Response, Failure> {
         loop {
             if let Progress::Ended(value) = self.next().await? {

@@ -1,0 +1,216 @@
+//! `/completion`, `/props` and `/slots`, as llama.cpp's server has them.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use async_stream::stream;
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::sse::Event;
+use axum::response::{IntoResponse, Response};
+use futures_core::Stream;
+use riffle_engine::StopReason;
+use serde_json::{Value, json};
+
+use super::answers::collect;
+use super::{Answering, events, read, report, respond, send};
+use crate::app::App;
+use crate::asking::continuation::{Prompt, continue_prompts, prompts_of};
+use crate::asking::options::take_wishes;
+use crate::asking::question::OngoingAnswers;
+use crate::asking::{Wishes, take_without_effect};
+use crate::driver::{DriverEvent, Finished};
+use crate::failure::{Failure, Shape};
+use crate::fields::Fields;
+use crate::forms::{Form, take_form};
+
+/// Continuations that are asked for.
+struct Completion {
+    wishes: Wishes,
+    prompts: Vec<Prompt>,
+    form: Option<(Form, String)>,
+    is_streamed: bool,
+}
+
+/// Continuations under way.
+struct CompletionAnswer {
+    app: Arc<App>,
+    asked: OngoingAnswers,
+    /// The prompts that came as texts, by their index.
+    prompts: Vec<Option<String>>,
+}
+
+pub(crate) async fn complete(State(app): State<Arc<App>>, request: Request) -> Response {
+    respond(Shape::OpenAi, begin(app, request).await)
+}
+
+async fn begin(app: Arc<App>, request: Request) -> Result<Response, Failure> {
+    let Completion {
+        wishes,
+        prompts,
+        form,
+        is_streamed,
+    } = read(&app, request, Completion::take).await?;
+    let text_of = |prompt: &Prompt| match prompt {
+        Prompt::Text(text) => Some(text.clone()),
+        Prompt::Tokens(_) => None,
+    };
+    let texts = prompts.iter().map(text_of).collect();
+    let asked = continue_prompts(&app, wishes, prompts, form).await?;
+    let answer = CompletionAnswer {
+        app,
+        asked,
+        prompts: texts,
+    };
+    send(answer, is_streamed).await
+}
+
+impl Completion {
+    fn take(app: &Arc<App>, fields: &mut Fields) -> Result<Self, Failure> {
+        let prompts = prompts_of(app, fields.required("prompt")?, "prompt")?;
+        let wishes = take_wishes(app, fields, &["n_predict", "max_tokens"])?;
+        // A schema without the object of OpenAI's around it.
+        let form = match fields.value("json_schema") {
+            Some(schema) => Some((Form::schema(schema, "json_schema")?, "json_schema".to_owned())),
+            None => take_form(fields)?,
+        };
+        fields.refuse(
+            "grammar",
+            &[json!("")],
+            "send a JSON schema as json_schema, or a Lark grammar as response_format",
+        )?;
+        // Tokens are always given.
+        fields.pass_over(&["return_tokens"]);
+        take_without_effect(fields)?;
+        Ok(Self {
+            wishes,
+            prompts,
+            form,
+            is_streamed: fields.flag("stream")?.unwrap_or(false),
+        })
+    }
+}
+
+/// Why an answer ended, and the stop text that ended it.
+fn stop_of(stop: &StopReason) -> (&'static str, &str) {
+    match stop {
+        StopReason::MaxTokens | StopReason::ContextFull | StopReason::Interrupted => ("limit", ""),
+        StopReason::StopString(text) => ("word", text),
+        StopReason::EndOfText | StopReason::Loop { .. } => ("eos", ""),
+    }
+}
+
+impl CompletionAnswer {
+    fn end(&self, index: usize, content: &str, tokens: &[u32], finished: &Finished) -> Value {
+        let report = &finished.report;
+        let (stop_type, stopping_word) = stop_of(&report.generation.stop);
+        let sampling = &self.asked.wishes.generate.sampling;
+        let mut body = json!({
+            "index": index,
+            "content": content,
+            "tokens": tokens,
+            "id_slot": 0,
+            "stop": true,
+            "model": self.asked.wishes.model,
+            "tokens_predicted": report.generation.tokens.len(),
+            "tokens_evaluated": report.prompt_tokens,
+            "tokens_cached": report.reused_tokens,
+            "generation_settings": {
+                "n_ctx": self.app.engine.plan().context_tokens,
+                "temperature": sampling.temperature,
+                "top_k": sampling.top_k,
+                "top_p": sampling.top_p,
+                "min_p": sampling.min_p,
+                "repeat_penalty": sampling.repeat_penalty,
+                "n_predict": self.asked.wishes.generate.max_tokens,
+            },
+            "prompt": self.prompts[index],
+            "has_new_line": content.contains('\n'),
+            "truncated": false,
+            "stop_type": stop_type,
+            "stopping_word": stopping_word,
+        });
+        report::put_end(&mut body, &self.app, &self.asked.wishes, finished);
+        body
+    }
+}
+
+impl Answering for CompletionAnswer {
+    type Part = Event;
+
+    async fn whole(mut self) -> Result<Response, Failure> {
+        let answers = std::mem::take(&mut self.asked.answers);
+        let wholes = collect(&self.app.engine, answers, &self.asked.speech).await?;
+        let mut bodies = Vec::with_capacity(wholes.len());
+        for (index, whole) in wholes.iter().enumerate() {
+            let finished = whole.finished.as_ref().ok_or_else(Failure::stopping)?;
+            let tokens: Vec<u32> = whole.tokens.iter().map(|token| token.token).collect();
+            bodies.push(self.end(index, &whole.text, &tokens, finished));
+        }
+        // The answer to one prompt stands alone.
+        let body = if bodies.len() == 1 {
+            bodies.remove(0)
+        } else {
+            bodies.into()
+        };
+        Ok(Json(body).into_response())
+    }
+
+    fn stream(mut self) -> impl Stream<Item = Result<Event, Infallible>> + Send + 'static {
+        stream! {
+            while let Some((index, told)) = self.asked.answers.next().await {
+                match told {
+                    DriverEvent::Accepted | DriverEvent::PromptProbabilities(_) | DriverEvent::Session(_) => {}
+                    DriverEvent::Reading(reading) => {
+                        if self.asked.wishes.extras.shows_progress {
+                            let (progress, _) = report::progress(&reading);
+                            let body = json!({"index": index, "content": "", "tokens": [], "stop": false, "prompt_progress": progress});
+                            yield events::data(&body);
+                        }
+                    }
+                    DriverEvent::Token(token) => {
+                        let body = json!({"index": index, "content": token.text, "tokens": [token.token], "stop": false, "id_slot": 0});
+                        yield events::data(&body);
+                    }
+                    DriverEvent::Finished(finished) => yield events::data(&self.end(index, "", &[], &finished)),
+                    DriverEvent::Failed(failure) => {
+                        yield events::data(&failure.body(Shape::OpenAi));
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Facts about the model and the defaults of requests.
+pub(crate) async fn props(State(app): State<Arc<App>>) -> Json<Value> {
+    let sampling = riffle_engine::SamplingOptions::recommended(app.engine.generation_defaults());
+    let settings = json!({
+        "n_ctx": app.engine.plan().context_tokens,
+        "params": {
+            "n_predict": app.options.default_max_tokens,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "repeat_penalty": sampling.repeat_penalty,
+            "repeat_last_n": sampling.repeat_window,
+        },
+    });
+    Json(json!({
+        "default_generation_settings": settings,
+        "total_slots": app.options.parallel,
+        "model_alias": app.options.model_name,
+        "model_path": app.engine.path().display().to_string(),
+        "modalities": {"vision": false, "audio": false},
+        "build_info": concat!("riffle ", env!("CARGO_PKG_VERSION")),
+    }))
+}
+
+/// A slot for each request that is read or answered at a time. Requests are not bound to slots: the first ones are busy.
+pub(crate) async fn slots(State(app): State<Arc<App>>) -> Json<Value> {
+    let (busy, context) = (app.metrics.running(), app.engine.plan().context_tokens);
+    let slots = (0..app.options.parallel).map(|id| json!({"id": id, "n_ctx": context, "is_processing": id < busy}));
+    Json(slots.collect())
+}

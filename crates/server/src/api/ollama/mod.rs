@@ -1,0 +1,17 @@
+//! The shapes of Ollama, on the same questions and answers as the other APIs.
+
+mod answer;
+pub(crate) mod chat;
+pub(crate) mod generate;
+pub(crate) mod models;
+mod options;
+
+use std::time::SystemTime;
+
+/// The version of Ollama whose API these paths follow. Clients decide by it which fields they send.
+pub(crate) const API_VERSION: &str = "0.13.0";
+
+/// A time as Ollama writes it, such as `2026-11-28T16:00:00.123456789Z`.
+fn time_text(time: SystemTime) -> String {
+    humantime::format_rfc3339_nanos(time).to_string()
+}

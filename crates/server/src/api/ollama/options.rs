@@ -1,0 +1,132 @@
+//! The fields that Ollama's requests share: the model, `options`, `format`, `keep_alive` and log probabilities.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use crate::app::App;
+use crate::asking::options::take_wishes;
+use crate::asking::{Wishes, passing, warn_of_context};
+use crate::failure::Failure;
+use crate::fields::{Fields, unexpected};
+use crate::forms::Form;
+
+/// Most of the likeliest tokens that a request may ask for.
+const MOST_LIKELIEST: i64 = 20;
+
+/// Tag of a model whose name gives none.
+const LATEST: &str = ":latest";
+
+/// Options that decide how tokens are drawn and when an answer ends.
+const SAMPLING: &[&str] = &[
+    "seed",
+    "n_predict",
+    "top_k",
+    "top_p",
+    "min_p",
+    "temperature",
+    "repeat_last_n",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop",
+];
+
+/// Options of memory and threads, which are the server's own.
+const MACHINE: &[&str] = &[
+    "num_batch",
+    "num_gpu",
+    "main_gpu",
+    "num_thread",
+    "num_keep",
+    "numa",
+    "low_vram",
+    "f16_kv",
+    "logits_all",
+    "vocab_only",
+    "use_mmap",
+    "use_mlock",
+    "embedding_only",
+    "penalize_newline",
+];
+
+/// Fields of a request for an answer that are the same for `/api/chat` and `/api/generate`.
+pub(super) struct Shared {
+    pub(super) wishes: Wishes,
+    /// The form of the answer, and the field that it stands in.
+    pub(super) form: Option<(Form, String)>,
+    pub(super) is_streamed: bool,
+}
+
+impl Shared {
+    pub(super) fn take(app: &Arc<App>, fields: &mut Fields) -> Result<Self, Failure> {
+        take_model_name(app, fields)?;
+        take_options(app, fields)?;
+        let mut wishes = take_wishes(app, fields, &["n_predict"])?;
+        let shows_logs = fields.flag("logprobs")?.unwrap_or(false);
+        let likeliest = fields.count("top_logprobs", 0..=MOST_LIKELIEST)?;
+        wishes.generate.probabilities = shows_logs.then_some(likeliest.unwrap_or(0));
+        let keep_alive = fields.value("keep_alive");
+        if keep_alive.is_some_and(|time| time == json!(0) || time == json!("0")) {
+            wishes
+                .warnings
+                .add("keep_alive", "the server has one model, which stays loaded");
+        }
+        // A prompt beyond the context is refused, and nothing is cut from it.
+        fields.pass_over(&["truncate", "shift"]);
+        Ok(Self {
+            wishes,
+            form: take_format(fields)?,
+            is_streamed: fields.flag("stream")?.unwrap_or(true),
+        })
+    }
+}
+
+/// Requires the field `model`, which stays. A name without a tag means the tag `latest`, so that tag is left out.
+pub(super) fn take_model_name(app: &App, fields: &mut Fields) -> Result<(), Failure> {
+    let Some(name) = fields.text("model")?.filter(|name| !name.is_empty()) else {
+        return Err(Failure::field("model", "this field is required"));
+    };
+    let is_known = app.find_model(Some(&name)).is_ok();
+    let name = match name.strip_suffix(LATEST) {
+        Some(bare) if !is_known => bare.to_owned(),
+        _ => name,
+    };
+    fields.add_missing(Map::from_iter([("model".to_owned(), json!(name))]));
+    Ok(())
+}
+
+/// Takes `options`, as if its fields stood in the request. Options that are not known become warnings, as with Ollama.
+fn take_options(app: &App, fields: &mut Fields) -> Result<(), Failure> {
+    let Some(mut options) = fields.object("options")? else {
+        return Ok(());
+    };
+    options.rename("num_predict", "n_predict")?;
+    // Ollama's words for a seed of its own, and for as long as the context lasts.
+    for (name, default) in [("seed", json!(-1)), ("n_predict", json!(-2))] {
+        if options.peek(name) == Some(&default) {
+            options.pass_over(&[name]);
+        }
+    }
+    warn_of_context(app, &mut options);
+    options.pass_over(MACHINE);
+    let warnings = options.warnings().clone();
+    let is_taken = |name: &str| SAMPLING.contains(&name) || passing::is_known(name);
+    let (taken, unknown): (Map<_, _>, Map<_, _>) = options.rest().into_iter().partition(|(name, _)| is_taken(name));
+    Fields::from_value(Value::Object(unknown), "options", &warnings)?.ignore_rest();
+    fields.add_missing(taken);
+    Ok(())
+}
+
+/// Takes `format`: `"json"` or a schema.
+fn take_format(fields: &mut Fields) -> Result<Option<(Form, String)>, Failure> {
+    const PLACE: &str = "format";
+    let form = match fields.value(PLACE) {
+        None => return Ok(None),
+        Some(Value::String(text)) if text.is_empty() => return Ok(None),
+        Some(Value::String(text)) if text == "json" => Form::JsonObject,
+        Some(schema @ Value::Object(_)) => Form::Schema(schema),
+        Some(other) => return Err(unexpected(PLACE, "\"json\" or a JSON schema", &other)),
+    };
+    Ok(Some((form, PLACE.to_owned())))
+}
