@@ -13,6 +13,10 @@ use std::io;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use riffle_system::files::is_at;
+#[cfg(feature = "download")]
+use riffle_system::files::link_file;
+
 use crate::{HubError, ModelName};
 
 /// The folder of one repository in a cache.
@@ -134,7 +138,7 @@ impl Repository {
         let folder = link.parent().unwrap_or(&link).to_owned();
         fs::create_dir_all(&folder).map_err(HubError::io(&folder))?;
         let beside = folder.join(format!(".{sum}.{}.tmp", std::process::id()));
-        let made = symlink(&target, &beside).and_then(|()| fs::rename(&beside, &link));
+        let made = link_file(&target, &beside).and_then(|()| fs::rename(&beside, &link));
         made.or_else(|_| {
             // On a file system without links the file itself takes the link's place, as in Python. The failed link is
             // removed first.
@@ -143,16 +147,6 @@ impl Repository {
         })
         .map_err(HubError::io(link))
     }
-}
-
-#[cfg(all(feature = "download", unix))]
-fn symlink(target: &str, link: &Path) -> io::Result<()> {
-    std::os::unix::fs::symlink(target, link)
-}
-
-#[cfg(all(feature = "download", not(unix)))]
-fn symlink(_target: &str, _link: &Path) -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
 }
 
 impl Lock {
@@ -169,25 +163,11 @@ impl Lock {
             }
             // The previous holder may have removed the file. This lock would then be on a file that no other process
             // finds.
-            if is_the_same(&file, path) {
+            if is_at(&file, path) {
                 return Ok(Some(Self { _file: file }));
             }
         }
     }
-}
-
-#[cfg(unix)]
-fn is_the_same(file: &File, path: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    let (Ok(opened), Ok(found)) = (file.metadata(), fs::symlink_metadata(path)) else {
-        return false;
-    };
-    (opened.dev(), opened.ino()) == (found.dev(), found.ino())
-}
-
-#[cfg(not(unix))]
-fn is_the_same(_file: &File, path: &Path) -> bool {
-    path.exists()
 }
 
 /// True if a text is a commit's hash, and so a plain name of a folder.

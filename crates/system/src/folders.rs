@@ -1,0 +1,22 @@
+//! Folders of this user, as the environment names them.
+
+use std::env;
+use std::path::PathBuf;
+
+use crate::platform;
+
+/// Folder for caches: `$XDG_CACHE_HOME`, else the system's. `None` if there is no such place.
+pub fn caches() -> Option<PathBuf> {
+    absolute("XDG_CACHE_HOME").or_else(platform::cache_folder)
+}
+
+/// Folder for what programs keep between runs: `$XDG_STATE_HOME`, else `~/.local/state`; `%LOCALAPPDATA%` on Windows. `None` if
+/// there is no such place.
+pub fn state() -> Option<PathBuf> {
+    platform::state_folder()
+}
+
+/// A path that the environment names, if it is absolute.
+pub(crate) fn absolute(name: &str) -> Option<PathBuf> {
+    env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute())
+}
