@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! models--owner--name/blobs/SUM                     the bytes of a file, under their sum
-//! models--owner--name/snapshots/COMMIT/PATH         a link to a blob
+//! models--owner--name/snapshots/COMMIT/PATH         a link to a blob; the blob itself where there are no links
 //! models--owner--name/refs/main                     the commit that was pulled last
 //! .locks/models--owner--name/SUM.lock               held while that blob is written
 //! ```
@@ -60,6 +60,12 @@ impl Repository {
     #[cfg(feature = "download")]
     pub(crate) fn blob(&self, sum: &str) -> PathBuf {
         self.blobs().join(sum)
+    }
+
+    /// Metadata of a file's bytes: its blob, or the file of the snapshot where there are no links.
+    #[cfg(feature = "download")]
+    pub(crate) fn whole(&self, commit: &str, path: &str, sum: &str) -> io::Result<fs::Metadata> {
+        fs::metadata(self.blob(sum)).or_else(|_| fs::symlink_metadata(self.snapshot(commit).join(path)))
     }
 
     /// Path of a download's bytes until the file is complete.
@@ -143,7 +149,10 @@ impl Repository {
             // On a file system without links the file itself takes the link's place, as in Python. The failed link is
             // removed first.
             let _ = fs::remove_file(&beside);
-            fs::rename(self.blob(sum), &link)
+            match fs::rename(self.blob(sum), &link) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound && link.is_file() => Ok(()),
+                moved => moved,
+            }
         })
         .map_err(HubError::io(link))
     }

@@ -175,7 +175,7 @@ impl<'a, 'l> Transfer<'a, 'l> {
     }
 
     fn is_there(&self, file: &RemoteFile) -> bool {
-        let metadata = fs::metadata(self.repository.blob(file.sum.digits()));
+        let metadata = self.repository.whole(self.commit, &file.path, file.sum.digits());
         metadata.is_ok_and(|metadata| metadata.is_file() && metadata.len() == file.bytes)
     }
 
