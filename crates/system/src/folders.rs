@@ -1,6 +1,7 @@
 //! Folders of this user, as the environment names them.
 
 use std::env;
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use crate::platform;
@@ -14,6 +15,15 @@ pub fn caches() -> Option<PathBuf> {
 /// there is no such place.
 pub fn state() -> Option<PathBuf> {
     platform::state_folder()
+}
+
+/// Names of the variables that hold the user's home folder, the first that is set counts: `HOME`; `USERPROFILE` before it on Windows.
+pub const HOME_VARIABLES: &[&str] = platform::HOME_VARIABLES;
+
+/// The user's home folder, as `variable` gives the values of variables. `None` where none of [`HOME_VARIABLES`] is set.
+pub fn home(variable: &dyn Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let given = HOME_VARIABLES.iter().filter_map(|name| variable(name));
+    given.filter(|value| !value.is_empty()).map(PathBuf::from).next()
 }
 
 /// A path that the environment names, if it is absolute.

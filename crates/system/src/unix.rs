@@ -13,6 +13,7 @@ use crate::files::{Links, RemovedOnDrop, UnnamedFile};
 use crate::folders::absolute;
 
 pub(crate) const MAPPINGS_ARE_LAZY: bool = true;
+pub(crate) const HOME_VARIABLES: &[&str] = &["HOME"];
 
 pub(crate) fn create_unnamed(path: &Path) -> io::Result<UnnamedFile> {
     let file = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;

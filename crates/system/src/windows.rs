@@ -28,6 +28,7 @@ use crate::files::{Found, Links, UnnamedFile, read_each_at};
 use crate::folders::absolute;
 
 pub(crate) const MAPPINGS_ARE_LAZY: bool = false;
+pub(crate) const HOME_VARIABLES: &[&str] = &["USERPROFILE", "HOME"];
 
 /// The name goes with the last handle, also when the process is killed.
 pub(crate) fn create_unnamed(path: &Path) -> io::Result<UnnamedFile> {
