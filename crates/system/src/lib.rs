@@ -12,6 +12,7 @@ pub mod folders;
 pub mod memory;
 #[cfg(feature = "signals")]
 pub mod signals;
+pub mod terminal;
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 #[path = "linux.rs"]

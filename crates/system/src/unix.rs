@@ -98,6 +98,10 @@ pub(crate) fn state_folder() -> Option<PathBuf> {
     absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")))
 }
 
+pub(crate) fn enable_escapes() -> bool {
+    true
+}
+
 #[cfg(feature = "signals")]
 pub(crate) fn outlive_file_size_limit() -> io::Result<()> {
     let unread = std::sync::Arc::default();

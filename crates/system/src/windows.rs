@@ -17,6 +17,9 @@ use windows_sys::Win32::Storage::FileSystem::{
     FILE_FLAG_NO_BUFFERING, FILE_FLAG_OPEN_REPARSE_POINT, FILE_SHARE_DELETE, FILE_SHARE_READ, FILE_SHARE_WRITE,
     GetDiskFreeSpaceExW, GetFileInformationByHandle, ReOpenFile,
 };
+use windows_sys::Win32::System::Console::{
+    ENABLE_VIRTUAL_TERMINAL_PROCESSING, GetConsoleMode, GetStdHandle, STD_ERROR_HANDLE, STD_OUTPUT_HANDLE, SetConsoleMode,
+};
 use windows_sys::Win32::System::Memory::{MEM_RESET, PAGE_READWRITE, VirtualAlloc, VirtualUnlock};
 use windows_sys::Win32::System::ProcessStatus::{K32GetProcessMemoryInfo, PROCESS_MEMORY_COUNTERS};
 use windows_sys::Win32::System::SystemInformation::{
@@ -220,6 +223,18 @@ pub(crate) fn cache_folder() -> Option<PathBuf> {
 
 pub(crate) fn state_folder() -> Option<PathBuf> {
     absolute("LOCALAPPDATA")
+}
+
+pub(crate) fn enable_escapes() -> bool {
+    [STD_OUTPUT_HANDLE, STD_ERROR_HANDLE].into_iter().all(|stream| {
+        let mut mode = 0;
+        // SAFETY: the call takes a number.
+        let handle = unsafe { GetStdHandle(stream) };
+        // SAFETY: the mode is writable. A handle that is none, or none of a console, is an error and no more.
+        let is_console = unsafe { GetConsoleMode(handle, &raw mut mode) } != 0;
+        // SAFETY: the handle is one of a console, which takes numbers.
+        !is_console || unsafe { SetConsoleMode(handle, mode | ENABLE_VIRTUAL_TERMINAL_PROCESSING) } != 0
+    })
 }
 
 #[cfg(feature = "signals")]
