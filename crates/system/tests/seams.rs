@@ -48,5 +48,9 @@ fn no_other_library_code_names_a_system() {
             }
         }
     }
-    assert!(named.is_empty(), "ask the system in crates/system:\n{}", named.join("\n"));
+    assert!(
+        named.is_empty(),
+        "ask the system in crates/system:\n{}",
+        named.join("\n")
+    );
 }
