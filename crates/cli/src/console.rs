@@ -124,7 +124,10 @@ fn fitted(text: &str) -> String {
 /// True if colours are written there: on a terminal, unless NO_COLOR is set (no-color.org).
 pub(crate) fn has_colours(stream: &impl IsTerminal) -> bool {
     let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    stream.is_terminal() && !is_set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+    stream.is_terminal()
+        && !is_set("NO_COLOR")
+        && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+        && riffle_system::terminal::enable_escapes()
 }
 
 /// Ends the line of standard output that an answer left open.

@@ -38,10 +38,8 @@ pub(crate) fn on_interrupt(stop: impl Fn() + Send + 'static) -> Result<(), Failu
 /// Makes a write beyond the limit on file sizes (`ulimit -f`) fail, so that it is reported as any other failed write and nothing
 /// partial is left: without a handler the signal ends the process.
 pub(crate) fn outlive_file_size_limit() -> Result<(), Failure> {
-    #[cfg(unix)]
-    flag::register(signal_hook::consts::SIGXFSZ, Arc::new(AtomicBool::new(false)))
-        .map_err(|error| Failure::new(format!("cannot handle the limit on file sizes: {error}")))?;
-    Ok(())
+    riffle_system::signals::outlive_file_size_limit()
+        .map_err(|error| Failure::new(format!("cannot handle the limit on file sizes: {error}")))
 }
 
 impl Interrupt {

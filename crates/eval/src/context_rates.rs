@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use riffle_engine::{Engine, EngineOptions, Session};
+use riffle_system::memory;
 use serde::{Deserialize, Serialize};
 
 use crate::cells::{Cell, StepWatch, run_cells};
 use crate::journal::Journal;
 use crate::room::check_context;
 use crate::tasks::Watch;
-use crate::{EvalError, PolicyChoice, RunSettings, resident};
+use crate::{EvalError, PolicyChoice, RunSettings};
 
 /// Options of the context measurement.
 #[derive(Debug, Clone, PartialEq)]
@@ -201,7 +202,7 @@ fn measure(
     };
     let text: Vec<u32> = tokens.iter().cycle().take(settings.context_tokens).copied().collect();
     let (prompt, answer) = text.split_at(length);
-    resident::reset_peak();
+    memory::reset_peak();
     let mut session = Session::new(engine)?;
     let start = Instant::now();
     session.prefill(prompt, &mut |progress| {
@@ -240,7 +241,7 @@ fn measure(
         kv_bookkeeping_bytes: usage.bookkeeping_bytes,
         recurrent_bytes: plan.recurrent_bytes,
         workspace_bytes: plan.scratch_bytes,
-        peak_resident_bytes: resident::peak_bytes(),
+        peak_resident_bytes: memory::peak_bytes(),
     })
 }
 

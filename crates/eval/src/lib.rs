@@ -75,7 +75,6 @@ mod policy_rates;
 mod read_ceiling;
 mod record;
 mod report;
-mod resident;
 mod room;
 mod statistics;
 mod table;

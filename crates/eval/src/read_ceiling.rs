@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use memmap2::MmapMut;
 use riffle_attention::ceiling::read_once;
-use riffle_engine::parse_bytes;
+use riffle_system::memory::{last_cache_bytes, prefer_huge_pages};
 
 /// Bytes each thread reads at least. With a large last cache it is more, so that the cache does not hold them all.
 const LEAST_PART_BYTES: usize = 128 << 20;
@@ -44,7 +44,7 @@ pub fn memory_read_rate() -> f64 {
 
 impl ReadCeiling {
     pub(crate) fn new() -> ReadCeiling {
-        let wanted = (2 * last_cache_bytes()).min(MOST_BYTES) / rayon::current_num_threads();
+        let wanted = (2 * last_cache_bytes().unwrap_or(0)).min(MOST_BYTES) / rayon::current_num_threads();
         Self::of_parts(wanted.max(LEAST_PART_BYTES))
     }
 
@@ -55,8 +55,7 @@ impl ReadCeiling {
         let values = part * threads;
         let memory = match MmapMut::map_anon(size_of::<f32>() * values) {
             Ok(mut mapping) => {
-                #[cfg(target_os = "linux")]
-                let _ = mapping.advise(memmap2::Advice::HugePage);
+                prefer_huge_pages(&mapping);
                 mapping.fill(1);
                 Memory::Mapping(mapping)
             }
@@ -95,33 +94,5 @@ impl ReadCeiling {
             bytes
         });
         bytes.into_iter().sum::<usize>() as f64 / WINDOW.as_secs_f64() / 1e9
-    }
-}
-
-/// Bytes of the processor's largest cache; none where the system does not say.
-fn last_cache_bytes() -> usize {
-    let size = |index: usize| {
-        let text = std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu0/cache/index{index}/size")).ok()?;
-        cache_bytes(text.trim())
-    };
-    (0..5).filter_map(size).max().unwrap_or(0)
-}
-
-/// A size as Linux writes those of caches: `32K`, `480M`.
-fn cache_bytes(text: &str) -> Option<usize> {
-    usize::try_from(parse_bytes("the size of a cache", text).ok()?).ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_of_caches_are_read_as_linux_writes_them() {
-        let read = ["32K", "491520K", "480M", "64", "", "?K"].map(cache_bytes);
-        assert_eq!(
-            read,
-            [Some(32 << 10), Some(480 << 20), Some(480 << 20), Some(64), None, None]
-        );
     }
 }

@@ -30,6 +30,7 @@ use std::path::Path;
 pub use error::FileError;
 pub use gguf_name::{GgufShard, gguf_shard, gguf_stem};
 pub use parts::{FileParts, PartBuffer};
+use riffle_system::files::{Links, is_pipe, is_socket, without_waiting};
 pub use size::human_bytes;
 pub use tokenizer_name::TOKENIZER_FILES;
 
@@ -55,13 +56,6 @@ pub fn open_with(path: impl AsRef<Path>, options: &mut OpenOptions) -> Result<Fi
 /// As [`open_with`]; [`FileError::NotRegular`] for a link as well.
 pub fn open_no_link(path: impl AsRef<Path>, options: &mut OpenOptions) -> Result<File, FileError> {
     open_checked(path.as_ref(), options, Links::Refused)
-}
-
-/// Treatment of a path that is a link.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Links {
-    Followed,
-    Refused,
 }
 
 fn open_checked(path: &Path, options: &mut OpenOptions, links: Links) -> Result<File, FileError> {
@@ -135,17 +129,9 @@ pub fn read_within(stream: impl Read, limit_bytes: u64) -> Result<Vec<u8>, FileE
 
 /// Name of a file type for messages: `"a pipe"`, `"a device"`, `"a folder"`.
 pub fn kind_name(file_type: FileType) -> &'static str {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::FileTypeExt;
-        if file_type.is_fifo() {
-            return "a pipe";
-        }
-        if file_type.is_socket() {
-            return "a socket";
-        }
-    }
     match () {
+        () if is_pipe(file_type) => "a pipe",
+        () if is_socket(file_type) => "a socket",
         () if file_type.is_dir() => "a folder",
         () if file_type.is_symlink() => "a link",
         () if file_type.is_file() => "a file",
@@ -162,33 +148,4 @@ fn check_regular(metadata: &Metadata) -> Result<(), FileError> {
             found: kind_name(file_type),
         })
     }
-}
-
-#[cfg(unix)]
-fn without_waiting(options: &mut OpenOptions, links: Links) -> &mut OpenOptions {
-    use std::os::unix::fs::OpenOptionsExt;
-
-    use rustix::fs::OFlags;
-    // Between the look at the path and its opening, a pipe or a link may have taken the file's place. A regular file ignores the flags.
-    let flags = match links {
-        Links::Followed => OFlags::NONBLOCK,
-        Links::Refused => OFlags::NONBLOCK | OFlags::NOFOLLOW,
-    };
-    options.custom_flags(flags.bits() as i32)
-}
-
-#[cfg(not(unix))]
-fn without_waiting(options: &mut OpenOptions, _: Links) -> &mut OpenOptions {
-    options
-}
-
-#[cfg(unix)]
-fn is_pipe(file_type: FileType) -> bool {
-    use std::os::unix::fs::FileTypeExt;
-    file_type.is_fifo()
-}
-
-#[cfg(not(unix))]
-fn is_pipe(_: FileType) -> bool {
-    false
 }

@@ -1,25 +1,24 @@
 //! Parts of a large file, read at their places.
 //!
-//! On Linux reads go past the system's file cache, if the file system allows that. A program that keeps parts in memory under its own
+//! Reads go past the system's file cache, if system and file system allow that. A program that keeps parts in memory under its own
 //! budget would hold them twice otherwise.
 
 use std::fs::File;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
+
+use riffle_system::DirectFile;
 
 use crate::FileError;
 
-/// The unit of reads past the cache: offsets, lengths and memory addresses are multiples of it.
-const GRAIN_BYTES: usize = 4096;
+const GRAIN_BYTES: usize = DirectFile::GRAIN_BYTES;
 
 /// An open file. It must not change while its parts are read.
 #[derive(Debug)]
 pub struct FileParts {
-    file: File,
+    file: DirectFile,
     bytes: u64,
     modified: Option<SystemTime>,
-    is_direct: AtomicBool,
 }
 
 /// Memory that parts are read to, one after the other.
@@ -60,12 +59,10 @@ impl FileParts {
     /// [`FileError::Io`].
     pub fn new(file: File) -> Result<Self, FileError> {
         let metadata = file.metadata()?;
-        let is_direct = set_direct(&file, true);
         Ok(Self {
             bytes: metadata.len(),
             modified: metadata.modified().ok(),
-            is_direct: AtomicBool::new(is_direct),
-            file,
+            file: DirectFile::new(file),
         })
     }
 
@@ -83,27 +80,13 @@ impl FileParts {
         let skipped = (offset - first) as usize;
         let memory = buffer.aligned((skipped + bytes).next_multiple_of(GRAIN_BYTES));
         fill(first, skipped + bytes, memory, |bytes, offset| {
-            self.read_at(bytes, offset)
+            self.file.read_at(bytes, offset)
         })?;
         let now = self.file.metadata()?;
         if now.len() != self.bytes || now.modified().ok() != self.modified {
             return Err(FileError::Changed);
         }
         Ok(&memory[skipped..skipped + bytes])
-    }
-
-    /// Reads some bytes, through the cache from the first read on that the file system refuses to do without it.
-    fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
-        let read = read_at(&self.file, bytes, offset);
-        match read {
-            Err(error)
-                if error.kind() == io::ErrorKind::InvalidInput && self.is_direct.swap(false, Ordering::Relaxed) =>
-            {
-                set_direct(&self.file, false);
-                read_at(&self.file, bytes, offset)
-            }
-            read => read,
-        }
     }
 
     /// Bytes of the file.
@@ -113,7 +96,7 @@ impl FileParts {
 
     /// True if reads go past the system's cache.
     pub fn is_direct(&self) -> bool {
-        self.is_direct.load(Ordering::Relaxed)
+        self.file.is_direct()
     }
 }
 
@@ -135,34 +118,6 @@ fn fill(
         }
     }
     Ok(())
-}
-
-/// Switches reads past the cache on or off. True if reads go past the cache now.
-#[cfg(target_os = "linux")]
-fn set_direct(file: &File, direct: bool) -> bool {
-    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-    let Ok(flags) = fcntl_getfl(file) else { return false };
-    let flags = if direct {
-        flags | OFlags::DIRECT
-    } else {
-        flags - OFlags::DIRECT
-    };
-    fcntl_setfl(file, flags).is_ok() && direct
-}
-
-#[cfg(not(target_os = "linux"))]
-fn set_direct(_: &File, _: bool) -> bool {
-    false
-}
-
-#[cfg(unix)]
-fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
-    std::os::unix::fs::FileExt::read_at(file, bytes, offset)
-}
-
-#[cfg(windows)]
-fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
-    std::os::windows::fs::FileExt::seek_read(file, bytes, offset)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! models--owner--name/blobs/SUM                     the bytes of a file, under their sum
-//! models--owner--name/snapshots/COMMIT/PATH         a link to a blob
+//! models--owner--name/snapshots/COMMIT/PATH         a link to a blob; the blob itself where there are no links
 //! models--owner--name/refs/main                     the commit that was pulled last
 //! .locks/models--owner--name/SUM.lock               held while that blob is written
 //! ```
@@ -12,6 +12,10 @@ use std::io;
 #[cfg(feature = "download")]
 use std::io::Write;
 use std::path::{Path, PathBuf};
+
+use riffle_system::files::is_at;
+#[cfg(feature = "download")]
+use riffle_system::files::link_file;
 
 use crate::{HubError, ModelName};
 
@@ -56,6 +60,12 @@ impl Repository {
     #[cfg(feature = "download")]
     pub(crate) fn blob(&self, sum: &str) -> PathBuf {
         self.blobs().join(sum)
+    }
+
+    /// Metadata of a file's bytes: its blob, or the file of the snapshot where there are no links.
+    #[cfg(feature = "download")]
+    pub(crate) fn whole(&self, commit: &str, path: &str, sum: &str) -> io::Result<fs::Metadata> {
+        fs::metadata(self.blob(sum)).or_else(|_| fs::symlink_metadata(self.snapshot(commit).join(path)))
     }
 
     /// Path of a download's bytes until the file is complete.
@@ -134,25 +144,18 @@ impl Repository {
         let folder = link.parent().unwrap_or(&link).to_owned();
         fs::create_dir_all(&folder).map_err(HubError::io(&folder))?;
         let beside = folder.join(format!(".{sum}.{}.tmp", std::process::id()));
-        let made = symlink(&target, &beside).and_then(|()| fs::rename(&beside, &link));
+        let made = link_file(&target, &beside).and_then(|()| fs::rename(&beside, &link));
         made.or_else(|_| {
             // On a file system without links the file itself takes the link's place, as in Python. The failed link is
             // removed first.
             let _ = fs::remove_file(&beside);
-            fs::rename(self.blob(sum), &link)
+            match fs::rename(self.blob(sum), &link) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound && link.is_file() => Ok(()),
+                moved => moved,
+            }
         })
         .map_err(HubError::io(link))
     }
-}
-
-#[cfg(all(feature = "download", unix))]
-fn symlink(target: &str, link: &Path) -> io::Result<()> {
-    std::os::unix::fs::symlink(target, link)
-}
-
-#[cfg(all(feature = "download", not(unix)))]
-fn symlink(_target: &str, _link: &Path) -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
 }
 
 impl Lock {
@@ -169,25 +172,11 @@ impl Lock {
             }
             // The previous holder may have removed the file. This lock would then be on a file that no other process
             // finds.
-            if is_the_same(&file, path) {
+            if is_at(&file, path) {
                 return Ok(Some(Self { _file: file }));
             }
         }
     }
-}
-
-#[cfg(unix)]
-fn is_the_same(file: &File, path: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    let (Ok(opened), Ok(found)) = (file.metadata(), fs::symlink_metadata(path)) else {
-        return false;
-    };
-    (opened.dev(), opened.ino()) == (found.dev(), found.ino())
-}
-
-#[cfg(not(unix))]
-fn is_the_same(_file: &File, path: &Path) -> bool {
-    path.exists()
 }
 
 /// True if a text is a commit's hash, and so a plain name of a folder.

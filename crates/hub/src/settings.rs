@@ -5,6 +5,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use riffle_system::folders;
+
 use crate::HubError;
 
 /// Addresses and folders of models, and the rules for reaching the hub.
@@ -187,7 +189,7 @@ impl Settings {
                 problem: "is not UTF-8".to_owned(),
             }),
         };
-        let home = given("HOME").map(PathBuf::from);
+        let home = folders::home(variable);
         let path = |name: &str| given(name).map(|value| below_home(Path::new(&value), home.as_deref()));
         let hub_home = path("HF_HOME")
             .or_else(|| path("XDG_CACHE_HOME").map(|folder| folder.join("huggingface")))
@@ -196,7 +198,7 @@ impl Settings {
             .or_else(|| path("HUGGINGFACE_HUB_CACHE"))
             .or_else(|| hub_home.as_ref().map(|folder| folder.join("hub")))
             .ok_or_else(|| HubError::Variable {
-                variable: "HOME".to_owned(),
+                variable: folders::HOME_VARIABLES[0].to_owned(),
                 problem: "is not set, so that there is no place for models; HF_HUB_CACHE names a folder for them"
                     .to_owned(),
             })?;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use riffle_attention::{Format, PlaneMut};
 
 use crate::ledger::Ledger;
-use crate::reclaim::OS_PAGE_BYTES;
 use crate::{Device, DeviceMemory, KvError};
+use riffle_system::memory::RELEASED_PAGE_BYTES;
 
 /// Bytes of a slab at most, unless one plane is larger.
 const SLAB_BYTES: usize = 16 << 20;
@@ -313,15 +313,15 @@ impl Slab {
 
     /// Gives back the operating system's pages that hold nothing but free slots, for slots freed just now.
     fn give_back(&mut self, freed: Range<usize>, plane_bytes: usize) {
-        let mut start = freed.start * plane_bytes / OS_PAGE_BYTES * OS_PAGE_BYTES;
+        let mut start = freed.start * plane_bytes / RELEASED_PAGE_BYTES * RELEASED_PAGE_BYTES;
         let before = start / plane_bytes..freed.start;
         if !before.into_iter().all(|slot| self.is_free(slot)) {
-            start += OS_PAGE_BYTES;
+            start += RELEASED_PAGE_BYTES;
         }
-        let mut end = (freed.end * plane_bytes).next_multiple_of(OS_PAGE_BYTES);
+        let mut end = (freed.end * plane_bytes).next_multiple_of(RELEASED_PAGE_BYTES);
         let after = freed.end..end.div_ceil(plane_bytes).min(self.slots);
         if !after.into_iter().all(|slot| self.is_free(slot)) {
-            end -= OS_PAGE_BYTES;
+            end -= RELEASED_PAGE_BYTES;
         }
         if start < end {
             self.memory.release(start..end);

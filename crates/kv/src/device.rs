@@ -3,8 +3,7 @@ use std::io;
 use std::ops::Range;
 
 use memmap2::MmapMut;
-
-use crate::reclaim::release;
+use riffle_system::memory::{prefer_huge_pages, release};
 
 /// The nearest tier: memory that attention reads pages from.
 ///
@@ -70,9 +69,7 @@ impl Device for CpuDevice {
 
     fn allocate(&self, bytes: usize) -> io::Result<Box<dyn DeviceMemory>> {
         let map = MmapMut::map_anon(bytes)?;
-        // Huge pages are a matter of speed alone: a system without them is as right.
-        #[cfg(target_os = "linux")]
-        map.advise(memmap2::Advice::HugePage).ok();
+        prefer_huge_pages(&map);
         Ok(Box::new(Mapping(map)))
     }
 }

@@ -38,6 +38,8 @@
 //! # Ok::<(), riffle_kv::KvError>(())
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod arena;
 mod cache;
 mod device;
@@ -53,7 +55,6 @@ mod output;
 mod pool;
 mod prefix;
 mod reader;
-mod reclaim;
 mod shape;
 mod shared;
 mod sharing;
@@ -67,7 +68,6 @@ mod usage;
 
 pub use cache::{KvCache, ShowPages};
 pub use device::{CpuDevice, Device, DeviceMemory};
-pub use disk::forget_cached;
 pub use encoded::HeadGrowth;
 pub use error::KvError;
 pub use lock::PathLock;
@@ -76,6 +76,7 @@ pub use output::{FileKind, OutputError, OutputFile, OutputWriter};
 pub use pool::{PageId, PagePool, PageVersion, RowChange, RowTier};
 pub use prefix::{ListingChange, NoteFound, PrefixCache, PrefixFound, PrefixListing, PrefixStored};
 pub use reader::{PageReader, SequencePages};
+pub use riffle_system::files::forget_cached;
 pub use shape::{
     CacheShape, DEFAULT_PAGE_TOKENS, LayerShape, LayerShapes, MAX_LAYER_KINDS, MAX_MIXED_LAYERS, MAX_PAGE_TOKENS,
     largest,

@@ -12,6 +12,7 @@ use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use riffle_files::FileError;
+use riffle_system::files::{keep_permissions, private, sync_folder};
 use twox_hash::XxHash3_64;
 
 const BUFFER_BYTES: usize = 1 << 20;
@@ -199,12 +200,9 @@ impl OutputFile {
             let partial = self.folder().join(partial_name(name, process::id(), number));
             let mut options = OpenOptions::new();
             options.write(true).create_new(true);
-            #[cfg(unix)]
             if is_private {
-                std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+                private(&mut options);
             }
-            #[cfg(not(unix))]
-            let _ = is_private;
             let file = match options.open(&partial) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 file => file?,
@@ -313,15 +311,6 @@ pub(crate) fn remove_leftovers(folder: &Path, kinds: &[FileKind], of: impl Fn(&O
     Ok(())
 }
 
-/// Brings names of files to the disk.
-pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
-    match cfg!(unix) {
-        true if folder.as_os_str().is_empty() => File::open(".")?.sync_all(),
-        true => File::open(folder)?.sync_all(),
-        false => Ok(()),
-    }
-}
-
 fn partial_name(name: &OsStr, process: u32, number: u64) -> OsString {
     let mut partial = OsString::from(".");
     partial.push(name);
@@ -348,24 +337,6 @@ fn is_of_kind(file: &mut File, kind: FileKind) -> io::Result<bool> {
     let mut begin = Vec::new();
     Read::by_ref(file).take(KIND_BYTES).read_to_end(&mut begin)?;
     Ok(begin.is_empty() || (kind.matches)(&begin))
-}
-
-#[cfg(unix)]
-fn keep_permissions(file: &File, old: &Metadata) -> io::Result<()> {
-    use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
-    let mut mode = old.mode() & 0o777;
-    let new = file.metadata()?;
-    if (new.uid(), new.gid()) != (old.uid(), old.gid()) && fchown(file, Some(old.uid()), Some(old.gid())).is_err() {
-        // Another group than the old file's gets no more than everybody has.
-        let of_others = mode & 0o007;
-        mode = mode & 0o707 | mode & (of_others << 3);
-    }
-    file.set_permissions(fs::Permissions::from_mode(mode))
-}
-
-#[cfg(not(unix))]
-fn keep_permissions(file: &File, old: &Metadata) -> io::Result<()> {
-    file.set_permissions(old.permissions())
 }
 
 fn system(path: &Path, source: io::Error) -> OutputError {

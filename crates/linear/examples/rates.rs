@@ -203,8 +203,7 @@ struct Memory {
 impl Memory {
     fn new() -> Memory {
         let mut mapping = memmap2::MmapMut::map_anon(512 << 20).expect("memory for the bandwidth test");
-        #[cfg(target_os = "linux")]
-        let _ = mapping.advise(memmap2::Advice::HugePage);
+        riffle_system::memory::prefer_huge_pages(&mapping);
         mapping.fill(1);
         Memory { mapping, part: 0 }
     }

@@ -44,6 +44,8 @@
 //! ([`Layer`], [`Step`]); a [`HostForward`] carries the description out on the CPU, and whoever computes elsewhere reads it.
 //! A family of your own stands in your own crate ([`mod@family`]).
 
+#![forbid(unsafe_code)]
+
 mod adapters;
 mod batch;
 mod blocks;

@@ -10,6 +10,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use riffle_kv::OutputError;
+use riffle_system::files::sync_folder;
 use twox_hash::XxHash3_64;
 
 /// Bytes hashed at once.
@@ -158,10 +159,7 @@ impl Partial {
         }
         fs::rename(&self.path, &self.target)?;
         fs::remove_file(&self.progress_path)?;
-        if cfg!(unix) {
-            File::open(folder(&self.target))?.sync_all()?;
-        }
-        Ok(())
+        sync_folder(folder(&self.target))
     }
 
     /// Removes the file: the next run would fail as this one did.

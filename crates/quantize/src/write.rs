@@ -8,6 +8,7 @@ use std::path::Path;
 
 use riffle_kv::{FileKind, OutputError, OutputFile};
 use riffle_model::{ModelError, SourceRows};
+use riffle_system::files::free_bytes;
 use twox_hash::XxHash3_64;
 
 use crate::QuantizeError;
@@ -189,7 +190,7 @@ impl QuantizePlan {
     fn check_space(&self, output: &Path, there: u64) -> Result<(), QuantizeError> {
         let needed = self.file_bytes().saturating_sub(there);
         match free_bytes(folder(output)) {
-            Some(free) if free < needed => Err(QuantizeError::DiskFull {
+            Ok(free) if free < needed => Err(QuantizeError::DiskFull {
                 path: output.to_owned(),
                 needed,
                 free,
@@ -235,18 +236,4 @@ fn copy(rows: &SourceRows, tensor: &PlannedTensor, first: usize, encoded: &mut [
 /// Bytes of a row as f32 and encoded.
 fn row_bytes(tensor: &PlannedTensor) -> u64 {
     4 * tensor.columns() as u64 + tensor.to_bytes / tensor.rows() as u64
-}
-
-/// Bytes that are free in a folder, where the system says so.
-fn free_bytes(folder: &Path) -> Option<u64> {
-    #[cfg(unix)]
-    {
-        let found = rustix::fs::statvfs(folder).ok()?;
-        found.f_bavail.checked_mul(found.f_frsize)
-    }
-    #[cfg(not(unix))]
-    {
-        let _ = folder;
-        None
-    }
 }

@@ -330,6 +330,7 @@ fn a_killed_pull_goes_on_where_it_was() {
     assert_eq!(asked[0].header("range"), Some(format!("bytes={left}-").as_str()));
 }
 
+#[cfg(unix)]
 #[test]
 fn a_path_that_exists_comes_before_a_name() {
     let cache = tempfile::tempdir().expect("a folder");

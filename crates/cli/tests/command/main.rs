@@ -12,6 +12,7 @@ mod default_model;
 #[cfg(feature = "pull")]
 #[cfg(target_os = "linux")]
 mod experts;
+#[cfg(unix)]
 mod file_limits;
 mod help;
 mod hub;

@@ -1,6 +1,5 @@
 //! Texts of conversations that are kept on disk: documents are read once, in whichever program they were read first.
 
-use std::env;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -51,26 +50,13 @@ impl KeepOptions {
 fn make_private(folder: &Path) {
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true);
-    #[cfg(unix)]
-    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    let _ = builder.create(folder);
+    let _ = riffle_system::files::private_folder(&mut builder).create(folder);
 }
 
 /// Folder of this user's cache for documents: `riffle/documents` in `$XDG_CACHE_HOME` or where the platform keeps
 /// caches. `None` if there is no such place.
 pub fn document_cache_folder() -> Option<PathBuf> {
-    let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let platform = || {
-        if cfg!(target_os = "windows") {
-            absolute("LOCALAPPDATA")
-        } else if cfg!(target_os = "macos") {
-            absolute("HOME").map(|home| home.join("Library/Caches"))
-        } else {
-            absolute("HOME").map(|home| home.join(".cache"))
-        }
-    };
-    let caches = absolute("XDG_CACHE_HOME").or_else(platform)?;
-    Some(caches.join("riffle").join("documents"))
+    Some(riffle_system::folders::caches()?.join("riffle").join("documents"))
 }
 
 /// A folder of kept text as a conversation uses it. A folder that cannot be read or written is given up, and a notice says so; the

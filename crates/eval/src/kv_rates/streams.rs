@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use riffle_engine::EngineError;
 use riffle_kv::{DEFAULT_SLOTS, KvCache, KvError};
+use riffle_system::files::read_exact_at;
 
 use super::{HEAD_DIM, KvRateOptions, LAYERS, StreamRate, far, filled, shape};
 use crate::EvalError;
@@ -196,22 +197,8 @@ impl PlainFile {
             let count = REQUEST_BYTES.min(self.bytes - start);
             let part = parts.next().expect("there is room for a request");
             let target = &mut memory[part * REQUEST_BYTES..][..count];
-            let read = read_at(&self.file, target, start as u64);
+            let read = read_exact_at(&self.file, target, start as u64);
             read.map_err(|error| EvalError::file(&self.folder, &error))?;
         }
-    }
-}
-
-#[cfg(unix)]
-fn read_at(file: &File, target: &mut [u8], offset: u64) -> std::io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, target, offset)
-}
-
-#[cfg(windows)]
-fn read_at(file: &File, target: &mut [u8], offset: u64) -> std::io::Result<()> {
-    use std::os::windows::fs::FileExt;
-    match file.seek_read(target, offset)? {
-        count if count == target.len() => Ok(()),
-        _ => Err(std::io::ErrorKind::UnexpectedEof.into()),
     }
 }

@@ -264,7 +264,8 @@ mod tests {
             message.contains("other.json") && message.contains("not a record"),
             "{message}"
         );
-        if cfg!(unix) {
+        #[cfg(unix)]
+        {
             std::os::unix::fs::symlink("/dev/zero", folder.path().join("device.json")).unwrap();
             let skipped = Record::read_folder(folder.path()).unwrap().skipped;
             let messages: Vec<String> = skipped.iter().map(ToString::to_string).collect();

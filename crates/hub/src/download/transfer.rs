@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use riffle_files::{gguf_shard, gguf_stem};
+use riffle_system::files::free_bytes;
 
 use super::client::{Answer, Client, Trouble};
 use super::listing::RemoteFile;
@@ -174,7 +175,7 @@ impl<'a, 'l> Transfer<'a, 'l> {
     }
 
     fn is_there(&self, file: &RemoteFile) -> bool {
-        let metadata = fs::metadata(self.repository.blob(file.sum.digits()));
+        let metadata = self.repository.whole(self.commit, &file.path, file.sum.digits());
         metadata.is_ok_and(|metadata| metadata.is_file() && metadata.len() == file.bytes)
     }
 
@@ -190,11 +191,10 @@ impl<'a, 'l> Transfer<'a, 'l> {
 
     fn check_room(&self, needed: u64) -> Result<(), HubError> {
         let folder = self.repository.folder();
-        let system = match rustix::fs::statvfs(&folder) {
-            Ok(system) => system,
-            Err(error) => return Err(HubError::io(folder)(error.into())),
+        let free = match free_bytes(&folder) {
+            Ok(free) => free,
+            Err(error) => return Err(HubError::io(folder)(error)),
         };
-        let free = system.f_bavail.saturating_mul(system.f_frsize);
         if needed > 0 && needed.saturating_add(ROOM_LEFT) > free {
             Err(HubError::NoRoom { needed, free, folder })
         } else {

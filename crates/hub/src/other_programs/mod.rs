@@ -12,6 +12,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use riffle_system::folders;
+
 use crate::HubError;
 
 /// A program that keeps models of its own.
@@ -82,7 +84,7 @@ impl OtherPrograms {
     /// As [`from_environment`](Self::from_environment), from other variables than this process's.
     pub fn from_variables(variable: &dyn Fn(&str) -> Option<OsString>) -> Self {
         let given = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let home = given("HOME");
+        let home = folders::home(variable);
         let below_home = |path: &str| home.as_ref().map(|home| home.join(path));
         let ollama = match given("OLLAMA_MODELS") {
             Some(folder) => vec![folder],

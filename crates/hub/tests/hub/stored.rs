@@ -132,6 +132,7 @@ fn removing_a_repository_removes_all_of_it() {
     assert_eq!(lines(cache.path()), [""; 0]);
 }
 
+#[cfg(unix)]
 #[test]
 fn bytes_that_another_snapshot_uses_stay() {
     let cache = tempfile::tempdir().expect("a folder");
@@ -175,6 +176,7 @@ fn what_is_being_downloaded_is_not_removed() {
     remove(cache.path(), &name("owner/model")).expect("removed");
 }
 
+#[cfg(unix)]
 #[test]
 fn shared_bytes_go_with_the_last_link_to_them() {
     let cache = tempfile::tempdir().expect("a folder");

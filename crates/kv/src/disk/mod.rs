@@ -1,30 +1,29 @@
 //! Planes in a file of their own; their checksums stay in memory.
 //!
-//! The file belongs to sequences of one process: it has no name once it is open (or is removed when it is dropped,
-//! where a system cannot do that), so a killed process leaves nothing behind and two processes never meet. It is as
-//! long as its last plane in use.
+//! The file belongs to sequences of one process and goes with it, so a killed process leaves nothing behind and two processes
+//! never meet. It is as long as its last plane in use.
 //!
 //! Planes that lie beside one another are read by one request. While reads have to wait for the disk, those to come that
 //! do not follow on the last are told to the system, so that the disk has several requests at a time.
 
 mod files;
-mod request;
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use riffle_system::files::{
+    Found, RemovedOnDrop, create_unnamed, expect_read, forget_cached, read_run_at, write_all_at,
+};
 use twox_hash::XxHash3_64;
 
 use crate::KvError;
 use crate::ledger::Ledger;
 use crate::slots::SlotMap;
 pub(crate) use files::PlaneFiles;
-pub use request::forget_cached;
-use request::{Found, expect_read, read_run_at, write_all_at};
 
 /// Requests for which the disk is told of reads to come after one that had to wait.
 const COLD_REQUESTS: u32 = 64;
@@ -51,8 +50,8 @@ pub(crate) struct PlaneFile {
     file: File,
     folder: PathBuf,
     plane_bytes: usize,
-    /// The path of the file, if it has to be removed by name.
-    path: Option<PathBuf>,
+    /// The name of the file, if it still has one.
+    _name: Option<RemovedOnDrop>,
     space: Arc<Ledger>,
     used: Mutex<Used>,
     /// Above 0 after a read that had to wait for the disk.
@@ -81,18 +80,15 @@ impl PlaneFile {
         loop {
             let number = NUMBER.fetch_add(1, Ordering::Relaxed);
             let path = folder.join(format!(".riffle-kv.{}-{number}.pages", process::id()));
-            let mut options = OpenOptions::new();
-            options.read(true).write(true).create_new(true);
-            let file = match options.open(&path) {
+            let made = match create_unnamed(&path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
-                file => file.map_err(failed)?,
+                made => made.map_err(failed)?,
             };
-            let unnamed = cfg!(unix) && std::fs::remove_file(&path).is_ok();
             return Ok(Self {
-                file,
+                file: made.file,
+                _name: made.name,
                 folder: folder.to_owned(),
                 plane_bytes,
-                path: (!unnamed).then_some(path),
                 space,
                 used: Mutex::default(),
                 cold: AtomicU32::new(0),
@@ -249,9 +245,6 @@ impl PlaneFile {
 impl Drop for PlaneFile {
     fn drop(&mut self) {
         self.space.give(self.file_bytes());
-        if let Some(path) = &self.path {
-            std::fs::remove_file(path).ok();
-        }
     }
 }
 
@@ -337,7 +330,7 @@ mod tests {
     fn a_full_disk_is_an_error_and_takes_no_slot() {
         let folder = tempfile::tempdir().unwrap();
         let mut file = file(folder.path(), None);
-        file.file = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        file.file = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
         let error = file.write(&[0; 100]).unwrap_err().to_string();
         assert!(error.contains("cannot write KV pages in"), "{error}");
         assert_eq!((file.file_bytes(), file.space.used_bytes()), (0, 0));

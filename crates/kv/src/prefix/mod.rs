@@ -15,9 +15,9 @@ use block::{Block, Note, root};
 use folder::failed;
 use index::{Entry, Index};
 pub use listing::{ListingChange, PrefixListing};
+use riffle_system::files::sync_folder;
 use tail::Tail;
 
-use crate::output::sync_folder;
 use crate::{CacheShape, KvCache, KvError};
 
 const INDEX_FILE: &str = "index.redb";

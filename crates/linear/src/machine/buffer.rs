@@ -6,13 +6,14 @@
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use memmap2::{MmapMut, MmapRaw};
+use riffle_system::memory::MAPPINGS_ARE_LAZY;
 
 use super::pages::{HUGE_PAGE_BYTES, prepare};
 use crate::LinearError;
 
 const LINE_BYTES: usize = 64;
 /// Address space that buffers share. Memory is taken only for what is written.
-const SHARED_BYTES: usize = if cfg!(unix) { 128 << 20 } else { 0 };
+const SHARED_BYTES: usize = if MAPPINGS_ARE_LAZY { 128 << 20 } else { 0 };
 /// Longest buffer that is cut from shared space: what is left over when one does not fit stays unused.
 const LARGEST_SHARED_BYTES: usize = SHARED_BYTES / 8;
 

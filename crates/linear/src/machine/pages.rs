@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use memmap2::MmapRaw;
+use riffle_system::memory::{gather_huge_page, prefer_huge_pages_in};
 
 pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
@@ -71,7 +72,7 @@ impl Tried {
                 let mapping = Arc::downgrade(mapping);
                 self.small.push(SmallPages { mapping, part });
             } else {
-                advise_huge(mapping, part);
+                prefer_huge_pages_in(mapping, part);
             }
         }
         start
@@ -80,18 +81,11 @@ impl Tried {
 
 /// How long the system takes for the huge page that begins at `at`.
 fn first_page_time(mapping: &MmapRaw, at: usize) -> Duration {
-    advise_huge(mapping, at..at + HUGE_PAGE_BYTES);
+    prefer_huge_pages_in(mapping, at..at + HUGE_PAGE_BYTES);
     let began = Instant::now();
     // SAFETY: the byte lies in the mapping and in no buffer yet. It holds zero before and after.
     unsafe { mapping.as_mut_ptr().add(at).write_volatile(0) };
     began.elapsed()
-}
-
-fn advise_huge(mapping: &MmapRaw, part: Range<usize>) {
-    #[cfg(target_os = "linux")]
-    let _ = mapping.advise_range(memmap2::Advice::HugePage, part.start, part.len());
-    #[cfg(not(target_os = "linux"))]
-    let _ = (mapping, part);
 }
 
 /// Turns the small pages that weights were written to for speed into huge ones: on a thread of its own, which begins after a while and
@@ -127,25 +121,11 @@ fn gather(small: &SmallPages) {
             return;
         };
         let began = Instant::now();
-        collapse(&mapping, at);
+        gather_huge_page(&mapping, at..at + HUGE_PAGE_BYTES);
         drop(mapping);
         std::thread::sleep(REST * began.elapsed());
     }
 }
-
-/// Gathers the small pages of the huge page that begins at `at`. They stay small where the system cannot gather them: it does not
-/// know how, it has no free memory, or the bytes were never written. The system tells the first from the last by no other error.
-#[cfg(target_os = "linux")]
-fn collapse(mapping: &MmapRaw, at: usize) {
-    // Of Linux 6.1, for every C library.
-    const MADV_COLLAPSE: i32 = 25;
-    // SAFETY: the range lies in the mapping, which is borrowed. The call moves its bytes to other pages of main memory; none of
-    // them changes, at no time is one missing.
-    let _ = unsafe { libc::madvise(mapping.as_mut_ptr().add(at).cast(), HUGE_PAGE_BYTES, MADV_COLLAPSE) };
-}
-
-#[cfg(not(target_os = "linux"))]
-fn collapse(_mapping: &MmapRaw, _at: usize) {}
 
 #[cfg(test)]
 mod tests {

@@ -35,10 +35,11 @@ pub use writer::{GgufEntry, GgufTensor, gguf_header};
 
 use header::Header;
 use memmap2::Mmap;
+use riffle_system::memory::map_file;
 use tokenizer::Tokens;
 
 use crate::load::{Parts, milliseconds_since};
-use crate::weights::{Checkpoint, map};
+use crate::weights::Checkpoint;
 use crate::{GenerationDefaults, LoadOptions, ModelError, RopeScaling, Tokenizer, families};
 
 /// The format of models of this kind, as facts about them state it.
@@ -146,7 +147,7 @@ fn read(path: &Path) -> Result<(File, Mmap), ModelError> {
     if file.metadata().map_err(io)?.len() < 4 {
         return Err(not_a_model(path));
     }
-    let map = map(&file).map_err(io)?;
+    let map = map_file(&file).map_err(io)?;
     if map.starts_with(b"GGUF") {
         Ok((file, map))
     } else {

@@ -10,12 +10,13 @@ use std::sync::Arc;
 use memmap2::Mmap;
 use riffle_files::{FileError, FileParts};
 use riffle_linear::{Activations, LinearError, PackedMatrix, WeightFormat};
+use riffle_system::memory::map_file;
 
 use super::quantised::{Made, Part, Recipe};
 use super::row_order::RowOrder;
 use super::rows::{RowSource, TensorRows};
 use super::tensor::first_not_finite;
-use super::{StoredTensor, TensorInfo, TensorType, mapping};
+use super::{StoredTensor, TensorInfo, TensorType};
 use crate::ModelError;
 use crate::adapters::{Adapter, LowRankWeights};
 use crate::blocks::ExpertStreams;
@@ -163,7 +164,7 @@ impl Checkpoint {
     /// The bytes of a small tensor.
     pub(crate) fn small_bytes(&self, part: &Part) -> Result<Vec<u8>, ModelError> {
         let file = &self.files[part.file];
-        let map = mapping::map(&file.file).map_err(|source| file.unread(source))?;
+        let map = map_file(&file.file).map_err(|source| file.unread(source))?;
         file.bytes(&map, &part.stored).map(<[u8]>::to_vec)
     }
 
@@ -178,7 +179,7 @@ impl Checkpoint {
             return Ok(false);
         }
         let files = [first, second].map(|location| &self.files[location.file]);
-        let map = |file: &WeightFile| mapping::map(&file.file).map_err(|source| file.unread(source));
+        let map = |file: &WeightFile| map_file(&file.file).map_err(|source| file.unread(source));
         let maps = [map(files[0])?, map(files[1])?];
         Ok(files[0].bytes(&maps[0], &first.stored)? == files[1].bytes(&maps[1], &second.stored)?)
     }
@@ -311,7 +312,7 @@ impl Checkpoint {
     /// Calls `each` with the bytes of every file, in order.
     pub(crate) fn for_each_file(&self, mut each: impl FnMut(&[u8])) -> Result<(), ModelError> {
         for file in &self.files {
-            let map = mapping::map(&file.file).map_err(|source| ModelError::Io {
+            let map = map_file(&file.file).map_err(|source| ModelError::Io {
                 path: file.path.clone(),
                 source,
             })?;
@@ -444,7 +445,7 @@ impl Checkpoint {
         let columns = info.shape.last().copied().unwrap_or(1);
         let map = |file: usize| {
             let file = &self.files[file];
-            mapping::map(&file.file).map_err(|source| file.unread(source))
+            map_file(&file.file).map_err(|source| file.unread(source))
         };
         let (source, factor, order) = match &location.recipe {
             None => {
@@ -545,7 +546,7 @@ impl WeightFile {
     /// The bytes of a tensor, of a file that is mapped first where it is not.
     fn mapped(&mut self, stored: &StoredTensor) -> Result<&[u8], ModelError> {
         if self.map.is_none() {
-            self.map = Some(mapping::map(&self.file).map_err(|source| self.unread(source))?);
+            self.map = Some(map_file(&self.file).map_err(|source| self.unread(source))?);
         }
         self.whole(stored).map(|(_, bytes)| bytes)
     }

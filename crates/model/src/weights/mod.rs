@@ -1,7 +1,6 @@
 //! Weight files: what they hold, checked, and tensors taken from them one by one.
 
 mod checkpoint;
-mod mapping;
 mod matrices;
 pub(crate) mod quantised;
 mod row_order;
@@ -12,7 +11,6 @@ mod stack;
 mod tensor;
 
 pub use checkpoint::Checkpoint;
-pub(crate) use mapping::map;
 pub(crate) use quantised::Quantisation;
 pub(crate) use row_order::RowOrder;
 pub(crate) use rows::TensorRows;

@@ -5,6 +5,7 @@ use std::fs::OpenOptions;
 use std::io::{self, BufRead, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 
+use riffle_system::files::{make_private, private};
 use rustyline::completion::{Completer, FilenameCompleter, Pair};
 use rustyline::error::ReadlineError;
 use rustyline::highlight::Highlighter;
@@ -152,14 +153,8 @@ fn open_history(path: &Path) -> io::Result<()> {
     }
     let mut options = OpenOptions::new();
     options.create(true).append(true);
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-        let file = options.mode(0o600).open(path)?;
-        file.set_permissions(std::fs::Permissions::from_mode(0o600))
-    }
-    #[cfg(not(unix))]
-    options.open(path).map(drop)
+    let file = private(&mut options).open(path)?;
+    make_private(&file)
 }
 
 /// Completes commands and paths, and knows where a message ends.

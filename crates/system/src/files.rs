@@ -1,0 +1,254 @@
+//! Files: reads and writes at a place, permissions, links and disks.
+
+use std::fs::{DirBuilder, File, FileType, Metadata, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::platform;
+
+/// The place in which a read found its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// All of it in the system's cache of files.
+    Cached,
+    /// It had to be waited for, or nobody knows.
+    OnDisk,
+}
+
+/// A file for this process alone.
+#[derive(Debug)]
+pub struct UnnamedFile {
+    /// Open for reading and writing.
+    pub file: File,
+    /// The name, where the system could not remove it while the file is open.
+    pub name: Option<RemovedOnDrop>,
+}
+
+/// The name of a file that is removed on drop.
+#[derive(Debug)]
+pub struct RemovedOnDrop(pub(crate) PathBuf);
+
+impl Drop for RemovedOnDrop {
+    fn drop(&mut self) {
+        std::fs::remove_file(&self.0).ok();
+    }
+}
+
+/// Makes a file that goes with this process. On Unix its name is removed at once. Windows removes the name with the last handle.
+///
+/// # Errors
+/// The file cannot be made, such as when its name is taken.
+pub fn create_unnamed(path: &Path) -> io::Result<UnnamedFile> {
+    platform::create_unnamed(path)
+}
+
+/// Reads some bytes from `offset` on: 0 at the end of the file.
+///
+/// # Errors
+/// The system's.
+pub fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+    platform::read_at(file, bytes, offset)
+}
+
+/// Fills `bytes` from `offset` on.
+///
+/// # Errors
+/// The system's; [`UnexpectedEof`](io::ErrorKind::UnexpectedEof) where the file ends before.
+pub fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+    platform::read_exact_at(file, bytes, offset)
+}
+
+/// Writes all of `bytes` from `offset` on.
+///
+/// # Errors
+/// The system's.
+pub fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+    platform::write_all_at(file, bytes, offset)
+}
+
+/// Fills `targets`, which lie one after another in the file from `offset` on. On Linux by one request where the system knows such
+/// requests, elsewhere one after another.
+///
+/// # Errors
+/// As [`read_exact_at`].
+pub fn read_run_at(file: &File, targets: Vec<&mut [u8]>, offset: u64) -> io::Result<Found> {
+    platform::read_run_at(file, targets, offset)
+}
+
+/// Tells the system that these bytes will be read, so that the disk has several requests at a time. Where it does not
+/// listen nothing but time is lost.
+pub fn expect_read(file: &File, offset: u64, bytes: u64) {
+    platform::expect_read(file, offset, bytes);
+}
+
+/// Writes a file out and asks the system to forget what it caches of it: the next reads are as slow as the disk. On
+/// systems that have no way to ask, it is only written out.
+///
+/// # Errors
+/// When it cannot be written out.
+pub fn forget_cached(file: &File) -> io::Result<()> {
+    file.sync_data()?;
+    platform::forget_cached(file)
+}
+
+/// Fills each target by a request of its own.
+pub(crate) fn read_each_at<'t>(
+    file: &File,
+    targets: impl Iterator<Item = &'t mut [u8]>,
+    mut offset: u64,
+) -> io::Result<()> {
+    for target in targets {
+        read_exact_at(file, target, offset)?;
+        offset += target.len() as u64;
+    }
+    Ok(())
+}
+
+/// Treatment of a path that is a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Links {
+    /// The target is opened.
+    Followed,
+    /// Unix refuses to open it. Windows opens the link itself, whose type tells.
+    Refused,
+}
+
+/// Opens without waiting for the other end of a pipe.
+pub fn without_waiting(options: &mut OpenOptions, links: Links) -> &mut OpenOptions {
+    platform::without_waiting(options, links)
+}
+
+/// True for a pipe with a name in a folder.
+pub fn is_pipe(file_type: FileType) -> bool {
+    platform::is_pipe(file_type)
+}
+
+/// True for a socket with a name in a folder.
+pub fn is_socket(file_type: FileType) -> bool {
+    platform::is_socket(file_type)
+}
+
+/// Nobody but its owner may read a file that these options make. On Windows it has the permissions of its folder.
+pub fn private(options: &mut OpenOptions) -> &mut OpenOptions {
+    platform::private(options)
+}
+
+/// Nobody but its owner may look into a folder that this makes. On Windows it has the permissions of the folder around it.
+pub fn private_folder(builder: &mut DirBuilder) -> &mut DirBuilder {
+    platform::private_folder(builder)
+}
+
+/// Takes everybody but the owner the right to an open file. On Windows it keeps the permissions of its folder.
+///
+/// # Errors
+/// The system's.
+pub fn make_private(file: &File) -> io::Result<()> {
+    platform::make_private(file)
+}
+
+/// Gives a file owner and permissions of the one that it replaces, as far as this user may.
+///
+/// # Errors
+/// The permissions cannot be set.
+pub fn keep_permissions(file: &File, old: &Metadata) -> io::Result<()> {
+    platform::keep_permissions(file, old)
+}
+
+/// Brings names of files to the disk. Windows has no such request and needs none: its file systems keep a journal of names.
+///
+/// # Errors
+/// The system's.
+pub fn sync_folder(folder: &Path) -> io::Result<()> {
+    platform::sync_folder(if folder.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        folder
+    })
+}
+
+/// Bytes that this user may still write to the disk of a folder.
+///
+/// # Errors
+/// The system's.
+pub fn free_bytes(folder: &Path) -> io::Result<u64> {
+    platform::free_bytes(folder)
+}
+
+/// Makes a link at `link` that leads to `target`, a path from the folder of the link on.
+///
+/// # Errors
+/// The system's; [`Unsupported`](io::ErrorKind::Unsupported) on Windows, where most users may not make links.
+pub fn link_file(target: &str, link: &Path) -> io::Result<()> {
+    platform::link_file(target, link)
+}
+
+/// True if `path` names the open file, and not one that has taken its place.
+pub fn is_at(file: &File, path: &Path) -> bool {
+    platform::is_at(file, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn a_run_holds_what_plain_reads_hold_and_ends_with_the_file() {
+        let mut file = tempfile::tempfile().unwrap();
+        let bytes: Vec<u8> = (0..200_000u32).map(|at| (at * 31 % 251) as u8).collect();
+        file.write_all(&bytes).unwrap();
+        for (lengths, offset) in [
+            (vec![4096; 8], 0),
+            (vec![1; 700], 4095),
+            (vec![9000, 17, 60_000], 123_000),
+            (vec![], 5),
+        ] {
+            let mut run: Vec<Vec<u8>> = lengths.iter().map(|length| vec![0; *length]).collect();
+            let mut plain = run.clone();
+            read_run_at(&file, run.iter_mut().map(|part| &mut part[..]).collect(), offset).unwrap();
+            read_each_at(&file, plain.iter_mut().map(|part| &mut part[..]), offset).unwrap();
+            assert_eq!(run, plain);
+            let total: usize = lengths.iter().sum();
+            assert_eq!(plain.concat(), bytes[offset as usize..][..total]);
+            expect_read(&file, offset, total as u64);
+        }
+        let mut run = [vec![0; 1000], vec![0; 1000]];
+        let error = read_run_at(&file, run.iter_mut().map(|part| &mut part[..]).collect(), 198_500);
+        assert_eq!(error.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn an_unnamed_file_is_read_back_and_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pages");
+        let made = create_unnamed(&path).unwrap();
+        write_all_at(&made.file, &[3; 100], 50).unwrap();
+        let mut bytes = [0; 60];
+        read_exact_at(&made.file, &mut bytes, 90).unwrap();
+        assert_eq!(bytes, [3; 60]);
+        drop(made);
+        assert!(!path.exists());
+        assert!(create_unnamed(&folder.path().join("none/pages")).is_err());
+    }
+
+    #[test]
+    fn a_name_is_told_from_a_file_that_took_its_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let [first, second] = ["first", "second"].map(|name| folder.path().join(name));
+        let file = File::create(&first).unwrap();
+        std::fs::write(&second, "other").unwrap();
+        assert!(is_at(&file, &first) && !is_at(&file, &second));
+        std::fs::rename(&first, folder.path().join("third")).unwrap();
+        assert!(!is_at(&file, &first) && is_at(&file, &folder.path().join("third")));
+    }
+
+    #[test]
+    fn a_disk_has_free_bytes_and_a_missing_folder_has_none() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(free_bytes(folder.path()).unwrap() > 0);
+        assert!(free_bytes(&folder.path().join("none")).is_err());
+        sync_folder(folder.path()).unwrap();
+        sync_folder(Path::new("")).unwrap();
+    }
+}

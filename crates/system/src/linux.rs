@@ -1,0 +1,146 @@
+//! Answers of Linux.
+
+use std::fs::File;
+use std::io::{self, IoSliceMut};
+use std::num::NonZeroU64;
+use std::ops::Range;
+use std::path::PathBuf;
+
+use memmap2::{Advice, MmapMut, MmapRaw, UncheckedAdvice};
+use rustix::fs::{OFlags, fadvise, fcntl_getfl, fcntl_setfl};
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
+
+use crate::files::{Found, read_each_at};
+use crate::folders::absolute;
+pub(crate) use crate::unix::*;
+
+/// Buffers in one request at most; systems allow 1,024.
+const MOST_BUFFERS: usize = 512;
+
+pub(crate) fn read_run_at(file: &File, targets: Vec<&mut [u8]>, mut offset: u64) -> io::Result<Found> {
+    let mut buffers: Vec<IoSliceMut<'_>> = targets.into_iter().map(IoSliceMut::new).collect();
+    let mut left = &mut buffers[..];
+    let mut found = Found::Cached;
+    while !left.is_empty() {
+        // Bytes outside the cache are asked for again and waited for; so is everything where that cannot be told.
+        let flags = match found {
+            Found::Cached => ReadWriteFlags::NOWAIT,
+            Found::OnDisk => ReadWriteFlags::empty(),
+        };
+        let count = left.len().min(MOST_BUFFERS);
+        let wanted: usize = left[..count].iter().map(|buffer| buffer.len()).sum();
+        match preadv2(file, &mut left[..count], offset, flags) {
+            Ok(read) => {
+                if read == 0 && found == Found::OnDisk {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                if read < wanted {
+                    found = Found::OnDisk;
+                }
+                IoSliceMut::advance_slices(&mut left, read);
+                offset += read as u64;
+            }
+            Err(Errno::INTR) => {}
+            Err(_) if found == Found::Cached => found = Found::OnDisk,
+            // Either a read that fails or a system without such requests; a plain read tells.
+            Err(_) => {
+                read_each_at(file, left.iter_mut().map(|buffer| &mut buffer[..]), offset)?;
+                break;
+            }
+        }
+    }
+    Ok(found)
+}
+
+pub(crate) fn forget_cached(file: &File) -> io::Result<()> {
+    Ok(fadvise(file, 0, None, rustix::fs::Advice::DontNeed)?)
+}
+
+pub(crate) fn expect_read(file: &File, offset: u64, bytes: u64) {
+    fadvise(file, offset, NonZeroU64::new(bytes), rustix::fs::Advice::WillNeed).ok();
+}
+
+pub(crate) fn start_direct(file: &File) -> io::Result<Option<File>> {
+    fcntl_setfl(file, fcntl_getfl(file)? | OFlags::DIRECT)?;
+    Ok(None)
+}
+
+pub(crate) fn stop_direct(file: &File) {
+    if let Ok(flags) = fcntl_getfl(file) {
+        fcntl_setfl(file, flags - OFlags::DIRECT).ok();
+    }
+}
+
+pub(crate) fn prefer_huge_pages(mapping: &MmapMut) {
+    mapping.advise(Advice::HugePage).ok();
+}
+
+pub(crate) fn prefer_huge_pages_in(mapping: &MmapRaw, part: Range<usize>) {
+    mapping.advise_range(Advice::HugePage, part.start, part.len()).ok();
+}
+
+pub(crate) fn gather_huge_page(mapping: &MmapRaw, part: Range<usize>) {
+    // Of Linux 6.1, for every C library.
+    const MADV_COLLAPSE: i32 = 25;
+    // SAFETY: the caller checks that the part lies in the mapping, which is borrowed. The call moves its bytes to other pages of
+    // main memory; none of them changes, at no time is one missing.
+    let _ = unsafe { libc::madvise(mapping.as_mut_ptr().add(part.start).cast(), part.len(), MADV_COLLAPSE) };
+}
+
+pub(crate) fn release(mapping: &mut MmapMut, bytes: Range<usize>) {
+    // SAFETY: the mapping is private and anonymous, so the only effect is that its bytes become zero, which is
+    // a valid value of u8; it is borrowed mutably, so no reference into it lives. The caller checks that the range lies inside it
+    // and that its start is aligned, so that memmap2 does not widen it downwards.
+    let released = unsafe { mapping.unchecked_advise_range(UncheckedAdvice::DontNeed, bytes.start, bytes.len()) };
+    released.ok();
+}
+
+pub(crate) fn reset_peak() {
+    std::fs::write("/proc/self/clear_refs", "5").ok();
+}
+
+pub(crate) fn peak_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes * 1024)
+}
+
+pub(crate) fn last_cache_bytes() -> Option<usize> {
+    let size = |index: usize| {
+        let text = std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu0/cache/index{index}/size")).ok()?;
+        cache_bytes(text.trim())
+    };
+    (0..5).filter_map(size).max()
+}
+
+/// A size as Linux writes those of caches: `32K`, `480M`.
+fn cache_bytes(text: &str) -> Option<usize> {
+    let digits = text.trim_end_matches(|character: char| character.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "" => 1,
+        "K" => 1 << 10,
+        "M" => 1 << 20,
+        "G" => 1 << 30,
+        _ => return None,
+    };
+    digits.parse::<usize>().ok()?.checked_mul(unit)
+}
+
+pub(crate) fn cache_folder() -> Option<PathBuf> {
+    Some(absolute("HOME")?.join(".cache"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_of_caches_are_read_as_linux_writes_them() {
+        let read = ["32K", "491520K", "480M", "64", "", "?K"].map(cache_bytes);
+        assert_eq!(
+            read,
+            [Some(32 << 10), Some(480 << 20), Some(480 << 20), Some(64), None, None]
+        );
+    }
+}
