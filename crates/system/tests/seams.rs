@@ -16,6 +16,9 @@ const OF_SYSTEMS: [&str; 9] = [
     "windows_sys::",
 ];
 
+/// Files that name a system all the same: sockets of UNIX are types of tokio, and the server reads its keys again at a hang-up.
+const EXCEPTIONS: [&str; 2] = ["server/src/listening.rs", "cli/src/commands/serve/signals.rs"];
+
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -38,8 +41,9 @@ fn no_other_library_code_names_a_system() {
     }
     assert!(files.len() > 100, "{} sources", files.len());
     let mut named = Vec::new();
-    for path in files {
-        let text = fs::read_to_string(&path).unwrap();
+    let is_exception = |path: &PathBuf| EXCEPTIONS.iter().any(|name| path.ends_with(name));
+    for path in files.iter().filter(|path| !is_exception(path)) {
+        let text = fs::read_to_string(path).unwrap();
         let library = text.split("\nmod tests {").next().unwrap_or_default();
         for (number, line) in library.lines().enumerate() {
             let is_of_test = line.contains("cfg(all(test");
