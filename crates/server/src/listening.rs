@@ -5,9 +5,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 #[cfg(unix)]
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixListener;
 
 /// Begins the text of the address of a UNIX socket.
 const UNIX: &str = "unix:";
@@ -64,11 +65,16 @@ pub(crate) enum Listener {
 }
 
 /// A connection that was accepted.
-pub(crate) enum Connection {
-    Tcp(TcpStream, SocketAddr),
-    #[cfg(unix)]
-    Unix(UnixStream),
+pub(crate) struct Connection {
+    pub(crate) stream: Box<dyn Stream>,
+    /// The address of the client; `unix` where it has none.
+    pub(crate) peer: String,
 }
+
+/// Bytes to and from a client.
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
 impl Listener {
     pub(crate) async fn bind(address: &ListenAddress) -> io::Result<Self> {
@@ -112,12 +118,18 @@ impl Listener {
             Self::Tcp(listener) => {
                 let (stream, peer) = listener.accept().await?;
                 drop(stream.set_nodelay(true));
-                Ok(Connection::Tcp(stream, peer))
+                Ok(Connection {
+                    stream: Box::new(stream),
+                    peer: peer.to_string(),
+                })
             }
             #[cfg(unix)]
             Self::Unix(listener, _) => {
                 let (stream, _) = listener.accept().await?;
-                Ok(Connection::Unix(stream))
+                Ok(Connection {
+                    stream: Box::new(stream),
+                    peer: "unix".to_owned(),
+                })
             }
         }
     }

@@ -14,7 +14,6 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use riffle_engine::Engine;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Runtime;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tower::ServiceExt;
@@ -234,9 +233,7 @@ async fn accept(
             () = &mut ended => return open,
         };
         match accepted {
-            Ok(Connection::Tcp(stream, peer)) => serve(stream, &peer.to_string(), app, router.clone(), &open, place),
-            #[cfg(unix)]
-            Ok(Connection::Unix(stream)) => serve(stream, "unix", app, router.clone(), &open, place),
+            Ok(connection) => serve(connection, app, router.clone(), &open, place),
             Err(error) => {
                 app.log.note(&format!("a connection could not be accepted: {error}"));
                 tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -245,10 +242,9 @@ async fn accept(
     }
 }
 
-/// Serves one connection on a task of its own; `peer` is the address of its client.
+/// Serves one connection on a task of its own.
 fn serve(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    peer: &str,
+    Connection { stream, peer }: Connection,
     app: &Arc<App>,
     router: Router,
     open: &GracefulShutdown,
@@ -258,7 +254,7 @@ fn serve(
     builder
         .timer(TokioTimer::new())
         .header_read_timeout(app.options.limits.arrival_time);
-    let peer = Peer(peer.to_owned());
+    let peer = Peer(peer);
     let with_peer = move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(peer.clone());
         request
