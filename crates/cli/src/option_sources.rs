@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
+use std::io;
 use std::path::Path;
 
 use clap::error::ErrorKind;
@@ -103,7 +104,10 @@ fn values_of_file(command: &Command, path: &Path) -> Result<Values, Error> {
         let line = format!("--{FILE_OPTION} {}: {}", path.display(), problem.replace('\n', " "));
         Error::raw(ErrorKind::ValueValidation, line)
     };
-    let text = riffle_files::read_text(path, LARGEST_FILE_BYTES).map_err(|error| refuse(error.to_string()))?;
+    let text = riffle_files::read_text(path, LARGEST_FILE_BYTES).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => refuse("no such file; check the path".to_owned()),
+        _ => refuse(error.to_string()),
+    })?;
     let table: Table = text.parse().map_err(|error: toml::de::Error| {
         let line = error.span().map(|span| text[..span.start].lines().count().max(1));
         let place = line.map_or_else(String::new, |line| format!("line {line}: "));
