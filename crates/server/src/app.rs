@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use riffle_engine::Engine;
 use riffle_model::{AdapterScales, ChatTemplate};
-use tokio::sync::Semaphore;
+use tokio::sync::{OnceCell, Semaphore};
 
 use crate::api::ollama::models::ModelFacts;
 use crate::api::openai::KeptItems;
@@ -43,7 +43,7 @@ pub(crate) struct App {
     /// Traits of the chat template for requests without tools and with them, found at the first use.
     pub(crate) traits: [OnceLock<TemplateTraits>; 2],
     /// Facts about the model's files, read at the first use.
-    pub(crate) facts: OnceLock<ModelFacts>,
+    pub(crate) facts: OnceCell<ModelFacts>,
     /// Seconds since 1970.
     pub(crate) started: u64,
     /// Factors on the adapters for requests that give none.

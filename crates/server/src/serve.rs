@@ -2,7 +2,7 @@
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
@@ -15,7 +15,7 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use riffle_engine::Engine;
 use tokio::runtime::Runtime;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore, watch};
 use tower::ServiceExt;
 
 use crate::api::openai::KeptItems;
@@ -79,7 +79,7 @@ impl Server {
             markup: Markup::detect(engine),
             kept_items: KeptItems::default(),
             traits: Default::default(),
-            facts: OnceLock::new(),
+            facts: OnceCell::new(),
             started: unix_seconds(),
             adapter_scales: Mutex::new(engine.options().sequence.adapters),
             bodies: Arc::new(Semaphore::new(options.limits.bodies_bytes.div_ceil(BODY_STEP))),

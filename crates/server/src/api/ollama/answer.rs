@@ -22,7 +22,7 @@ use crate::driver::{DriverEvent, Finished, Token};
 use crate::failure::{Failure, Shape};
 use crate::speech::{AnswerPiece, Call};
 
-/// Where the text of an answer stands.
+/// The field that holds the text of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     /// In `message`, as `/api/chat` has it.
@@ -186,7 +186,7 @@ impl Answering for OllamaAnswer {
                 match told {
                     DriverEvent::Accepted | DriverEvent::PromptProbabilities(_) | DriverEvent::Session(_) => {}
                     DriverEvent::Reading(reading) => {
-                        // Clients of Ollama take every line for text, so that only those that ask are told.
+                        // A client of Ollama reads each line as a part of the answer. So progress is sent only if the request asks for it.
                         if self.asked.wishes.extras.shows_progress {
                             let (_, own) = report::progress(&reading);
                             let mut body = self.body("", "", Vec::new());

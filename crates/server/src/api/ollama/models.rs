@@ -113,13 +113,10 @@ fn rounded(parameters: u64) -> String {
 
 /// The facts, which are read at the first use.
 async fn facts_of(app: &Arc<App>) -> Result<&ModelFacts, Failure> {
-    if app.facts.get().is_none() {
-        let engine = Arc::clone(&app.engine);
-        let facts = aside(move || ModelFacts::of(&engine)).await?;
-        // A second request may have been as fast, with the same facts.
-        drop(app.facts.set(facts));
-    }
-    app.facts.get().ok_or_else(Failure::stopping)
+    let engine = Arc::clone(&app.engine);
+    app.facts
+        .get_or_try_init(|| aside(move || ModelFacts::of(&engine)))
+        .await
 }
 
 pub(crate) async fn version() -> Json<Value> {
