@@ -1,15 +1,16 @@
 //! Options of `riffle serve` that stand in a file (`--config`) or in variables of the environment (`RIFFLE_*`).
 //!
-//! What they say becomes the default of an option. So the command line counts first, then the environment, then the file.
+//! Their values become the defaults of the options. The command line has the last word, and the environment counts before the file.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
-use std::io;
 use std::path::Path;
 
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, Command, Error};
 use toml::{Table, Value};
+
+use crate::commands::unread;
 
 /// The command whose options have further sources.
 const COMMAND: &str = "serve";
@@ -104,10 +105,7 @@ fn values_of_file(command: &Command, path: &Path) -> Result<Values, Error> {
         let line = format!("--{FILE_OPTION} {}: {}", path.display(), problem.replace('\n', " "));
         Error::raw(ErrorKind::ValueValidation, line)
     };
-    let text = riffle_files::read_text(path, LARGEST_FILE_BYTES).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => refuse("no such file; check the path".to_owned()),
-        _ => refuse(error.to_string()),
-    })?;
+    let text = riffle_files::read_text(path, LARGEST_FILE_BYTES).map_err(|error| refuse(unread(&error)))?;
     let table: Table = text.parse().map_err(|error: toml::de::Error| {
         let line = error.span().map(|span| text[..span.start].lines().count().max(1));
         let place = line.map_or_else(String::new, |line| format!("line {line}: "));

@@ -215,15 +215,22 @@ fn text_of(name: &str, bytes: Result<Vec<u8>, FileError>) -> Result<String, Fail
                 "the text is longer than memory allows: use at most {}, or a larger --memory",
                 human_bytes(*limit_bytes)
             ),
-            _ if error.kind() == io::ErrorKind::NotFound => "no such file; check the path".to_owned(),
             _ if error.kind() == io::ErrorKind::IsADirectory => {
                 "a folder; give a file, or use riffle ask, which reads folders".to_owned()
             }
-            _ => error.to_string(),
+            _ => unread(&error),
         };
         Failure::new(format!("{name}: {what}"))
     })?;
     utf8(bytes, name)
+}
+
+/// The reason why a file cannot be read.
+pub(crate) fn unread(error: &FileError) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound => "no such file; check the path".to_owned(),
+        _ => error.to_string(),
+    }
 }
 
 /// Bytes as text; says where they stop being UTF-8.
