@@ -59,7 +59,7 @@ fn in_the_laboratory(model: &str, text: &str) -> Result<(), Box<dyn Error>> {
         samples: 2,
         depths: 5,
         seed: 1,
-        budget: Some(0.2),
+        budgets: vec![0.2],
         shares: true,
     };
     let table = compare(&engine, &corpus, &options, &mut Journal::none(), &mut |_| {

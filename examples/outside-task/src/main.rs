@@ -58,7 +58,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         samples: 8,
         depths: 1,
         seed: 1,
-        budget: None,
+        budgets: Vec::new(),
         shares: true,
     };
     let table = compare(&engine, &corpus, &options, &mut Journal::none(), &mut |_| {
