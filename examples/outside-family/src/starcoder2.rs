@@ -53,6 +53,7 @@ fn build(fields: &Fields, config: &ModelConfig, weights: &mut Checkpoint) -> Res
                 value_norm: None,
                 key_norm: None,
             }),
+            indexer: None,
             sinks: None,
             rotary: Arc::clone(&rotary),
             rotary_table: 0,
