@@ -82,7 +82,7 @@ pub use options::{
     TokenSelection, rename_options,
 };
 pub use parse::{KV_TYPES, parse_bytes, parse_kv_type};
-pub use pass::{BatchProgress, PassProgress, PrefillProgress, Runner, Work};
+pub use pass::{BatchProgress, FinishedRows, PassProgress, PrefillProgress, Runner, Work};
 pub use plan::{
     DevicePlan, ExpertPlan, MemoryPlan, ProcessPlan, TierPlan, available_memory_bytes, largest_text_bytes,
     policy_shapes,

@@ -9,7 +9,7 @@ use std::time::Instant;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use riffle_engine::{
-    Engine, EngineError, EngineOptions, Event, GenerateOptions, Request, RequestId, Runner, Scheduler,
+    Engine, EngineError, EngineOptions, Event, FinishedRows, GenerateOptions, Request, RequestId, Runner, Scheduler,
     SchedulerOptions, Sequence, Work,
 };
 use riffle_policy::Phase;
@@ -234,6 +234,7 @@ fn together(
                 sequence,
                 tokens: token,
                 phase: Phase::Decode,
+                finished_rows: FinishedRows::All,
             });
         pass(&mut runner, &mut work.collect::<Vec<_>>())?;
         runner.logits(0..count, &mut logits)?;
@@ -261,6 +262,7 @@ fn read(runner: &mut Runner, sequence: &mut Sequence, tokens: &[u32], watch: &mu
             tokens: batch,
             phase: Phase::Prefill,
             goal,
+            finished_rows: FinishedRows::Last,
         };
         pass(runner, &mut [work])?;
         if watch(0.0).is_break() {

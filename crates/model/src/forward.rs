@@ -79,6 +79,10 @@ pub trait Forward: Send {
         self.finish(layer, rows, states).map(|()| true)
     }
 
+    /// True if [`finish`](Self::finish) may leave out rows of the layer: it is the last, and no row needs another there. Rows that were left
+    /// out have no logits.
+    fn may_leave_out_rows(&self, layer: usize) -> bool;
+
     /// Writes the logits of some rows of the batch to `out`, `[rows, vocab_size]`.
     ///
     /// # Errors
@@ -240,12 +244,16 @@ impl Forward for HostForward {
         rows: Range<usize>,
         states: &mut [&mut RecurrentState],
     ) -> Result<bool, ModelError> {
+        let may_leave_out = self.may_leave_out_rows(layer);
         let own = self.model.layer(layer)?;
         let Some(batch) = &self.batch else {
             return Ok(true);
         };
         if !self.is_in_experts {
             batch.check_states(states.len())?;
+            if may_leave_out {
+                self.progress.skip_to(rows.start);
+            }
             self.progress.finish(layer, &rows)?;
             let is_last = rows.end == batch.rows();
             let config = &self.model.config;
@@ -269,6 +277,12 @@ impl Forward for HostForward {
         // After an error the batch cannot go on.
         self.is_in_experts = matches!(is_done, Ok(false));
         is_done
+    }
+
+    fn may_leave_out_rows(&self, layer: usize) -> bool {
+        // Experts take all rows of a batch together, and a mixer reads one row after the other.
+        let layers = &self.model.layers;
+        layer + 1 == layers.len() && layers[layer].experts().is_none() && layers[layer].mixer().is_none()
     }
 
     fn logits(&mut self, rows: &[usize], out: &mut [f32]) -> Result<(), ModelError> {

@@ -44,6 +44,11 @@ impl LayerProgress {
         Ok(())
     }
 
+    /// Leaves out the rows before `row` when the layer under way finishes.
+    pub fn skip_to(&mut self, row: usize) {
+        self.finished = self.finished.max(row.min(self.projected));
+    }
+
     /// Takes note that `rows` of a layer are to be finished.
     ///
     /// # Errors
@@ -102,5 +107,17 @@ mod tests {
         assert_eq!(progress.under_way(), None);
         progress.project(1, &(0..10)).unwrap();
         assert_eq!(progress.under_way(), Some((1, 10)));
+    }
+
+    #[test]
+    fn rows_that_are_left_out_are_not_finished_later() {
+        let mut progress = LayerProgress::new(10);
+        progress.project(0, &(0..10)).unwrap();
+        progress.skip_to(4);
+        progress.finish(0, &(4..5)).unwrap();
+        assert!(progress.finish(0, &(2..3)).is_err());
+        progress.skip_to(3);
+        assert!(progress.finish(0, &(3..4)).is_err());
+        progress.finish(0, &(5..10)).unwrap();
     }
 }

@@ -455,6 +455,10 @@ impl Forward for DeviceForward {
         work().map_err(model_error)
     }
 
+    fn may_leave_out_rows(&self, _: usize) -> bool {
+        false
+    }
+
     fn logits(&mut self, rows: &[usize], out: &mut [f32]) -> Result<(), ModelError> {
         let vocab_size = self.model.config.vocab_size;
         ModelError::check_length("out", rows.len() * vocab_size, out.len())?;

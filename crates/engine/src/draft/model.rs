@@ -14,7 +14,7 @@ use super::{GuessedDraft, Source};
 use crate::answer::tokens_left;
 use crate::draft_spec::MOST_TOKENS;
 use crate::engine::draft_model::{CHUNK_TOKENS, DraftModel};
-use crate::pass::{Runner, Work};
+use crate::pass::{FinishedRows, Runner, Work};
 use crate::sequence::common_prefix;
 use crate::{EngineError, Sequence};
 
@@ -106,6 +106,7 @@ fn read_chunk(small: &mut Runner, reader: &mut Sequence, tokens: &[u32]) -> Resu
         tokens,
         phase: Phase::Prefill,
         goal,
+        finished_rows: FinishedRows::Last,
     }];
     let mut outcomes = small.pass(&mut work, &mut |_| ControlFlow::Continue(()))?;
     let failure = outcomes.pop().flatten();
@@ -131,6 +132,7 @@ fn read(
             sequence: reader,
             tokens,
             phase: Phase::Decode,
+            finished_rows: FinishedRows::All,
         });
     }
     let outcomes = small.pass(&mut work, &mut |_| ControlFlow::Continue(()))?;

@@ -176,7 +176,7 @@ mod tests {
     use safetensors::SafeTensors;
 
     use super::*;
-    use crate::pass::Work;
+    use crate::pass::{FinishedRows, Work};
     use crate::{Engine, EngineOptions};
 
     /// Largest difference of logits, which deviate by 1.3: rows are held in f16.
@@ -224,6 +224,7 @@ mod tests {
             tokens,
             phase,
             goal,
+            finished_rows: FinishedRows::All,
         }];
         let outcomes = runner.pass(&mut work, &mut |_| ControlFlow::Continue(())).unwrap();
         assert!(outcomes.iter().all(Option::is_none), "{outcomes:?}");

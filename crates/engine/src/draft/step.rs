@@ -10,7 +10,7 @@ use crate::Failure;
 use crate::answer::tokens_left;
 use crate::answer::{Answer, Drawn};
 use crate::draft_spec::MOST_TOKENS;
-use crate::pass::{Runner, Work};
+use crate::pass::{FinishedRows, Runner, Work};
 use crate::sequence::Checkpoint;
 use crate::{EngineError, Sequence};
 
@@ -89,6 +89,7 @@ pub(super) fn read(
                 sequence: &mut *part.step.sequence,
                 tokens,
                 phase: Phase::Decode,
+                finished_rows: FinishedRows::All,
             });
         }
     }

@@ -5,16 +5,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use riffle_attention::Partial;
-use riffle_model::{Batch, Forward, ModelConfig, RecurrentState, SegmentTokens};
+use riffle_model::{Batch, Forward, RecurrentState, SegmentTokens};
 use riffle_policy::Phase;
 
 use crate::Failure;
-use crate::attention::{AttentionState, IndexRows, LayerIndex, LayerRows, RoundRows, Slot, attend_round};
+use crate::attention::{AttentionState, LayerRows, RoundRows, Slot, attend_round};
 use crate::compute::{ModelForward, ProjectedLayer};
 use crate::pass::awake::keep_threads_awake;
-use crate::pass::layer::{layer_step, layer_traits};
+use crate::pass::layer::{layer_index, layer_step, layer_traits};
 use crate::pass::selected::SelectedRows;
-use crate::pass::{BatchProgress, PassProgress, Runner, Work};
+use crate::pass::{BatchProgress, FinishedRows, PassProgress, Runner, Work};
 use crate::{EngineError, Sequence};
 
 /// Tokens of several sequences on their way through the layers.
@@ -22,6 +22,8 @@ pub(crate) struct Pass {
     segments: Vec<Segment>,
     /// Rows whose linear work is done in one piece.
     blocks: Vec<Range<usize>>,
+    /// The parts of these that the last layer finishes.
+    last_blocks: Vec<Range<usize>>,
     layer: usize,
     /// The layer before which it ends.
     pub(super) layers: usize,
@@ -42,6 +44,7 @@ struct Segment {
     slot: Slot,
     phase: Phase,
     goal: usize,
+    finished_rows: FinishedRows,
     /// Partials of the rows over their own chunks, in layers whose policies attend in two phases.
     own: Vec<Partial>,
     failure: Option<EngineError>,
@@ -73,6 +76,7 @@ impl Pass {
     /// A pass that is to go through `layers`.
     fn new(segments: Vec<Segment>, blocks: Vec<Range<usize>>, layers: Range<usize>) -> Self {
         Self {
+            last_blocks: blocks.iter().flat_map(|block| finished_of(&segments, block)).collect(),
             segments,
             blocks,
             layer: layers.start,
@@ -150,6 +154,11 @@ impl Runner {
                 slot: work.sequence.attention().rolling.slot(start),
                 phase: work.phase,
                 goal: work.goal,
+                // The layer that predicts further tokens reads the hidden states of all.
+                finished_rows: match self.engine.predictor_room {
+                    Some(_) => FinishedRows::All,
+                    None => work.finished_rows,
+                },
                 own: Vec::new(),
                 failure,
                 lost,
@@ -194,6 +203,7 @@ impl Runner {
             slot: Slot(rows.first),
             phase: Phase::Prefill,
             goal: rows.goal,
+            finished_rows: FinishedRows::Last,
             own: Vec::new(),
             failure: None,
             lost: Vec::new(),
@@ -400,11 +410,16 @@ impl Runner {
             [] => states.collect(),
             empty => empty.iter_mut().collect(),
         };
-        let rows = pass.blocks[block].clone();
-        if !forward.as_dyn().finish_piece(pass.layer, rows, &mut states)? {
+        let forward = forward.as_dyn();
+        let blocks = if forward.may_leave_out_rows(pass.layer) {
+            &pass.last_blocks
+        } else {
+            &pass.blocks
+        };
+        if !forward.finish_piece(pass.layer, blocks[block].clone(), &mut states)? {
             return Ok(());
         }
-        if block + 1 < pass.blocks.len() {
+        if block + 1 < blocks.len() {
             pass.stage = Stage::Finish(block + 1);
         } else {
             pass.layer += 1;
@@ -412,6 +427,22 @@ impl Runner {
         }
         Ok(())
     }
+}
+
+/// The rows of a block that the last layer finishes: runs of rows beside each other.
+fn finished_of(segments: &[Segment], block: &Range<usize>) -> Vec<Range<usize>> {
+    let mut runs = Vec::<Range<usize>>::new();
+    for segment in segments {
+        let all = segment.phase == Phase::Decode || segment.finished_rows == FinishedRows::All;
+        let first = if all { segment.rows.start } else { segment.rows.end - 1 };
+        let run = first.max(block.start)..segment.rows.end.min(block.end);
+        match runs.last_mut() {
+            _ if run.is_empty() => {}
+            Some(before) if before.end == run.start => before.end = run.end,
+            _ => runs.push(run),
+        }
+    }
+    runs
 }
 
 impl Segment {
@@ -432,27 +463,6 @@ impl Segment {
             index: layer_index(config, projected, layer, &self.rows),
         }
     }
-}
-
-/// How some rows of the batch come to what they read in a layer, where the model itself chooses.
-fn layer_index<'a>(
-    config: &ModelConfig,
-    projected: &ProjectedLayer<'a>,
-    layer: usize,
-    rows: &Range<usize>,
-) -> Option<LayerIndex<'a>> {
-    let shape = config.indexer_of(layer)?;
-    let (Some(cache_layer), Some(index)) = (config.indexer_cache_layer(layer), projected.index) else {
-        return Some(LayerIndex::Shared);
-    };
-    let behind = config.indexer_of(layer + 1);
-    let own = IndexRows {
-        shape,
-        cache_layer,
-        is_shared: behind.is_some_and(|behind| behind.chooser == layer),
-        rows: index,
-    };
-    Some(LayerIndex::Own(own.of_rows(rows)))
 }
 
 /// Each segment of `named` that has not failed, with its sequence and its rows, in the order of `named`.

@@ -1,10 +1,14 @@
 //! The attention of a sequence in a layer of its model.
 
+use std::ops::Range;
+
 use riffle_attention::AttendOptions;
+use riffle_model::ModelConfig;
 use riffle_policy::Phase;
 
 use crate::Sequence;
-use crate::attention::{Heads, LayerStep, LayerTraits};
+use crate::attention::{Heads, IndexRows, LayerIndex, LayerStep, LayerTraits};
+use crate::compute::ProjectedLayer;
 
 /// The attention of a layer of the model that holds keys, for tokens up to the length `goal`.
 pub(super) fn layer_step(sequence: &Sequence, layer: usize, phase: Phase, goal: usize) -> LayerStep {
@@ -50,4 +54,25 @@ pub(super) fn layer_traits(sequence: &Sequence, layer: usize, phase: Phase) -> L
             follow_from_keys: true,
         },
     }
+}
+
+/// How some rows of the batch come to what they read in a layer, where the model itself chooses.
+pub(super) fn layer_index<'a>(
+    config: &ModelConfig,
+    projected: &ProjectedLayer<'a>,
+    layer: usize,
+    rows: &Range<usize>,
+) -> Option<LayerIndex<'a>> {
+    let shape = config.indexer_of(layer)?;
+    let (Some(cache_layer), Some(index)) = (config.indexer_cache_layer(layer), projected.index) else {
+        return Some(LayerIndex::Shared);
+    };
+    let behind = config.indexer_of(layer + 1);
+    let own = IndexRows {
+        shape,
+        cache_layer,
+        is_shared: behind.is_some_and(|behind| behind.chooser == layer),
+        rows: index,
+    };
+    Some(LayerIndex::Own(own.of_rows(rows)))
 }

@@ -68,6 +68,17 @@ pub struct Work<'a> {
     pub phase: Phase,
     /// Tokens that the sequence will hold when the prompt has been read.
     pub goal: usize,
+    /// Rows of a prompt that the pass takes through the whole of the last layer. Generated and drafted tokens all go through it.
+    pub finished_rows: FinishedRows,
+}
+
+/// Rows of a prompt that have logits and hidden states when their pass has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinishedRows {
+    /// The last one at least, from which the answer goes on.
+    Last,
+    /// All of them.
+    All,
 }
 
 /// Takes sequences through the layers: holds the scratch of a pass, and nothing of any sequence.
@@ -140,6 +151,7 @@ impl Runner {
                 tokens: batch,
                 phase: Phase::Prefill,
                 goal,
+                finished_rows: FinishedRows::Last,
             };
             let mut after_piece = |at: PassProgress| observe(done as f64 + at.share * batch.len() as f64);
             let failure = self.pass(&mut [work], &mut after_piece)?.pop().flatten();
@@ -160,7 +172,7 @@ impl Runner {
     /// A device that fails.
     ///
     /// # Panics
-    /// For rows that the pass did not have.
+    /// For rows that the pass did not have. Rows of a prompt that are not among its [`FinishedRows`] have no meaningful logits.
     pub fn logits(&mut self, rows: Range<usize>, out: &mut Vec<f32>) -> Result<(), EngineError> {
         self.logits_of(&rows.collect::<Vec<_>>(), out)
     }

@@ -7,7 +7,7 @@ use riffle_policy::Phase;
 
 use crate::attention::{LayerRows, NewKeys, Slot};
 use crate::pass::layer::layer_step;
-use crate::pass::{PrefillProgress, Runner, Work};
+use crate::pass::{FinishedRows, PrefillProgress, Runner, Work};
 use crate::{EngineError, PairCount, Sequence, TokenSelection};
 
 /// Selected tokens of a prompt that go through the upper layers together.
@@ -113,6 +113,7 @@ impl Runner {
                 tokens: &tokens[rows.clone()],
                 phase: Phase::Prefill,
                 goal: tokens.len(),
+                finished_rows: FinishedRows::Last,
             }];
             let mut pass = self.begin(&mut work)?;
             pass.layers = upper.start;
@@ -189,6 +190,7 @@ impl Runner {
                 tokens: &[],
                 phase: Phase::Prefill,
                 goal: chosen.len(),
+                finished_rows: FinishedRows::Last,
             }];
             while self.advance(&mut pass, &mut work)?.is_continue() {
                 let layers_done = pass.share_done() * upper.end as f64 - upper.start as f64;

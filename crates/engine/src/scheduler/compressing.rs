@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use riffle_policy::Phase;
 
 use crate::compress::{CompressStep, Compression};
-use crate::pass::{Pass, Work};
+use crate::pass::{FinishedRows, Pass, Work};
 use crate::scheduler::{Amount, Event, LoanedSequence, RequestId, Room, Scheduler, Stage, Tell};
 use crate::{CompressOptions, EngineError, Sequence};
 
@@ -126,6 +126,7 @@ impl Scheduler {
             sequence: &mut reading.scratch,
             tokens: &reading.tokens[reading.read..end],
             phase: Phase::Prefill,
+            finished_rows: FinishedRows::Last,
         }];
         let mut pass = match reading.pass.take() {
             Some(pass) => pass,

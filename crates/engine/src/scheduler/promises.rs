@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 use riffle_policy::Phase;
 
 use crate::draft::{MOST_ROWS, rows_alike};
-use crate::pass::Work;
+use crate::pass::{FinishedRows, Work};
 use crate::scheduler::{End, Lookup, Offered, Request, RequestId, Running, Scheduler, Stage, Waiting};
 use crate::sharing::can_share;
 use crate::{EngineError, Sequence};
@@ -155,6 +155,7 @@ impl Scheduler {
                 sequence: &mut running.sequence,
                 tokens,
                 phase: Phase::Decode,
+                finished_rows: FinishedRows::All,
             })
             .collect();
         let outcomes = self.answers.pass(&mut work, &mut |_| ControlFlow::Continue(()));

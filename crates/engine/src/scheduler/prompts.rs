@@ -5,7 +5,7 @@ use std::ops::{ControlFlow, Range};
 use riffle_policy::Phase;
 
 use crate::Failure;
-use crate::pass::Work;
+use crate::pass::{FinishedRows, Work};
 use crate::scheduler::{
     End, Event, Lookup, OpenAnswer, PromptPart, PromptPass, Request, Running, Scheduler, Stage, Tell, Waiting,
 };
@@ -282,6 +282,7 @@ pub(super) fn work_of<'a>(running: &'a mut [Running], parts: &'a [PromptPart]) -
             sequence: &mut running.sequence,
             tokens: &part.tokens,
             phase: Phase::Prefill,
+            finished_rows: FinishedRows::Last,
         })
     });
     work.collect()

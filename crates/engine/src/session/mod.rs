@@ -12,7 +12,7 @@ use crate::Failure;
 use crate::answer::Drawn;
 use crate::compress::compress_sequence;
 use crate::draft::{AnswerStep, DraftedAnswer, go_on};
-use crate::pass::{PassProgress, PrefillProgress, Runner, Work};
+use crate::pass::{FinishedRows, PassProgress, PrefillProgress, Runner, Work};
 use crate::sequence::{check_logits, check_room, common_prefix};
 use crate::{CompressOptions, Compressed, Engine, EngineError, Sequence};
 
@@ -293,6 +293,11 @@ impl Session {
             return self.take_last_logits();
         }
         let goal = self.tokens().len() + tokens.len();
+        let finished_rows = if take.is_some() {
+            FinishedRows::All
+        } else {
+            FinishedRows::Last
+        };
         let mut done = 0;
         for batch in tokens.chunks(self.sequence.batch_tokens()) {
             let first = self.tokens().len();
@@ -303,7 +308,7 @@ impl Session {
                     batch: Some(at.of_batch(first, batch.len())),
                 })
             };
-            self.read_batch(batch, Phase::Prefill, goal, &mut after_piece)?;
+            self.read_batch(batch, (Phase::Prefill, finished_rows), goal, &mut after_piece)?;
             done += batch.len();
             if let Some(take) = take.as_deref_mut() {
                 self.hand_over_logits(batch.len(), wanted, take)?;
@@ -317,7 +322,9 @@ impl Session {
         check_room(&self.sequence, what, tokens.len())?;
         self.turn_for(self.tokens().len() + tokens.len())?;
         let goal = self.tokens().len() + tokens.len();
-        self.read_batch(tokens, Phase::Decode, goal, &mut |_| ControlFlow::Continue(()))?;
+        self.read_batch(tokens, (Phase::Decode, FinishedRows::All), goal, &mut |_| {
+            ControlFlow::Continue(())
+        })?;
         self.sequence.answer_mut().drawn.pending = None;
         Ok(())
     }
@@ -326,7 +333,7 @@ impl Session {
     fn read_batch(
         &mut self,
         tokens: &[u32],
-        phase: Phase,
+        (phase, finished_rows): (Phase, FinishedRows),
         goal: usize,
         after_piece: &mut dyn FnMut(PassProgress) -> ControlFlow<()>,
     ) -> Result<(), EngineError> {
@@ -335,6 +342,7 @@ impl Session {
             tokens,
             phase,
             goal,
+            finished_rows,
         };
         let outcomes = self.runner.pass(&mut [work], after_piece)?;
         self.outcome(outcomes)

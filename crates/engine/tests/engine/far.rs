@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::testing::{bits, fixture, go_on, prompt};
 use riffle_attention::Format;
-use riffle_engine::{Engine, EngineOptions, Runner, Sequence, Session, Work};
+use riffle_engine::{Engine, EngineOptions, FinishedRows, Runner, Sequence, Session, Work};
 use riffle_kv::{CpuDevice, DiskTier, KvTiers, PagePool};
 use riffle_policy::Phase;
 use riffle_testing::Counted;
@@ -66,6 +66,7 @@ fn read_prompt(runner: &mut Runner, sequence: &mut Sequence, tokens: &[u32]) {
             tokens,
             phase: Phase::Prefill,
             goal,
+            finished_rows: FinishedRows::All,
         };
         let outcomes = runner.pass(&mut [work], &mut |_| ControlFlow::Continue(())).unwrap();
         assert!(outcomes[0].is_none(), "{outcomes:?}");
@@ -82,6 +83,7 @@ fn step(runner: &mut Runner, readers: &mut [Sequence], token: u32) -> Vec<Vec<f3
             sequence,
             tokens: &tokens,
             phase: Phase::Decode,
+            finished_rows: FinishedRows::All,
         })
         .collect();
     let outcomes = runner.pass(&mut work, &mut |_| ControlFlow::Continue(())).unwrap();

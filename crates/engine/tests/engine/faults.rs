@@ -19,7 +19,9 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use riffle_attention::Format;
-use riffle_engine::{Engine, EngineError, EngineOptions, Runner, Sequence, SequenceOptions, StreamWindow, Work};
+use riffle_engine::{
+    Engine, EngineError, EngineOptions, FinishedRows, Runner, Sequence, SequenceOptions, StreamWindow, Work,
+};
 use riffle_kv::{DiskTier, KvError, KvTiers, Outlook, PagePool};
 use riffle_policy::Phase;
 
@@ -228,6 +230,7 @@ impl Group {
                 sequence: &mut member.sequence,
                 tokens: &now.tokens,
                 phase: now.phase,
+                finished_rows: FinishedRows::All,
             });
         }
         let outcomes = self.runner.pass(&mut work, &mut |_| ControlFlow::Continue(())).unwrap();

@@ -11,7 +11,7 @@ use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};
 use riffle_attention::Format;
 use riffle_cuda::Gpu;
-use riffle_engine::{Checkpoint, Engine, EngineOptions, Runner, Sequence, Session, StreamWindow, Work};
+use riffle_engine::{Checkpoint, Engine, EngineOptions, FinishedRows, Runner, Sequence, Session, StreamWindow, Work};
 use riffle_kv::{DiskTier, PagePool};
 use riffle_policy::Phase;
 
@@ -205,6 +205,7 @@ impl Group {
                 sequence: &mut member.sequence,
                 tokens: &now.tokens,
                 phase: now.phase,
+                finished_rows: FinishedRows::Last,
             });
         }
         let outcomes = self.runner.pass(&mut work, &mut |_| ControlFlow::Continue(())).unwrap();
@@ -239,6 +240,7 @@ impl Group {
                 sequence,
                 tokens: &again,
                 phase: Phase::Decode,
+                finished_rows: FinishedRows::All,
             };
             let outcomes = self.runner.pass(&mut [work], &mut |_| ControlFlow::Continue(()));
             assert!(outcomes.unwrap()[0].is_none());

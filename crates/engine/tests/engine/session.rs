@@ -21,6 +21,22 @@ fn logits_do_not_depend_on_how_the_prompt_is_cut() {
 }
 
 #[test]
+fn the_last_token_has_the_same_bits_where_all_tokens_have_logits() {
+    let tokens = prompt(200);
+    for batch_tokens in [4096, 64] {
+        let engine = small_engine(EngineOptions::default().with_batch_tokens(batch_tokens));
+        let (mut session, mut last) = (Session::new(&engine).unwrap(), Vec::new());
+        let mut take = |_, logits: &[f32]| {
+            last = logits[logits.len() - engine.model().config().vocab_size..].to_vec();
+            ControlFlow::Continue(())
+        };
+        session.prefill_with_logits(&tokens, &mut take).unwrap();
+        let bits = |logits: &[f32]| logits.iter().map(|logit| logit.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&logits_after(&engine, &tokens)), bits(&last), "-b {batch_tokens}");
+    }
+}
+
+#[test]
 fn decoding_token_by_token_equals_reading_at_once() {
     let tokens = prompt(90);
     let engine = small_engine(EngineOptions::default());

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use riffle_engine::{Checkpoint, Runner, Sequence, Work};
+use riffle_engine::{Checkpoint, FinishedRows, Runner, Sequence, Work};
 use riffle_policy::Phase;
 
 use crate::testing::bits;
@@ -122,6 +122,7 @@ impl Member {
             sequence: &mut self.sequence,
             tokens,
             phase: Phase::Decode,
+            finished_rows: FinishedRows::All,
         };
         let outcomes = runner.pass(&mut [work], &mut |_| ControlFlow::Continue(())).unwrap();
         if outcomes[0].is_some() {
@@ -153,6 +154,7 @@ fn read(runner: &mut Runner, sequence: &mut Sequence, tokens: &[u32], phase: Pha
         tokens,
         phase,
         goal,
+        finished_rows: FinishedRows::All,
     };
     let outcomes = runner.pass(&mut [work], &mut |_| ControlFlow::Continue(())).unwrap();
     assert!(outcomes[0].is_none(), "{outcomes:?}");
