@@ -279,10 +279,13 @@ pub(super) fn work_of<'a>(running: &'a mut [Running], parts: &'a [PromptPart]) -
         let part = parts.iter().find(|part| part.id == running.id)?;
         Some(Work {
             goal: running.request.tokens.len(),
+            finished_rows: match running.request.prompt_probabilities {
+                Some(_) => FinishedRows::All,
+                None => FinishedRows::Last,
+            },
             sequence: &mut running.sequence,
             tokens: &part.tokens,
             phase: Phase::Prefill,
-            finished_rows: FinishedRows::Last,
         })
     });
     work.collect()

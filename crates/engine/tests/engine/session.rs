@@ -24,7 +24,10 @@ fn logits_do_not_depend_on_how_the_prompt_is_cut() {
 fn the_last_token_has_the_same_bits_where_all_tokens_have_logits() {
     let tokens = prompt(200);
     for batch_tokens in [4096, 64] {
-        let engine = small_engine(EngineOptions::default().with_batch_tokens(batch_tokens));
+        let options = EngineOptions::default()
+            .with_batch_tokens(batch_tokens)
+            .with_chunk_tokens(32);
+        let engine = small_engine(options);
         let (mut session, mut last) = (Session::new(&engine).unwrap(), Vec::new());
         let mut take = |_, logits: &[f32]| {
             last = logits[logits.len() - engine.model().config().vocab_size..].to_vec();
