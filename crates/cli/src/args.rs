@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{ArgAction, Args, Parser, Subcommand};
 use riffle_engine::DraftSpec;
 
 use crate::ask_args::AskArguments;
@@ -55,7 +55,14 @@ pub(crate) enum Command {
     /// Read one text and write one answer
     #[command(after_help = "Example:\n  riffle run --model model.gguf --file book.txt --question \"Who?\"")]
     Run(Box<RunArguments>),
-    /// Serve a model to programs and browsers, over HTTP
+    /// Serve models to programs and browsers, over HTTP
+    #[command(mut_arg("model", |argument| {
+        argument
+            .action(ArgAction::Append)
+            .value_name("[NAME=]PATH")
+            .value_parser(hub_args::served_model())
+            .help("Model: file, folder or name; several may be given [default: last used]")
+    }))]
     Serve(Box<ServeArguments>),
     /// Download a model from the Hugging Face hub
     Pull(PullArguments),

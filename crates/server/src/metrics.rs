@@ -1,5 +1,6 @@
 //! Metrics for a monitoring system at `/metrics`: names of vLLM where one exists, else names of our own.
 
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::http::StatusCode;
@@ -51,7 +52,8 @@ pub(crate) struct Metrics {
     dropped_events: Counter,
     event_replays: Counter,
     ended: Family<Ended, Counter>,
-    refused: Family<Refused, Counter>,
+    loads: Counter,
+    load_s: Histogram,
     first_token_s: Histogram,
     next_token_s: Histogram,
     request_s: Histogram,
@@ -92,12 +94,14 @@ struct ChosenExpert {
 }
 
 impl Metrics {
-    pub(crate) fn new() -> Self {
+    /// Counters of one model. Where a server has several, each sample has the name of its `model` as a label.
+    pub(crate) fn new(model: Option<&str>) -> Self {
+        let label = model.map(|name| (Cow::Borrowed("model"), Cow::Owned(name.to_owned())));
         let seconds = |bounds: &[f64]| Histogram::new(bounds.iter().copied());
         let long = [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0];
         let short = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0];
         let mut metrics = Self {
-            registry: Registry::default(),
+            registry: Registry::with_labels(label.into_iter()),
             running: Gauge::default(),
             waiting: Gauge::default(),
             idle: Gauge::default(),
@@ -126,14 +130,28 @@ impl Metrics {
             dropped_events: Counter::default(),
             event_replays: Counter::default(),
             ended: Family::default(),
-            refused: Family::default(),
+            loads: Counter::default(),
+            load_s: seconds(&long),
             first_token_s: seconds(&long),
             next_token_s: seconds(&short),
             request_s: seconds(&long),
             waited_s: seconds(&long),
         };
         metrics.register();
+        if model.is_some() {
+            metrics.register_loads();
+        }
         metrics
+    }
+
+    fn register_loads(&mut self) {
+        let registry = &mut self.registry;
+        registry.register("riffle:model_loads", "Times that the model was loaded", self.loads.clone());
+        registry.register(
+            "riffle:model_load_seconds",
+            "Time that it took to load the model",
+            self.load_s.clone(),
+        );
     }
 
     fn register(&mut self) {
@@ -232,11 +250,6 @@ impl Metrics {
             registry.register(name, help, counter.clone());
         }
         registry.register("vllm:request_success", "Requests by how they ended", self.ended.clone());
-        registry.register(
-            "riffle:requests_refused",
-            "Requests that were answered with an error, by status and reason",
-            self.refused.clone(),
-        );
     }
 
     fn register_event_counters(&mut self) {
@@ -443,19 +456,26 @@ impl Metrics {
         self.ended.get_or_create(&Ended { finished_reason }).inc();
     }
 
-    pub(crate) fn count_refused(&self, status: StatusCode, reason: &'static str) {
-        let status = u32::from(status.as_u16());
-        self.refused.get_or_create(&Refused { status, reason }).inc();
+    /// Counts that the model was loaded.
+    pub(crate) fn count_load(&self, seconds: f64) {
+        self.loads.inc();
+        self.load_s.observe(seconds);
+    }
+
+    /// Sets what the model has now to nothing: it has left memory.
+    pub(crate) fn clear_gauges(&self) {
+        for gauge in [&self.running, &self.waiting, &self.idle, &self.kv_pages] {
+            gauge.set(0);
+        }
+        for tier in ["ram", "disk"] {
+            self.kv_bytes.get_or_create(&Tier { tier }).set(0);
+        }
+        self.kv_usage.set(0.0);
     }
 
     /// The text that Prometheus reads.
     pub(crate) fn text(&self) -> String {
-        let mut text = String::new();
-        match encode(&mut text, &self.registry) {
-            Ok(()) => text,
-            // Writing into a text does not fail.
-            Err(error) => format!("# {error}\n"),
-        }
+        text_of(&self.registry)
     }
 
     /// Metrics that the web page shows.
@@ -474,7 +494,108 @@ impl Metrics {
     }
 }
 
+/// Requests that were answered with an error.
+#[derive(Debug)]
+pub(crate) struct Refusals {
+    registry: Registry,
+    refused: Family<Refused, Counter>,
+}
+
+impl Default for Refusals {
+    fn default() -> Self {
+        let (mut registry, refused) = (Registry::default(), Family::default());
+        registry.register(
+            "riffle:requests_refused",
+            "Requests that were answered with an error, by status and reason",
+            Family::clone(&refused),
+        );
+        Self { registry, refused }
+    }
+}
+
+impl Refusals {
+    pub(crate) fn count(&self, status: StatusCode, reason: &'static str) {
+        let status = u32::from(status.as_u16());
+        self.refused.get_or_create(&Refused { status, reason }).inc();
+    }
+
+    pub(crate) fn text(&self) -> String {
+        text_of(&self.registry)
+    }
+}
+
+fn text_of(registry: &Registry) -> String {
+    let mut text = String::new();
+    match encode(&mut text, registry) {
+        Ok(()) => text,
+        // Writing into a text does not fail.
+        Err(error) => format!("# {error}\n"),
+    }
+}
+
+/// Several texts as one, in which the samples of each metric stand together, as Prometheus needs them.
+pub(crate) fn merged(texts: impl Iterator<Item = String>) -> String {
+    /// Lines about a metric, and its samples.
+    #[derive(Default)]
+    struct Metric {
+        name: String,
+        head: String,
+        samples: String,
+    }
+    let mut metrics: Vec<Metric> = Vec::new();
+    for text in texts {
+        let (mut at, mut is_new) = (0, false);
+        for line in text.lines().filter(|line| *line != "# EOF") {
+            if let Some(rest) = line.strip_prefix("# HELP ") {
+                let name = rest.split(' ').next().unwrap_or_default();
+                let known = metrics.iter().position(|metric| metric.name == name);
+                is_new = known.is_none();
+                at = known.unwrap_or(metrics.len());
+                if is_new {
+                    metrics.push(Metric {
+                        name: name.to_owned(),
+                        ..Metric::default()
+                    });
+                }
+            }
+            let Some(metric) = metrics.get_mut(at) else {
+                continue;
+            };
+            let is_head = line.starts_with('#');
+            if is_head && !is_new {
+                continue;
+            }
+            let to = if is_head { &mut metric.head } else { &mut metric.samples };
+            to.push_str(line);
+            to.push('\n');
+        }
+    }
+    let lines = metrics.into_iter().map(|metric| metric.head + &metric.samples);
+    lines.collect::<String>() + "# EOF\n"
+}
+
 /// Sets a counter to what is counted elsewhere; it is never lowered.
 fn set(counter: &Counter, count: u64) {
     counter.inner().fetch_max(count, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_samples_of_several_models_stand_together_with_their_names() {
+        let (first, second) = (Metrics::new(Some("a")), Metrics::new(Some("b")));
+        first.count_load(1.0);
+        second.count_end("stop");
+        let text = merged([first.text(), second.text()].into_iter());
+        assert_eq!(text.matches("# TYPE riffle:model_loads counter").count(), 1);
+        let loads = "riffle:model_loads_total{model=\"a\"} 1\nriffle:model_loads_total{model=\"b\"} 0\n";
+        assert!(text.contains(loads), "{text}");
+        assert!(text.contains("vllm:request_success_total{finished_reason=\"stop\",model=\"b\"} 1"), "{text}");
+        assert_eq!(text.matches("# EOF").count(), 1);
+        let alone = Metrics::new(None).text();
+        assert_eq!(merged([alone.clone()].into_iter()), alone);
+        assert!(!alone.contains("model_loads"));
+    }
 }
