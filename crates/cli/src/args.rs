@@ -11,6 +11,7 @@ use crate::chat_args::ChatArguments;
 pub(crate) use crate::engine_args::EngineArguments;
 use crate::eval_args::EvalArguments;
 use crate::hub_args::{self, CompletionsArguments, ListArguments, ManArguments, PullArguments, RmArguments};
+use crate::launch_args::LaunchArguments;
 pub(crate) use crate::model::ModelArguments;
 use crate::model::NamedModel;
 use crate::numbers;
@@ -64,6 +65,8 @@ pub(crate) enum Command {
             .help("Model: file, folder or name; several may be given [default: last used]")
     }))]
     Serve(Box<ServeArguments>),
+    /// Start a coding agent on a model
+    Launch(LaunchArguments),
     /// Download a model from the Hugging Face hub
     Pull(PullArguments),
     /// List the models that were downloaded

@@ -14,8 +14,8 @@ use crate::fields::Fields;
 use crate::forms::Forms;
 use crate::log::Log;
 use crate::metrics::Metrics;
-use crate::speech::Markup;
 use crate::models::unknown_model;
+use crate::speech::Markup;
 use crate::{ServerError, ServerOptions, Worker};
 
 /// A loaded model: its engine, who drives it, and how the server is set up.

@@ -146,7 +146,11 @@ impl Metrics {
 
     fn register_loads(&mut self) {
         let registry = &mut self.registry;
-        registry.register("riffle:model_loads", "Times that the model was loaded", self.loads.clone());
+        registry.register(
+            "riffle:model_loads",
+            "Times that the model was loaded",
+            self.loads.clone(),
+        );
         registry.register(
             "riffle:model_load_seconds",
             "Time that it took to load the model",
@@ -592,7 +596,10 @@ mod tests {
         assert_eq!(text.matches("# TYPE riffle:model_loads counter").count(), 1);
         let loads = "riffle:model_loads_total{model=\"a\"} 1\nriffle:model_loads_total{model=\"b\"} 0\n";
         assert!(text.contains(loads), "{text}");
-        assert!(text.contains("vllm:request_success_total{finished_reason=\"stop\",model=\"b\"} 1"), "{text}");
+        assert!(
+            text.contains("vllm:request_success_total{finished_reason=\"stop\",model=\"b\"} 1"),
+            "{text}"
+        );
         assert_eq!(text.matches("# EOF").count(), 1);
         let alone = Metrics::new(None).text();
         assert_eq!(merged([alone.clone()].into_iter()), alone);

@@ -19,9 +19,22 @@ use crate::failure::Failure;
 use crate::serve_args::{EventEncoding, Host, LogForm, NamedAdapter, ServeArguments};
 use crate::serving_args::{ServingArguments, name_of_path};
 
+/// A server that listens, and what is told of it.
+pub(crate) struct Bound {
+    pub(crate) server: Server,
+    introduction: String,
+    /// Tokens of a block of KV events.
+    page_tokens: usize,
+}
+
 pub(crate) fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
+    run(bound(arguments)?, arguments)
+}
+
+/// Loads the model, or plans several, and listens.
+pub(crate) fn bound(arguments: &ServeArguments) -> Result<Bound, Failure> {
     if arguments.models.len() > 1 || arguments.models_dir.is_some() {
-        return several::serve(arguments);
+        return several::bound(arguments);
     }
     let shared = ServerOptions {
         adapter_names: adapter_names(arguments)?,
@@ -31,13 +44,20 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
     let engine = with_named_adapters(arguments).load(bodies_bytes(arguments))?;
     let server = Server::bind(&engine, options)?;
     note_template(&engine);
-    let introduction = introduction(arguments, &engine, server.address())?;
-    let page = engine.options().cache.page_tokens;
-    run(server, arguments, &introduction, page)
+    Ok(Bound {
+        introduction: introduction(arguments, &engine, server.address())?,
+        page_tokens: engine.options().cache.page_tokens,
+        server,
+    })
 }
 
 /// Runs a server until a signal ends it.
-fn run(server: Server, arguments: &ServeArguments, introduction: &str, page_tokens: usize) -> Result<(), Failure> {
+fn run(bound: Bound, arguments: &ServeArguments) -> Result<(), Failure> {
+    let Bound {
+        server,
+        introduction,
+        page_tokens,
+    } = bound;
     let notes = Notes {
         form: arguments.log_format,
         log: server.log(),
@@ -47,7 +67,7 @@ fn run(server: Server, arguments: &ServeArguments, introduction: &str, page_toke
         move || stopper.stop(),
         move || read_keys_again(key_file.as_deref(), &keys, notes),
     )?;
-    notes.tell(introduction);
+    notes.tell(&introduction);
     if server.address().is_open() && arguments.api_key_file.is_none() {
         notes.tell("warning: every machine that reaches this address may use the model: give --api-key-file, or --host localhost");
     }

@@ -57,7 +57,9 @@ impl Entry {
         Self {
             name: options.model_name.clone(),
             aliases: options.aliases.clone(),
-            adapters: adapters.map(|(name, adapter)| (name.clone(), adapter.path.clone())).collect(),
+            adapters: adapters
+                .map(|(name, adapter)| (name.clone(), adapter.path.clone()))
+                .collect(),
             path: engine.path().to_owned(),
             config: engine.model().config().clone(),
             options: engine.options().clone(),
@@ -115,7 +117,8 @@ impl Entry {
             let (path, options) = (self.path.clone(), self.options.model.clone());
             aside(move || {
                 let info: Result<ModelInfo, _> = options.inspect(&path);
-                info.map(|info| ModelFacts::of(&info)).map_err(|error| Failure::from_engine(&error))
+                info.map(|info| ModelFacts::of(&info))
+                    .map_err(|error| Failure::from_engine(&error))
             })
         };
         self.facts.get_or_try_init(read).await

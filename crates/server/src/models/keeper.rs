@@ -76,7 +76,10 @@ fn load(shelf: &Arc<Shelf>, index: usize) {
     let loaded = loaded.unwrap_or_else(|_| {
         Err(Failure::new(
             StatusCode::INTERNAL_SERVER_ERROR,
-            format!("the model {:?} failed while it was loaded: please report it", entry.name),
+            format!(
+                "the model {:?} failed while it was loaded: please report it",
+                entry.name
+            ),
         ))
     });
     let mut state = shelf.state();
@@ -129,7 +132,13 @@ fn loaded(shelf: &Shelf, entry: &Entry) -> Result<App, Failure> {
 fn own_options(shelf: &Shelf, entry: &Entry) -> ServerOptions {
     let options = shelf.options.clone();
     // A name may hold what a path must not.
-    let plain = |letter: char| if letter.is_alphanumeric() || "-_.".contains(letter) { letter } else { '_' };
+    let plain = |letter: char| {
+        if letter.is_alphanumeric() || "-_.".contains(letter) {
+            letter
+        } else {
+            '_'
+        }
+    };
     let folder: String = entry.name.chars().map(plain).collect();
     ServerOptions {
         model_name: entry.name.clone(),
@@ -154,7 +163,9 @@ fn leave(shelf: &Arc<Shelf>, index: usize) {
             std::thread::sleep(LOOK_PAUSE);
         }
         if engine.strong_count() > 0 {
-            shelf.log.note(&format!("the memory of the model {:?} is not free yet", entry.name));
+            shelf
+                .log
+                .note(&format!("the memory of the model {:?} is not free yet", entry.name));
         }
     }
     entry.metrics.clear_gauges();

@@ -176,7 +176,8 @@ impl Models {
     pub(crate) fn find_listed(&self, asked: &str) -> Result<(&Entry, Name<'_>), Failure> {
         let names = |entry| Entry::names(entry).map(move |name| (entry, name));
         let mut all = self.0.entries.iter().flat_map(names);
-        all.find(|(_, name)| name.text == asked).ok_or_else(|| self.unknown(asked))
+        all.find(|(_, name)| name.text == asked)
+            .ok_or_else(|| self.unknown(asked))
     }
 
     fn unknown(&self, name: &str) -> Failure {
@@ -398,10 +399,16 @@ fn check_names(entries: &[Entry]) -> Result<(), ServerError> {
     }
     for (at, entry) in entries.iter().enumerate() {
         if entry.name.trim().is_empty() {
-            return refuse(&entry.path.display().to_string(), "the name of a model must not be empty");
+            return refuse(
+                &entry.path.display().to_string(),
+                "the name of a model must not be empty",
+            );
         }
         if entries[..at].iter().any(|other| other.name == entry.name) {
-            return refuse(&entry.name, "two models have this name; give one of them another as NAME=PATH");
+            return refuse(
+                &entry.name,
+                "two models have this name; give one of them another as NAME=PATH",
+            );
         }
     }
     Ok(())

@@ -97,7 +97,10 @@ fn small(options: ServerOptions) -> ServerOptions {
 /// The loaded models.
 fn loaded(server: &Running) -> Vec<String> {
     let models = server.get("/api/ps").json()["models"].as_array().unwrap().clone();
-    models.iter().map(|model| model["name"].as_str().unwrap().to_owned()).collect()
+    models
+        .iter()
+        .map(|model| model["name"].as_str().unwrap().to_owned())
+        .collect()
 }
 
 fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
@@ -152,7 +155,9 @@ fn models_asked_in_any_order_answer_as_each_does_alone_and_never_take_more_than_
             scope.spawn(move || {
                 let mut bits = seed;
                 let mut below = |end: u64| {
-                    bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    bits = bits
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1_442_695_040_888_963_407);
                     ((bits >> 33) % end) as usize
                 };
                 for _ in 0..8 {
@@ -188,7 +193,9 @@ fn a_model_that_leaves_keeps_its_prompts_on_disk() {
     let read = |name: &str| {
         let body = json!({"model": name, "prompt": text(3000), "max_tokens": 2, "temperature": 0});
         let answer = server.ask("/v1/completions", &body);
-        let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+        let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+            .as_u64()
+            .unwrap();
         (answer["choices"][0]["text"].clone(), cached)
     };
     let first: Vec<_> = NAMES.iter().map(|name| read(name)).collect();
@@ -214,12 +221,18 @@ fn lists_have_all_models_and_load_none() {
     assert_eq!(ids("/api/tags", "models", "name"), NAMES);
     assert_eq!(server.get("/v1/models/hybrid").json()["id"], "hybrid");
     let shown = server.ask("/api/show", &json!({"model": "mixture:latest"}));
-    assert!(shown["details"]["family"].as_str().unwrap().starts_with("qwen3"), "{shown}");
+    assert!(
+        shown["details"]["family"].as_str().unwrap().starts_with("qwen3"),
+        "{shown}"
+    );
     assert_eq!(server.get("/props?model=hybrid").json()["model_alias"], "hybrid");
     assert_eq!(server.get("/props").json()["model_alias"], "dense");
     assert_eq!(server.get("/slots?model=mixture").json().as_array().unwrap().len(), 2);
     let status = server.get("/status?model=mixture").json();
-    assert_eq!((&status["models"], &status["is_loaded"]), (&json!(NAMES), &json!(false)));
+    assert_eq!(
+        (&status["models"], &status["is_loaded"]),
+        (&json!(NAMES), &json!(false))
+    );
     for path in ["/health", "/ready", "/version", "/metrics"] {
         assert_eq!(server.get(path).status, 200, "{path}");
     }
@@ -250,8 +263,19 @@ fn a_name_that_no_model_has_is_refused_with_those_that_there_are_in_the_shape_of
     for path in ["/v1/models/llama", "/props?model=llama", "/lora-adapters?model=llama"] {
         assert_eq!(server.get(path).status, 404, "{path}");
     }
-    assert_eq!(server.post("/v1/completions", &json!({"model": 1, "prompt": "a"})).status, 400);
-    assert_eq!(server.send("POST", "/v1/completions", "Content-Type: application/json\r\n", "{").whole().status, 400);
+    assert_eq!(
+        server
+            .post("/v1/completions", &json!({"model": 1, "prompt": "a"}))
+            .status,
+        400
+    );
+    assert_eq!(
+        server
+            .send("POST", "/v1/completions", "Content-Type: application/json\r\n", "{")
+            .whole()
+            .status,
+        400
+    );
     assert_eq!(server.get("/v1/completions").status, 405);
     assert!(loaded(&server).is_empty(), "nothing of this loads a model");
 }
@@ -269,7 +293,10 @@ fn a_request_says_how_long_its_model_stays() {
         server.ask("/api/generate", &body)
     };
     let expires = || {
-        let text = server.get("/api/ps").json()["models"][0]["expires_at"].as_str().unwrap().to_owned();
+        let text = server.get("/api/ps").json()["models"][0]["expires_at"]
+            .as_str()
+            .unwrap()
+            .to_owned();
         let time = humantime_seconds(&text);
         time - unix_seconds()
     };
@@ -319,13 +346,27 @@ fn a_model_in_use_makes_others_wait_and_then_refuses_them_with_a_time() {
         ..options
     });
     let answer = long_answer(&server, "dense");
-    let refused = server.post("/v1/completions", &json!({"model": "hybrid", "prompt": "a", "max_tokens": 1}));
+    let refused = server.post(
+        "/v1/completions",
+        &json!({"model": "hybrid", "prompt": "a", "max_tokens": 1}),
+    );
     assert_eq!(refused.status, 503, "{}", refused.body);
-    assert!(refused.head.to_ascii_lowercase().contains("retry-after: 10"), "{}", refused.head);
-    assert!(refused.body.contains("because \\\"dense\\\" is in use"), "{}", refused.body);
+    assert!(
+        refused.head.to_ascii_lowercase().contains("retry-after: 10"),
+        "{}",
+        refused.head
+    );
+    assert!(
+        refused.body.contains("because \\\"dense\\\" is in use"),
+        "{}",
+        refused.body
+    );
     // Nobody waits any more: the model takes requests again.
     assert_eq!(loaded(&server), ["dense"]);
-    server.ask("/v1/completions", &json!({"model": "dense", "prompt": "a", "max_tokens": 1}));
+    server.ask(
+        "/v1/completions",
+        &json!({"model": "dense", "prompt": "a", "max_tokens": 1}),
+    );
     drop(answer);
 }
 
@@ -348,9 +389,15 @@ fn a_client_that_goes_leaves_the_queue_of_its_model() {
     std::thread::sleep(Duration::from_millis(200));
     drop(gone);
     // Were it still waited for, the model in use would take no further request.
-    server.ask("/v1/completions", &json!({"model": "dense", "prompt": "a", "max_tokens": 1}));
+    server.ask(
+        "/v1/completions",
+        &json!({"model": "dense", "prompt": "a", "max_tokens": 1}),
+    );
     drop(answer);
-    server.ask("/v1/completions", &json!({"model": "dense", "prompt": "b", "max_tokens": 1}));
+    server.ask(
+        "/v1/completions",
+        &json!({"model": "dense", "prompt": "b", "max_tokens": 1}),
+    );
     assert_eq!(loaded(&server), ["dense"]);
 }
 
@@ -382,7 +429,12 @@ fn a_server_ends_while_a_model_loads() {
     for pause_ms in [0, 5, 20, 60] {
         let server = three.start(small(options()));
         std::thread::scope(|scope| {
-            let asking = scope.spawn(|| server.post("/v1/completions", &json!({"model": "hybrid", "prompt": "a", "max_tokens": 1})));
+            let asking = scope.spawn(|| {
+                server.post(
+                    "/v1/completions",
+                    &json!({"model": "hybrid", "prompt": "a", "max_tokens": 1}),
+                )
+            });
             std::thread::sleep(Duration::from_millis(pause_ms));
             server.tell_to_stop();
             let answer = asking.join();
@@ -400,14 +452,22 @@ fn a_model_whose_file_is_gone_or_damaged_is_one_line_and_the_others_go_on() {
     let file = three.path("hybrid").join("model.safetensors");
     let whole = fs::read(&file).unwrap();
     let asked = json!({"model": "hybrid", "prompt": "a", "max_tokens": 1});
-    let damages: [&dyn Fn(); 2] = [&|| fs::remove_file(&file).unwrap(), &|| fs::write(&file, &whole[..1000]).unwrap()];
+    let damages: [&dyn Fn(); 2] = [&|| fs::remove_file(&file).unwrap(), &|| {
+        fs::write(&file, &whole[..1000]).unwrap()
+    }];
     for damage in damages {
         damage();
         let failed = server.post("/v1/completions", &asked);
         assert_eq!(failed.status, 500, "{}", failed.body);
         let message = failed.json()["error"]["message"].as_str().unwrap().to_owned();
-        assert!(message.starts_with("the model \"hybrid\" cannot be loaded: ") && !message.contains('\n'), "{message}");
-        server.ask("/v1/completions", &json!({"model": "dense", "prompt": "a", "max_tokens": 1}));
+        assert!(
+            message.starts_with("the model \"hybrid\" cannot be loaded: ") && !message.contains('\n'),
+            "{message}"
+        );
+        server.ask(
+            "/v1/completions",
+            &json!({"model": "dense", "prompt": "a", "max_tokens": 1}),
+        );
     }
     fs::write(&file, &whole).unwrap();
     server.ask("/v1/completions", &asked);
@@ -430,7 +490,10 @@ fn two_models_of_one_name_and_no_model_are_refused_and_one_that_never_fits_is_le
     assert!(error.contains("two models have this name"), "{error}");
     let (plan, refused) = plan_of(three.sources(), 1 << 20);
     assert_eq!(refused.len(), 3, "{refused:?}");
-    assert!(refused[0].starts_with("dense: ") && !refused[0].contains('\n'), "{refused:?}");
+    assert!(
+        refused[0].starts_with("dense: ") && !refused[0].contains('\n'),
+        "{refused:?}"
+    );
     assert!(Server::bind_models(&plan, options()).is_err());
     let mut gone = three.sources();
     gone[1].path = "/no/such/model".into();

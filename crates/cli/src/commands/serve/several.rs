@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use riffle_engine::{EngineError, human_bytes};
 use riffle_server::{ListenAddress, ModelSource, ModelsPlan, Server};
 
-use super::{bodies_bytes, place, run, server_options};
+use super::{Bound, bodies_bytes, place, server_options};
 use crate::commands::{check_folder, grouped};
 use crate::console;
 use crate::failure::Failure;
@@ -21,13 +21,16 @@ struct Served {
     is_typed: bool,
 }
 
-pub(super) fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
+pub(super) fn bound(arguments: &ServeArguments) -> Result<Bound, Failure> {
     refuse_options_of_one(arguments)?;
     let options = server_options(arguments, arguments.serving.unnamed_options()?)?;
     let plan = planned(arguments)?;
     let server = Server::bind_models(&plan, options)?;
-    let introduction = introduction(arguments, &plan, server.address());
-    run(server, arguments, &introduction, 0)
+    Ok(Bound {
+        introduction: introduction(arguments, &plan, server.address()),
+        page_tokens: 0,
+        server,
+    })
 }
 
 /// Refuses options that belong to one model.
@@ -36,8 +39,16 @@ fn refuse_options_of_one(arguments: &ServeArguments) -> Result<(), Failure> {
     let draft = &serving.draft;
     let options = [
         ("--alias", !serving.alias.is_empty(), "name each as --model NAME=PATH"),
-        ("--lora", !serving.engine.lora.is_empty(), "serve the one it was made for"),
-        ("--lora-modules", !arguments.lora_modules.is_empty(), "serve the one they were made for"),
+        (
+            "--lora",
+            !serving.engine.lora.is_empty(),
+            "serve the one it was made for",
+        ),
+        (
+            "--lora-modules",
+            !arguments.lora_modules.is_empty(),
+            "serve the one they were made for",
+        ),
         ("--kv-events", arguments.kv_events.is_some(), "a router expects one"),
         (
             "--draft",
@@ -57,7 +68,11 @@ fn refuse_options_of_one(arguments: &ServeArguments) -> Result<(), Failure> {
 fn planned(arguments: &ServeArguments) -> Result<ModelsPlan, Failure> {
     let served = served(arguments)?;
     let options = arguments.serving.engine_options()?;
-    let typed: Vec<&str> = served.iter().filter(|model| model.is_typed).map(|model| model.name.as_str()).collect();
+    let typed: Vec<&str> = served
+        .iter()
+        .filter(|model| model.is_typed)
+        .map(|model| model.name.as_str())
+        .collect();
     let sources = served.iter().map(|model| ModelSource {
         name: model.name.clone(),
         path: model.path.clone(),
@@ -123,8 +138,14 @@ fn models_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(unread)? {
         let path = entry.map_err(unread)?.path();
-        let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-        let is_file = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf")) && path.is_file();
+        let stem = path
+            .file_stem()
+            .map(|stem| stem.to_string_lossy().into_owned())
+            .unwrap_or_default();
+        let is_file = path
+            .extension()
+            .is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"))
+            && path.is_file();
         let is_later_part = part_of(&stem).is_some_and(|(_, part)| part != 1);
         if (is_file && !is_later_part) || path.join("config.json").is_file() {
             paths.push(path);

@@ -22,7 +22,10 @@ use crate::fields::{Fields, Warnings};
 /// A chat that is asked for.
 enum Chat {
     /// No messages: the model is to be loaded, or to leave memory.
-    Loading { model: String, leaves: bool },
+    Loading {
+        model: String,
+        leaves: bool,
+    },
     Asking(Box<Question>, bool),
 }
 

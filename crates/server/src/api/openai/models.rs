@@ -13,7 +13,11 @@ use crate::site::Site;
 
 pub(crate) async fn list(State(site): State<Arc<Site>>) -> Json<Value> {
     let entries = site.models.entries().iter();
-    let of_entry = |entry| Entry::names(entry).map(|name| model(&site, entry, &name)).collect::<Vec<_>>();
+    let of_entry = |entry| {
+        Entry::names(entry)
+            .map(|name| model(&site, entry, &name))
+            .collect::<Vec<_>>()
+    };
     let models: Vec<Value> = entries.flat_map(of_entry).collect();
     Json(json!({"object": "list", "data": models}))
 }
