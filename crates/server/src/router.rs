@@ -91,6 +91,10 @@ fn openai_routes(prefix: &str) -> Router<Arc<Site>> {
         .route(&at("/chat/completions/input_tokens"), post(openai::chat::count))
         .route(&at("/responses"), post(openai::responses::answer))
         .route(&at("/responses/input_tokens"), post(openai::responses::count))
+        .route(
+            &at("/responses/{id}"),
+            routing::get(openai::responses::one).delete(openai::responses::delete),
+        )
 }
 
 /// The paths of Ollama.

@@ -112,6 +112,11 @@ impl Models {
         &self.0.entries
     }
 
+    /// Responses that were sent, which all models share.
+    pub(crate) fn kept_items(&self) -> &KeptItems {
+        &self.0.kept_items
+    }
+
     /// Seconds since 1970.
     pub(crate) fn started(&self) -> u64 {
         self.0.started
