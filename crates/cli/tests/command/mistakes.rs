@@ -21,7 +21,11 @@ const MISTAKES: [(&str, i32, &[&str]); 38] = [
         1,
         &["a: ", "needs"],
     ),
-    ("serve --models-dir empty --port 0", 1, &["no model there can be served"]),
+    (
+        "serve --models-dir empty --port 0",
+        1,
+        &["no model there can be served"],
+    ),
     (
         "launch codex --url http://127.0.0.1:9",
         1,

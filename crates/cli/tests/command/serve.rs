@@ -161,7 +161,14 @@ fn models_by_name_and_from_a_folder_are_served_together() {
     write(&models.join("broken.gguf"), "no model");
     let first = format!("first={}", shipped_model().display());
     let mut server = Server::start(
-        &["--model", &first, "--models-dir", models.to_str().expect("a text"), "--ctx", "8192"],
+        &[
+            "--model",
+            &first,
+            "--models-dir",
+            models.to_str().expect("a text"),
+            "--ctx",
+            "8192",
+        ],
         &[],
     );
     server.line_with("Ctrl-C ends it");
@@ -171,10 +178,16 @@ fn models_by_name_and_from_a_folder_are_served_together() {
     };
     for name in ["first", "hybrid", "first"] {
         let (status, body) = complete(name);
-        assert!(status == 200 && body.contains(&format!("\"model\":\"{name}\"")), "{body}");
+        assert!(
+            status == 200 && body.contains(&format!("\"model\":\"{name}\"")),
+            "{body}"
+        );
     }
     let (status, body) = complete("broken");
-    assert!(status == 404 && body.contains(r#"ask for \"first\" or \"hybrid\""#), "{body}");
+    assert!(
+        status == 404 && body.contains(r#"ask for \"first\" or \"hybrid\""#),
+        "{body}"
+    );
     server.signal("-TERM");
     assert!(server.child.wait().expect("an end").success());
 }
@@ -184,12 +197,20 @@ fn an_agent_is_told_the_address_and_the_model_of_a_running_server() {
     let server = Server::start(&["--alias", "house"], &[]);
     let url = format!("http://{}", server.address);
     for agent in ["claude", "codex", "opencode", "aider"] {
-        let printed = riffle().args(["launch", agent, "--url", &url, "--print"]).output().expect("it runs");
+        let printed = riffle()
+            .args(["launch", agent, "--url", &url, "--print"])
+            .output()
+            .expect("it runs");
         let text = String::from_utf8(printed.stdout).expect("a text");
         assert!(text.contains(&url) && text.contains("house"), "{agent}: {text}");
         assert!(agent == "aider" || text.contains("2048"), "{agent}: {text}");
     }
-    let unknown = riffle().args(["launch", "codex", "--url", &url, "--model", "x", "--print"]).output();
+    let unknown = riffle()
+        .args(["launch", "codex", "--url", &url, "--model", "x", "--print"])
+        .output();
     let line = String::from_utf8(unknown.expect("it runs").stderr).expect("a text");
-    assert!(line.contains("--model x: the server at") && line.contains("has house"), "{line}");
+    assert!(
+        line.contains("--model x: the server at") && line.contains("has house"),
+        "{line}"
+    );
 }

@@ -262,9 +262,15 @@ fn a_response_goes_on_from_one_before_it_as_long_as_that_is_kept() {
     assert_eq!(server.get(&path).json()["id"], id);
     let deleted = server.send("DELETE", &path, "", "").whole();
     assert_eq!(deleted.json()["deleted"], true);
-    let unkept = server.ask("/v1/responses", &json!({"input": "a", "max_output_tokens": 1, "store": false}));
+    let unkept = server.ask(
+        "/v1/responses",
+        &json!({"input": "a", "max_output_tokens": 1, "store": false}),
+    );
     for id in [&id, &unkept["id"], &json!("resp_none")] {
-        assert_eq!(server.get(&format!("/v1/responses/{}", id.as_str().unwrap())).status, 404);
+        assert_eq!(
+            server.get(&format!("/v1/responses/{}", id.as_str().unwrap())).status,
+            404
+        );
         let refused = server.post("/v1/responses", &json!({"input": "d", "previous_response_id": id}));
         assert_eq!(refused.status, 404, "{}", refused.body);
         assert_eq!(refused.json()["error"]["code"], "previous_response_not_found");

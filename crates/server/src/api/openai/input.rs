@@ -50,7 +50,9 @@ pub(super) fn read(
     warnings: &Warnings,
 ) -> Result<Input, Failure> {
     let mut read = Input::default();
-    let earlier = earlier.into_iter().map(|item| ("previous_response_id".to_owned(), item));
+    let earlier = earlier
+        .into_iter()
+        .map(|item| ("previous_response_id".to_owned(), item));
     let own = items.into_iter().enumerate();
     let own = own.map(|(at, item)| (format!("input[{at}]"), item));
     for (place, item) in earlier.chain(own) {

@@ -73,7 +73,13 @@ impl KeptItems {
             let turn = kept.used(&id)?;
             let response = turn.get("response")?;
             next = response["previous_response_id"].as_str().map(str::to_owned);
-            turns.push([turn["input"].as_array()?.clone(), response["output"].as_array()?.clone()].concat());
+            turns.push(
+                [
+                    turn["input"].as_array()?.clone(),
+                    response["output"].as_array()?.clone(),
+                ]
+                .concat(),
+            );
         }
         turns.reverse();
         Some(turns.concat())
@@ -156,7 +162,10 @@ mod tests {
         turn("a", None);
         turn("b", Some("a"));
         turn("c", Some("a"));
-        assert_eq!(kept.conversation("b"), Some(vec![json!("a in"), json!("a out"), json!("b in"), json!("b out")]));
+        assert_eq!(
+            kept.conversation("b"),
+            Some(vec![json!("a in"), json!("a out"), json!("b in"), json!("b out")])
+        );
         assert_eq!(kept.response("c").unwrap()["id"], "c");
         assert!(kept.forget_response("a") && !kept.forget_response("a"));
         assert_eq!(kept.conversation("c"), None);

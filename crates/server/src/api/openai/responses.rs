@@ -120,7 +120,10 @@ impl Wanted {
         let thinking = Thinking::take(fields)?;
         let previous = fields.text("previous_response_id")?;
         let earlier = match &previous {
-            Some(id) => app.kept_items.conversation(id).ok_or_else(|| not_kept("previous_response_id", id))?,
+            Some(id) => app
+                .kept_items
+                .conversation(id)
+                .ok_or_else(|| not_kept("previous_response_id", id))?,
             None => Vec::new(),
         };
         let is_kept = fields.flag("store")?.unwrap_or(true);
@@ -247,7 +250,11 @@ fn take_text_form(fields: &mut Fields) -> Result<Option<(Form, String)>, Failure
 fn take_what_is_not_done(fields: &mut Fields) -> Result<(), Failure> {
     take_without_effect(fields)?;
     fields.pass_over(&["max_tool_calls", "conversation_id"]);
-    fields.refuse("background", &[json!(false)], "a response is written while its client waits: leave it out")?;
+    fields.refuse(
+        "background",
+        &[json!(false)],
+        "a response is written while its client waits: leave it out",
+    )?;
     fields.ignore(
         "truncation",
         &[json!("disabled")],
