@@ -1,11 +1,12 @@
 //! Metrics for a monitoring system at `/metrics`: names of vLLM where one exists, else names of our own.
 
+mod refusals;
+mod text;
+
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use axum::http::StatusCode;
 use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -16,6 +17,9 @@ use riffle_events::PublisherCounts;
 use serde_json::{Value, json};
 
 use crate::driver::Finished;
+pub(crate) use refusals::Refusals;
+pub(crate) use text::merged;
+use text::text_of;
 
 /// A pause between two tokens that counts as a stall.
 const STALL_S: f64 = 1.0;
@@ -75,12 +79,6 @@ struct CacheConfig {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Ended {
     finished_reason: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Refused {
-    status: u32,
-    reason: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -498,111 +496,7 @@ impl Metrics {
     }
 }
 
-/// Requests that were answered with an error.
-#[derive(Debug)]
-pub(crate) struct Refusals {
-    registry: Registry,
-    refused: Family<Refused, Counter>,
-}
-
-impl Default for Refusals {
-    fn default() -> Self {
-        let (mut registry, refused) = (Registry::default(), Family::default());
-        registry.register(
-            "riffle:requests_refused",
-            "Requests that were answered with an error, by status and reason",
-            Family::clone(&refused),
-        );
-        Self { registry, refused }
-    }
-}
-
-impl Refusals {
-    pub(crate) fn count(&self, status: StatusCode, reason: &'static str) {
-        let status = u32::from(status.as_u16());
-        self.refused.get_or_create(&Refused { status, reason }).inc();
-    }
-
-    pub(crate) fn text(&self) -> String {
-        text_of(&self.registry)
-    }
-}
-
-fn text_of(registry: &Registry) -> String {
-    let mut text = String::new();
-    match encode(&mut text, registry) {
-        Ok(()) => text,
-        // Writing into a text does not fail.
-        Err(error) => format!("# {error}\n"),
-    }
-}
-
-/// Several texts as one, in which the samples of each metric stand together, as Prometheus needs them.
-pub(crate) fn merged(texts: impl Iterator<Item = String>) -> String {
-    /// Lines about a metric, and its samples.
-    #[derive(Default)]
-    struct Metric {
-        name: String,
-        head: String,
-        samples: String,
-    }
-    let mut metrics: Vec<Metric> = Vec::new();
-    for text in texts {
-        let (mut at, mut is_new) = (0, false);
-        for line in text.lines().filter(|line| *line != "# EOF") {
-            if let Some(rest) = line.strip_prefix("# HELP ") {
-                let name = rest.split(' ').next().unwrap_or_default();
-                let known = metrics.iter().position(|metric| metric.name == name);
-                is_new = known.is_none();
-                at = known.unwrap_or(metrics.len());
-                if is_new {
-                    metrics.push(Metric {
-                        name: name.to_owned(),
-                        ..Metric::default()
-                    });
-                }
-            }
-            let Some(metric) = metrics.get_mut(at) else {
-                continue;
-            };
-            let is_head = line.starts_with('#');
-            if is_head && !is_new {
-                continue;
-            }
-            let to = if is_head { &mut metric.head } else { &mut metric.samples };
-            to.push_str(line);
-            to.push('\n');
-        }
-    }
-    let lines = metrics.into_iter().map(|metric| metric.head + &metric.samples);
-    lines.collect::<String>() + "# EOF\n"
-}
-
 /// Sets a counter to what is counted elsewhere; it is never lowered.
 fn set(counter: &Counter, count: u64) {
     counter.inner().fetch_max(count, Ordering::Relaxed);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_samples_of_several_models_stand_together_with_their_names() {
-        let (first, second) = (Metrics::new(Some("a")), Metrics::new(Some("b")));
-        first.count_load(1.0);
-        second.count_end("stop");
-        let text = merged([first.text(), second.text()].into_iter());
-        assert_eq!(text.matches("# TYPE riffle:model_loads counter").count(), 1);
-        let loads = "riffle:model_loads_total{model=\"a\"} 1\nriffle:model_loads_total{model=\"b\"} 0\n";
-        assert!(text.contains(loads), "{text}");
-        assert!(
-            text.contains("vllm:request_success_total{finished_reason=\"stop\",model=\"b\"} 1"),
-            "{text}"
-        );
-        assert_eq!(text.matches("# EOF").count(), 1);
-        let alone = Metrics::new(None).text();
-        assert_eq!(merged([alone.clone()].into_iter()), alone);
-        assert!(!alone.contains("model_loads"));
-    }
 }
