@@ -48,6 +48,17 @@ pub(super) enum Step {
     Wait(Option<Instant>),
 }
 
+/// Where room comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Room {
+    /// From this model, which is idle.
+    Leaves(usize),
+    /// From models in use, which have to end their answers first.
+    InUse,
+    /// From models that leave or load already.
+    Coming,
+}
+
 /// All models of a server.
 #[derive(Debug)]
 pub(super) struct Rotation {
@@ -133,9 +144,9 @@ impl Rotation {
         }
     }
 
-    /// The next step, whose stage is set. Models that have expired leave. Of the models that are waited for, the one that has been waited for longest
-    /// among those that fit is loaded. Where none fits, the first gets the room of the models used longest ago, idle ones before those in use;
-    /// one in use takes no further request until it is idle.
+    /// The next step, whose stage is set. Models that have expired leave. Of the models that are waited for, the one that has been waited for longest is
+    /// loaded. Where it does not fit, it gets the room of the models used longest ago, idle ones before those in use; one in use takes no further
+    /// request until it is idle. Meanwhile others that fit are loaded.
     pub(super) fn step(&mut self, now: Instant) -> Step {
         for slot in &mut self.slots {
             slot.is_draining = false;
@@ -147,14 +158,19 @@ impl Rotation {
         let mut wanted: Vec<usize> = (0..self.slots.len()).filter(is_wanted).collect();
         wanted.sort_by_key(|index| self.slots[*index].waits_since);
         let free = self.free_bytes();
-        if let Some(index) = wanted.iter().copied().find(|index| self.slots[*index].bytes <= free) {
-            self.slots[index].stage = Stage::Loading;
-            return Step::Load(index);
-        }
-        if let Some(first) = wanted.first() {
-            let leaving = self.make_room(self.slots[*first].bytes);
-            if let Some(index) = leaving {
-                return self.leave(index);
+        let fits = |index: &usize, slots: &[Slot]| slots[*index].bytes <= free;
+        if let Some(first) = wanted.first().copied() {
+            if fits(&first, &self.slots) {
+                return self.load(first);
+            }
+            match self.make_room(self.slots[first].bytes) {
+                Room::Leaves(index) => return self.leave(index),
+                Room::InUse => {
+                    if let Some(index) = wanted.into_iter().find(|index| fits(index, &self.slots)) {
+                        return self.load(index);
+                    }
+                }
+                Room::Coming => {}
             }
         }
         let idle = |slot: &&Slot| slot.stage == Stage::Loaded && slot.uses == 0 && !slot.stays;
@@ -171,29 +187,33 @@ impl Rotation {
 
     /// Chooses the models whose room is needed for `bytes`. Those in use are drained first, and an idle one leaves once all of them are idle, so
     /// that none leaves for nothing.
-    fn make_room(&mut self, bytes: u64) -> Option<usize> {
+    fn make_room(&mut self, bytes: u64) -> Room {
         let is_going = |slot: &&Slot| slot.stage == Stage::Leaving;
         let going = self.slots.iter().filter(is_going).map(|slot| slot.bytes);
         let mut coming = going.fold(self.free_bytes(), u64::saturating_add);
         let may_leave = |index: &usize| self.slots[*index].stage == Stage::Loaded && !self.slots[*index].stays;
         let mut loaded: Vec<usize> = (0..self.slots.len()).filter(may_leave).collect();
         loaded.sort_by_key(|index| (self.slots[*index].uses > 0, self.slots[*index].used));
-        let mut first_idle = None;
-        let mut are_idle = true;
+        let mut room = Room::Coming;
         for index in loaded {
             if coming >= bytes {
                 break;
             }
             let slot = &mut self.slots[index];
             coming = coming.saturating_add(slot.bytes);
-            if slot.uses == 0 {
-                first_idle = first_idle.or(Some(index));
-            } else {
+            if slot.uses > 0 {
                 slot.is_draining = true;
-                are_idle = false;
+                room = Room::InUse;
+            } else if room == Room::Coming {
+                room = Room::Leaves(index);
             }
         }
-        first_idle.filter(|_| are_idle)
+        room
+    }
+
+    fn load(&mut self, index: usize) -> Step {
+        self.slots[index].stage = Stage::Loading;
+        Step::Load(index)
     }
 
     fn leave(&mut self, index: usize) -> Step {
@@ -265,6 +285,19 @@ mod tests {
         rotation.begin_use(0, None);
         rotation.begin_waiting(1);
         rotation.begin_waiting(2);
+        assert_eq!(rotation.step(Instant::now()), Step::Load(2));
+    }
+
+    #[test]
+    fn room_that_a_model_gets_is_not_given_to_others_that_came_later() {
+        let mut rotation = rotation(&[8, 8, 2]);
+        load(&mut rotation, 0);
+        rotation.begin_waiting(1);
+        assert_eq!(rotation.step(Instant::now()), Step::Leave(0));
+        rotation.begin_waiting(2);
+        assert_eq!(rotation.step(Instant::now()), Step::Wait(None));
+        rotation.slots[0].stage = Stage::Absent;
+        assert_eq!(rotation.step(Instant::now()), Step::Load(1));
         assert_eq!(rotation.step(Instant::now()), Step::Load(2));
     }
 
