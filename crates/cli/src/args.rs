@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{ArgAction, Args, Parser, Subcommand};
 use riffle_engine::DraftSpec;
 
 use crate::ask_args::AskArguments;
@@ -11,6 +11,7 @@ use crate::chat_args::ChatArguments;
 pub(crate) use crate::engine_args::EngineArguments;
 use crate::eval_args::EvalArguments;
 use crate::hub_args::{self, CompletionsArguments, ListArguments, ManArguments, PullArguments, RmArguments};
+use crate::launch_args::LaunchArguments;
 pub(crate) use crate::model::ModelArguments;
 use crate::model::NamedModel;
 use crate::numbers;
@@ -55,8 +56,17 @@ pub(crate) enum Command {
     /// Read one text and write one answer
     #[command(after_help = "Example:\n  riffle run --model model.gguf --file book.txt --question \"Who?\"")]
     Run(Box<RunArguments>),
-    /// Serve a model to programs and browsers, over HTTP
+    /// Serve models to programs and browsers, over HTTP
+    #[command(mut_arg("model", |argument| {
+        argument
+            .action(ArgAction::Append)
+            .value_name("[NAME=]PATH")
+            .value_parser(hub_args::served_model())
+            .help("Model: file, folder or name; several may be given [default: last used]")
+    }))]
     Serve(Box<ServeArguments>),
+    /// Start a coding agent on a model
+    Launch(LaunchArguments),
     /// Download a model from the Hugging Face hub
     Pull(PullArguments),
     /// List the models that were downloaded

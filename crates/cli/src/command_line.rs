@@ -12,6 +12,7 @@ use riffle_ask::Given;
 
 use crate::args::{Arguments, Command};
 use crate::failure::Failure;
+use crate::model::NamedModel;
 use crate::{help, llama_cpp, option_sources};
 
 /// Every command with its arguments, as clap describes them.
@@ -41,6 +42,10 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Arg
     match (&mut parsed.command, matches.subcommand()) {
         (Some(Command::Ask(ask)), Some((_, matches))) => ask.given = given(matches),
         (Some(Command::Chat(chat)), Some((_, matches))) => chat.given = given(matches),
+        (Some(Command::Serve(serve)), Some((_, matches))) => {
+            let models = matches.get_many::<NamedModel>("model");
+            serve.models = models.into_iter().flatten().cloned().collect();
+        }
         _ => {}
     }
     Ok(parsed)

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 /// Fields that messages of the libraries name, and the flags that set them. No two commands have different flags for one field.
-const FLAGS: [(&str, &str); 54] = [
+const FLAGS: [(&str, &str); 55] = [
     ("activations", "--activations"),
     ("adapters", "--lora"),
     ("api_keys", "--api-key-file"),
@@ -35,6 +35,7 @@ const FLAGS: [(&str, &str); 54] = [
     ("memory_budget_bytes", "--memory"),
     ("method", "--method"),
     ("min_p", "--min-p"),
+    ("model", "--model"),
     // Only `riffle serve` and what plans for it choose how many sequences there are.
     ("most_running", "--parallel"),
     ("overwrite", "--force"),

@@ -4,7 +4,7 @@ use clap::{Arg, Command};
 
 /// The commands in groups, as the help of riffle itself lists them.
 const GROUPS: [(&str, &[&str]); 4] = [
-    ("Use a model", &["ask", "chat", "run", "serve"]),
+    ("Use a model", &["ask", "chat", "run", "serve", "launch"]),
     (
         "Get and inspect models",
         &["pull", "list", "rm", "inspect", "plan", "tokenize", "quantize"],

@@ -73,6 +73,22 @@ pub(crate) fn model() -> impl TypedValueParser<Value = NamedModel> {
     PathBufValueParser::new().try_map(|name| resolved(name).map_err(|error| error.to_string()))
 }
 
+/// The same, also as `NAME=PATH` with the name that a server gives it.
+pub(crate) fn served_model() -> impl TypedValueParser<Value = NamedModel> {
+    PathBufValueParser::new().try_map(served)
+}
+
+fn served(text: PathBuf) -> Result<NamedModel, String> {
+    let parts = text.to_str().filter(|_| !text.exists());
+    match parts.and_then(|text| text.split_once('=')) {
+        Some((name, path)) if !name.is_empty() && !path.is_empty() => Ok(NamedModel {
+            served_as: Some(name.to_owned()),
+            ..resolved(path.into())?
+        }),
+        _ => resolved(text),
+    }
+}
+
 /// Reads a `--draft`, whose small model may be named as [`model`] may.
 pub(crate) fn draft(text: &str) -> Result<DraftSpec, String> {
     let spec: DraftSpec = text.parse().map_err(numbers::requirement)?;
@@ -87,7 +103,13 @@ pub(crate) fn draft(text: &str) -> Result<DraftSpec, String> {
 
 /// The model of a name or a path.
 pub(crate) fn resolved(name: PathBuf) -> Result<NamedModel, String> {
-    let at = |path: PathBuf, name: PathBuf| Ok(NamedModel { name, path });
+    let at = |path: PathBuf, name: PathBuf| {
+        Ok(NamedModel {
+            name,
+            path,
+            served_as: None,
+        })
+    };
     if name.symlink_metadata().is_ok() {
         return at(name.clone(), name);
     }

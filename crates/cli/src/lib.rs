@@ -24,6 +24,7 @@ mod help;
 mod hub_args;
 mod interrupt;
 mod keep_args;
+mod launch_args;
 mod llama_cpp;
 mod model;
 mod numbers;
@@ -64,6 +65,7 @@ pub fn main() -> ExitCode {
         Some(Command::Run(arguments)) => commands::run::run(&arguments),
         Some(Command::Chat(arguments)) => commands::chat::chat(&arguments),
         Some(Command::Serve(arguments)) => commands::serve::serve(&arguments),
+        Some(Command::Launch(arguments)) => commands::launch::launch(&arguments),
         Some(Command::Plan(arguments)) => commands::plan::plan(&arguments),
         Some(Command::Inspect(arguments)) => commands::inspect::inspect(&arguments),
         Some(Command::Tokenize(arguments)) => commands::tokenize::tokenize(&arguments),

@@ -24,6 +24,8 @@ const MOST_NAMED: usize = 4;
 pub(crate) struct NamedModel {
     pub(crate) name: PathBuf,
     pub(crate) path: PathBuf,
+    /// The name that a server gives it, where one was typed.
+    pub(crate) served_as: Option<String>,
 }
 
 /// The model of every command that needs one.
@@ -44,6 +46,11 @@ impl ModelArguments {
     /// The file or folder of the model. A note says which one was taken where none is given.
     pub(crate) fn path(&self) -> Result<&Path, Failure> {
         self.chosen().map(|model| model.path.as_path())
+    }
+
+    /// The name that a server gives the model, where one was typed.
+    pub(crate) fn served_as(&self) -> Result<Option<&str>, Failure> {
+        Ok(self.chosen()?.served_as.as_deref())
     }
 
     /// Notes the model, which has been loaded, as the one used last. Nothing depends on it, so that failures are not reported.
@@ -151,6 +158,7 @@ fn models_here() -> Result<Vec<NamedModel>, Failure> {
             here.push(NamedModel {
                 name: name.into(),
                 path,
+                served_as: None,
             });
         }
     }
@@ -203,6 +211,7 @@ mod tests {
         let named = NamedModel {
             name: model.clone(),
             path: model.clone(),
+            served_as: None,
         };
         write_last(&file, &named).expect("written");
         assert_eq!(last(&file), Some(named));
@@ -211,6 +220,7 @@ mod tests {
         let other = NamedModel {
             name: "owner/name:Q4_K_M".into(),
             path: "/nowhere/a.gguf".into(),
+            served_as: None,
         };
         write_last(&file, &other).expect("written");
         assert_eq!(fs::read_to_string(&file).expect("text"), "owner/name:Q4_K_M\n");
@@ -226,6 +236,7 @@ mod tests {
             .map(|number| NamedModel {
                 name: format!("owner/{number}").into(),
                 path: PathBuf::new(),
+                served_as: None,
             })
             .collect();
         let message = refusal(&models).message().to_owned();

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use crate::model::NamedModel;
 use crate::numbers;
 use crate::serving_args::ServingArguments;
 
@@ -65,6 +66,28 @@ pub(crate) enum LogForm {
 pub(crate) struct ServeArguments {
     #[command(flatten)]
     pub(crate) serving: ServingArguments,
+    /// All models that are given; [`ServingArguments`] has the first.
+    #[arg(skip)]
+    pub(crate) models: Vec<NamedModel>,
+    /// Serve every model in this folder too, each loaded when it is asked for
+    ///
+    /// Its GGUF files, and its folders with config.json. Of several models the one used longest ago leaves memory when another needs its room.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) models_dir: Option<PathBuf>,
+    /// Seconds that a model of several stays loaded after its last use [default: until its room is needed]
+    ///
+    /// A request of Ollama's clients may say otherwise (keep_alive).
+    #[arg(long, value_name = "SECONDS", help_heading = "What is kept", hide_short_help = true)]
+    pub(crate) unload_after: Option<u64>,
+    /// Seconds that a request waits for a model at most while others use its room; then it gets a 503
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value = "120",
+        help_heading = "Limits",
+        hide_short_help = true
+    )]
+    pub(crate) room_wait: u64,
     /// Address to listen on, 0.0.0.0 for other machines too, or unix:PATH
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = host, display_order = 1)]
     pub(crate) host: Host,

@@ -98,7 +98,10 @@ impl ServingArguments {
     pub fn model_name(&self) -> Result<String, Failure> {
         match self.alias.first() {
             Some(alias) => Ok(alias.clone()),
-            None => self.model_path().map(name_of_path),
+            None => match self.model.served_as()? {
+                Some(name) => Ok(name.to_owned()),
+                None => self.model_path().map(name_of_path),
+            },
         }
     }
 
@@ -137,13 +140,20 @@ impl ServingArguments {
     /// # Errors
     /// For a place of the prefix cache that makes no sense.
     pub fn server_options(&self) -> Result<ServerOptions, Failure> {
+        Ok(ServerOptions {
+            model_name: self.model_name()?,
+            aliases: self.alias.iter().skip(1).cloned().collect(),
+            ..self.unnamed_options()?
+        })
+    }
+
+    /// The same for a server with several models, which have names of their own.
+    pub(crate) fn unnamed_options(&self) -> Result<ServerOptions, Failure> {
         let places = self.prefix.places()?;
         Ok(ServerOptions {
             threads: self.engine.threads,
             parallel: self.parallel,
             draft: self.draft.clone(),
-            model_name: self.model_name()?,
-            aliases: self.alias.iter().skip(1).cloned().collect(),
             has_strict_names: self.strict_names,
             limits: Limits {
                 requests: self.max_requests,
@@ -161,7 +171,7 @@ impl ServingArguments {
         })
     }
 
-    fn engine_options(&self) -> Result<EngineOptions, Failure> {
+    pub(crate) fn engine_options(&self) -> Result<EngineOptions, Failure> {
         Ok(engine_options(&self.engine)?
             .with_pool_tokens(self.pool_tokens)
             .with_draft_model(self.draft.model().map(Path::to_owned))

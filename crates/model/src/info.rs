@@ -24,8 +24,8 @@ pub struct ModelInfo {
     pub tokenizer: Option<TokenizerInfo>,
     /// Stop tokens and sampling defaults.
     pub generation: GenerationDefaults,
-    /// True if the model has a chat template.
-    pub has_chat_template: bool,
+    /// Texts of the model's chat templates; empty where it has none.
+    pub chat_templates: Vec<String>,
     /// The adapters beside the weights; [`ModelConfig::weight_bytes`] counts them.
     pub adapters: Vec<AdapterInfo>,
 }

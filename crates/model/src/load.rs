@@ -405,7 +405,10 @@ impl Parts {
                 memory_bytes: tokenizer.memory_bytes(),
             }),
             generation: self.generation.clone(),
-            has_chat_template: self.chat_template.is_some(),
+            chat_templates: self
+                .chat_template
+                .as_ref()
+                .map_or_else(Vec::new, |template| template.texts().map(str::to_owned).collect()),
             adapters,
         }
     }

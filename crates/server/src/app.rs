@@ -1,14 +1,11 @@
-//! State that all requests share.
+//! State that all requests to one model share.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use riffle_engine::Engine;
 use riffle_model::{AdapterScales, ChatTemplate};
-use tokio::sync::{OnceCell, Semaphore};
 
-use crate::api::ollama::models::ModelFacts;
 use crate::api::openai::KeptItems;
 use crate::asking::traits::TemplateTraits;
 use crate::driver::Driver;
@@ -17,40 +14,56 @@ use crate::fields::Fields;
 use crate::forms::Forms;
 use crate::log::Log;
 use crate::metrics::Metrics;
+use crate::models::unknown_model;
 use crate::speech::Markup;
-use crate::{Keys, ServerOptions};
+use crate::{ServerError, ServerOptions, Worker};
 
-/// Bytes that room for bodies is counted in.
-pub(crate) const BODY_STEP: usize = 64 << 10;
-
-/// The engine, who drives it, and how the server is set up.
+/// A loaded model: its engine, who drives it, and how the server is set up.
 pub(crate) struct App {
     pub(crate) engine: Arc<Engine>,
     pub(crate) driver: Driver,
     pub(crate) options: ServerOptions,
-    pub(crate) keys: Keys,
     pub(crate) log: Log,
-    /// True once the server was told to end.
-    pub(crate) is_ending: AtomicBool,
-    pub(crate) metrics: Arc<Metrics>,
     pub(crate) forms: Arc<Forms>,
-    /// Room for bodies, in steps of [`BODY_STEP`].
-    pub(crate) bodies: Arc<Semaphore>,
     /// How the model writes tool calls and thoughts.
     pub(crate) markup: Markup,
-    /// Items of the latest responses.
-    pub(crate) kept_items: KeptItems,
+    /// Items of the latest responses, which all models share.
+    pub(crate) kept_items: Arc<KeptItems>,
     /// Traits of the chat template for requests without tools and with them, found at the first use.
     pub(crate) traits: [OnceLock<TemplateTraits>; 2],
-    /// Facts about the model's files, read at the first use.
-    pub(crate) facts: OnceCell<ModelFacts>,
-    /// Seconds since 1970.
-    pub(crate) started: u64,
+    /// True if the model is loaded as long as the server runs.
+    pub(crate) stays_loaded: bool,
     /// Factors on the adapters for requests that give none.
     pub(crate) adapter_scales: Mutex<AdapterScales>,
 }
 
 impl App {
+    /// Starts the thread that computes.
+    ///
+    /// # Errors
+    /// As [`Worker::start`].
+    pub(crate) fn start(
+        engine: &Arc<Engine>,
+        options: ServerOptions,
+        metrics: &Arc<Metrics>,
+        kept_items: Arc<KeptItems>,
+        stays_loaded: bool,
+    ) -> Result<Self, ServerError> {
+        let Worker { driver, forms, .. } = Worker::counted(engine, &options, None, Arc::clone(metrics))?;
+        Ok(Self {
+            engine: Arc::clone(engine),
+            driver,
+            forms,
+            markup: Markup::detect(engine),
+            kept_items,
+            traits: Default::default(),
+            stays_loaded,
+            adapter_scales: Mutex::new(engine.options().sequence.adapters),
+            log: Log::of(&options),
+            options,
+        })
+    }
+
     /// Factors on the adapters for requests that give none.
     pub(crate) fn adapter_scales(&self) -> AdapterScales {
         *self.adapter_scales.lock().unwrap_or_else(PoisonError::into_inner)
@@ -98,14 +111,9 @@ impl App {
     /// Refuses a model that is not served. The name may be left out.
     pub(crate) fn find_model(&self, asked: Option<&str>) -> Result<(), Failure> {
         match asked {
-            Some(name) if !self.model_names().any(|own| own == name) && self.adapter(name).is_none() => Err(Failure {
-                param: Some("model".to_owned()),
-                code: Some("model_not_found"),
-                ..Failure::new(
-                    axum::http::StatusCode::NOT_FOUND,
-                    format!("there is no model {name:?} here: ask for {:?}", self.options.model_name),
-                )
-            }),
+            Some(name) if !self.model_names().any(|own| own == name) && self.adapter(name).is_none() => {
+                Err(unknown_model(name, std::iter::once(self.options.model_name.as_str())))
+            }
             _ => Ok(()),
         }
     }

@@ -40,6 +40,19 @@ pub(crate) enum Shape {
     Ollama,
 }
 
+impl Shape {
+    /// The shape of errors at a path.
+    pub(crate) fn of(path: &str) -> Self {
+        if path.starts_with("/v1/messages") {
+            Self::Anthropic
+        } else if path.starts_with("/api/") {
+            Self::Ollama
+        } else {
+            Self::OpenAi
+        }
+    }
+}
+
 /// The field of a request that sets an option of the engine.
 fn field_of(option: &str) -> Option<&'static str> {
     const FIELDS: [(&str, &str); 10] = [

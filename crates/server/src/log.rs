@@ -48,6 +48,11 @@ impl Log {
         self.write(&Line::new("note").with("message", message));
     }
 
+    /// Writes a line about a model that was loaded or left memory.
+    pub(crate) fn model(self, event: &'static str, name: &str, seconds: f64) {
+        self.write(&Line::new(event).with("model", name).with_seconds("total_s", seconds));
+    }
+
     /// Writes a line about a request, unless the log is quiet.
     pub(crate) fn request(self, line: &Line) {
         if self.tells_requests {

@@ -55,6 +55,8 @@ pub struct ServerOptions {
     pub kv_events: Option<PublisherOptions>,
     /// Time that an idle sequence stays in memory after its last use; `None` keeps it until its room is needed.
     pub keep_alive: Option<Duration>,
+    /// Time that a model of several stays loaded after its last use, where a request does not say; `None` keeps it until its room is needed.
+    pub unload_after: Option<Duration>,
     /// How long answers under way may go on when the server is to end.
     pub grace: Duration,
     /// Write a line to standard error for every answer and every refused request: counts and times, never a text.
@@ -80,6 +82,8 @@ pub struct Limits {
     pub request_time: Duration,
     /// Time in which the head of a request has to arrive, and the longest pause in its body.
     pub arrival_time: Duration,
+    /// Time that a request waits at most until its model begins to load, while models in use have the memory.
+    pub room_wait: Duration,
     /// Bytes of a schema, a pattern or a grammar.
     pub form_bytes: usize,
     /// Time that a schema, a pattern or a grammar may take to be prepared.
@@ -110,6 +114,7 @@ impl Default for ServerOptions {
             session_folder: None,
             kv_events: None,
             keep_alive: None,
+            unload_after: None,
             grace: Duration::from_secs(10),
             logs_requests: false,
             log_format: LogFormat::Text,
@@ -127,6 +132,7 @@ impl Default for Limits {
             answers_per_request: 64,
             request_time: Duration::from_secs(6 * 3600),
             arrival_time: Duration::from_secs(30),
+            room_wait: Duration::from_secs(120),
             form_bytes: 256 << 10,
             form_time: Duration::from_secs(5),
         }

@@ -8,9 +8,10 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
 
-use crate::app::{App, new_id};
+use crate::app::new_id;
 use crate::failure::Refusal;
 use crate::log::Line;
+use crate::site::Site;
 
 /// Header with the id of a request: a client's own, or one that the server makes.
 const ID_HEADER: &str = "x-request-id";
@@ -89,7 +90,7 @@ fn id_of(headers: &HeaderMap) -> String {
 }
 
 /// Gives a request its id, and tells and counts it where it is refused.
-pub(crate) async fn note_request(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+pub(crate) async fn note_request(State(site): State<Arc<Site>>, request: Request, next: Next) -> Response {
     let notes = Arc::new(RequestNotes::of(&request));
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let begun = Instant::now();
@@ -102,7 +103,7 @@ pub(crate) async fn note_request(State(app): State<Arc<App>>, request: Request, 
     if is_refused && !PROBES.contains(&path.as_str()) {
         let refusal = response.extensions().get::<Refusal>();
         let reason = refusal.map_or_else(|| reason_of(status), |refusal| refusal.reason);
-        app.metrics.count_refused(status, reason);
+        site.refusals.count(status, reason);
         let line = notes
             .line("refused")
             .with("method", method.as_str())
@@ -111,7 +112,7 @@ pub(crate) async fn note_request(State(app): State<Arc<App>>, request: Request, 
             .with("reason", reason)
             .with_some("message", refusal.map(|refusal| refusal.message.as_str()))
             .with_seconds("total_s", begun.elapsed().as_secs_f64());
-        app.log.request(&line);
+        site.log.request(&line);
     }
     response
 }

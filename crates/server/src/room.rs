@@ -49,46 +49,101 @@ pub fn engine_options(
     parallel: usize,
     bodies_bytes: u64,
 ) -> Result<EngineOptions, EngineError> {
-    let info = options.model.inspect(model)?;
-    let options = options
-        // Running requests, and as many idle ones that later requests go on from.
-        .with_sequences(parallel.saturating_mul(2))
-        .with_keeps_beginnings(true);
-    let alone = plan(&info, &options)?;
-    let beside = requests_bytes(&alone, bodies_bytes).total_bytes();
-    let smaller = options
-        .clone()
-        .with_memory_budget_bytes(Some(alone.available_bytes.saturating_sub(beside)));
-    let (planned, context) = match plan(&info, &smaller) {
-        Ok(plan) if plan.fits() => {
-            let context_tokens = Some(plan.context_tokens);
-            let smaller = smaller.with_context_tokens(context_tokens);
-            (smaller, plan.context_tokens)
-        }
-        _ => (options.clone(), alone.context_tokens),
-    };
-    let chosen = match options.cache.pool_tokens {
-        Some(_) => None,
-        None => widest(&info, &planned, context, parallel),
-    };
-    let chosen = chosen.unwrap_or(planned);
-    // Experts that stay in the file get what requests leave, too.
-    let weights_budget_bytes = match plan(&info, &chosen) {
-        Ok(plan) if plan.experts.is_some() => Some(plan.weights_bytes),
-        _ => options.machine.weights_budget_bytes,
-    };
-    Ok(chosen
-        .with_weights_budget_bytes(weights_budget_bytes)
-        .with_memory_budget_bytes(options.machine.memory_budget_bytes))
+    let alone = OneContext::new(model, options, parallel, bodies_bytes)?;
+    let contexts = most_contexts(&[&alone], parallel);
+    Ok(alone.options(contexts))
 }
 
-/// The options with room for as many contexts as fit.
-fn widest(info: &ModelInfo, options: &EngineOptions, context: usize, parallel: usize) -> Option<EngineOptions> {
-    (2..=parallel).rev().find_map(|contexts| {
-        let wider = options
+/// A model with room for the context of one request.
+pub(crate) struct OneContext {
+    pub(crate) info: ModelInfo,
+    options: EngineOptions,
+    context_tokens: usize,
+    /// The budget as it was given, which [`Self::options`] has less what requests take.
+    memory_budget_bytes: Option<u64>,
+}
+
+impl OneContext {
+    /// Plans a model that serves `parallel` requests at a time, from its headers.
+    ///
+    /// # Errors
+    /// As [`plan`].
+    pub(crate) fn new(
+        model: &Path,
+        options: EngineOptions,
+        parallel: usize,
+        bodies_bytes: u64,
+    ) -> Result<Self, EngineError> {
+        let info = options.model.inspect(model)?;
+        let memory_budget_bytes = options.machine.memory_budget_bytes;
+        let options = options
+            // Running requests, and as many idle ones that later requests go on from.
+            .with_sequences(parallel.saturating_mul(2))
+            .with_keeps_beginnings(true);
+        let alone = plan(&info, &options)?;
+        let beside = requests_bytes(&alone, bodies_bytes).total_bytes();
+        let smaller = options
             .clone()
-            .with_context_tokens(Some(context))
-            .with_pool_tokens(Some(context.saturating_mul(contexts)));
-        plan(info, &wider).ok().filter(MemoryPlan::fits).map(|_| wider)
-    })
+            .with_memory_budget_bytes(Some(alone.available_bytes.saturating_sub(beside)));
+        let (options, context_tokens) = match plan(&info, &smaller) {
+            Ok(plan) if plan.fits() => {
+                let context_tokens = Some(plan.context_tokens);
+                let smaller = smaller.with_context_tokens(context_tokens);
+                (smaller, plan.context_tokens)
+            }
+            _ => (options.clone(), alone.context_tokens),
+        };
+        Ok(Self {
+            info,
+            options,
+            context_tokens,
+            memory_budget_bytes,
+        })
+    }
+
+    /// The plan with room for `contexts` whole contexts.
+    fn plan(&self, contexts: usize) -> Result<MemoryPlan, EngineError> {
+        plan(&self.info, &self.with_contexts(contexts))
+    }
+
+    fn with_contexts(&self, contexts: usize) -> EngineOptions {
+        let options = self.options.clone();
+        match options.cache.pool_tokens {
+            None if contexts > 1 => options
+                .with_context_tokens(Some(self.context_tokens))
+                .with_pool_tokens(Some(self.context_tokens.saturating_mul(contexts))),
+            _ => options,
+        }
+    }
+
+    /// The engine's options with room for `contexts` whole contexts.
+    pub(crate) fn options(&self, contexts: usize) -> EngineOptions {
+        let options = self.with_contexts(contexts);
+        // Experts that stay in the file get what requests leave, too.
+        let weights_budget_bytes = match plan(&self.info, &options) {
+            Ok(plan) if plan.experts.is_some() => Some(plan.weights_bytes),
+            _ => options.machine.weights_budget_bytes,
+        };
+        options
+            .with_weights_budget_bytes(weights_budget_bytes)
+            .with_memory_budget_bytes(self.memory_budget_bytes)
+    }
+}
+
+/// The most whole contexts, up to `most` and at least one, for which every model has room while all of them are in memory.
+pub(crate) fn most_contexts(models: &[&OneContext], most: usize) -> usize {
+    let fit = |contexts: usize| {
+        let plans = models.iter().map(|model| model.plan(contexts));
+        let Ok(plans) = plans.collect::<Result<Vec<_>, _>>() else {
+            return false;
+        };
+        let available = plans.iter().map(|plan| plan.available_bytes).min();
+        let together = plans.iter().map(|plan| plan.total_bytes).fold(0, u64::saturating_add);
+        plans.iter().all(MemoryPlan::fits) && available.is_none_or(|available| together <= available)
+    };
+    let is_chosen = |model: &&OneContext| model.options.cache.pool_tokens.is_some();
+    if models.iter().any(is_chosen) {
+        return 1;
+    }
+    (2..=most).rev().find(|contexts| fit(*contexts)).unwrap_or(1)
 }

@@ -8,16 +8,17 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 use tower_http::timeout::RequestBodyTimeoutLayer;
 
 use crate::api::{adapters, anthropic, llama_cpp, ollama, openai, plain, sessions, web};
-use crate::app::{App, BODY_STEP};
 use crate::base_path;
 use crate::failure::{Failure, Shape};
+use crate::models::choice::{delete, get, post};
 use crate::request_notes::{RequestNotes, note_request};
+use crate::site::{BODY_STEP, Site};
 
 /// Paths that take a JSON object by POST and answer it without keeping anything under a name.
 pub const JSON_PATHS: [&str; 12] = [
@@ -35,85 +36,78 @@ pub const JSON_PATHS: [&str; 12] = [
     "/completion",
 ];
 
-/// Everything that the server answers.
-pub(crate) fn router(app: &Arc<App>) -> Router {
+/// Everything that the server answers. `get`, `post` and `delete` lead to a loaded model, those of `routing` to the server itself.
+pub(crate) fn router(site: &Arc<Site>) -> Router {
     let open = Router::new()
-        .route("/", get(web::page))
-        .route("/web/{file}", get(web::file))
-        .route("/health", get(plain::health))
-        .route("/ready", get(plain::ready));
+        .route("/", routing::get(web::page))
+        .route("/web/{file}", routing::get(web::file))
+        .route("/health", routing::get(plain::health))
+        .route("/ready", routing::get(plain::ready));
     let keyed = openai_routes("/v1")
         .merge(openai_routes(""))
         .merge(ollama_routes())
         .route("/v1/messages", post(anthropic::messages::answer))
         .route("/v1/messages/count_tokens", post(anthropic::messages::count))
         .route("/completion", post(llama_cpp::complete))
-        .route("/props", get(llama_cpp::props))
-        .route("/slots", get(llama_cpp::slots))
+        .route("/props", routing::get(llama_cpp::props))
+        .route("/slots", routing::get(llama_cpp::slots))
         .route("/tokenize", post(plain::tokenize))
         .route("/detokenize", post(plain::detokenize))
         .route("/apply-template", post(plain::apply_template))
         .route("/sessions", get(sessions::list))
-        .route("/sessions/{name}", post(sessions::save).delete(sessions::delete))
+        .route("/sessions/{name}", post(sessions::save).merge(delete(sessions::delete)))
         .route("/sessions/{name}/restore", post(sessions::restore))
         .route("/sessions/{name}/fork", post(sessions::fork))
         .route("/sessions/{name}/compress", post(sessions::compress))
-        .route("/lora-adapters", get(adapters::list).post(adapters::set))
-        .route("/metrics", get(plain::metrics))
-        .route("/version", get(plain::version))
-        .route("/status", get(plain::status))
-        .layer(from_fn_with_state(Arc::clone(app), check_key));
-    let most = app.options.limits.body_bytes;
+        .route("/lora-adapters", get(adapters::list).merge(post(adapters::set)))
+        .route("/metrics", routing::get(plain::metrics))
+        .route("/version", routing::get(plain::version))
+        .route("/status", routing::get(plain::status))
+        .layer(from_fn_with_state(Arc::clone(site), check_key));
+    let most = site.options.limits.body_bytes;
     let routes = open
         .merge(keyed)
         .fallback(unknown)
         .method_not_allowed_fallback(other_method)
         .layer(axum::extract::DefaultBodyLimit::max(most))
-        .layer(RequestBodyTimeoutLayer::new(app.options.limits.arrival_time))
-        .layer(from_fn_with_state(Arc::clone(app), wait_for_room))
-        .layer(from_fn_with_state(Arc::clone(app), check_host))
-        .layer(cors(&app.options.allowed_origins))
+        .layer(RequestBodyTimeoutLayer::new(site.options.limits.arrival_time))
+        .layer(from_fn_with_state(Arc::clone(site), wait_for_room))
+        .layer(from_fn_with_state(Arc::clone(site), check_host))
+        .layer(cors(&site.options.allowed_origins))
         .layer(CatchPanicLayer::custom(panicked))
-        .layer(from_fn_with_state(Arc::clone(app), note_request))
-        .with_state(Arc::clone(app));
-    base_path::nested(&app.options.base_path, routes)
+        .layer(from_fn_with_state(Arc::clone(site), note_request))
+        .with_state(Arc::clone(site));
+    base_path::nested(&site.options.base_path, routes)
 }
 
 /// The paths of OpenAI. Some programs are given an address without `/v1` and do not add it.
-fn openai_routes(prefix: &str) -> Router<Arc<App>> {
+fn openai_routes(prefix: &str) -> Router<Arc<Site>> {
     let at = |path: &str| format!("{prefix}{path}");
     Router::new()
-        .route(&at("/models"), get(openai::models::list))
-        .route(&at("/models/{*name}"), get(openai::models::one))
+        .route(&at("/models"), routing::get(openai::models::list))
+        .route(&at("/models/{*name}"), routing::get(openai::models::one))
         .route(&at("/completions"), post(openai::completions::answer))
         .route(&at("/chat/completions"), post(openai::chat::answer))
         .route(&at("/chat/completions/input_tokens"), post(openai::chat::count))
         .route(&at("/responses"), post(openai::responses::answer))
         .route(&at("/responses/input_tokens"), post(openai::responses::count))
+        .route(
+            &at("/responses/{id}"),
+            routing::get(openai::responses::one).delete(openai::responses::delete),
+        )
 }
 
 /// The paths of Ollama.
-fn ollama_routes() -> Router<Arc<App>> {
+fn ollama_routes() -> Router<Arc<Site>> {
     Router::new()
-        .route("/api/version", get(ollama::models::version))
-        .route("/api/tags", get(ollama::models::tags))
-        .route("/api/ps", get(ollama::models::running))
-        .route("/api/show", post(ollama::models::show))
+        .route("/api/version", routing::get(ollama::models::version))
+        .route("/api/tags", routing::get(ollama::models::tags))
+        .route("/api/ps", routing::get(ollama::models::running))
+        .route("/api/show", routing::post(ollama::models::show))
         .route("/api/chat", post(ollama::chat::answer))
         .route("/api/generate", post(ollama::generate::answer))
-        .route("/api/embed", post(ollama::models::embed))
-        .route("/api/embeddings", post(ollama::models::embed))
-}
-
-/// The shape of errors at a path.
-fn shape_of(path: &str) -> Shape {
-    if path.starts_with("/v1/messages") {
-        Shape::Anthropic
-    } else if path.starts_with("/api/") {
-        Shape::Ollama
-    } else {
-        Shape::OpenAi
-    }
+        .route("/api/embed", routing::post(ollama::models::embed))
+        .route("/api/embeddings", routing::post(ollama::models::embed))
 }
 
 async fn unknown(request: Request) -> Response {
@@ -122,7 +116,7 @@ async fn unknown(request: Request) -> Response {
         StatusCode::NOT_FOUND,
         format!("there is nothing at {path:?}: see /v1/models for a beginning"),
     );
-    failure.into_response_of(shape_of(path))
+    failure.into_response_of(Shape::of(path))
 }
 
 async fn other_method(request: Request) -> Response {
@@ -130,7 +124,7 @@ async fn other_method(request: Request) -> Response {
         StatusCode::METHOD_NOT_ALLOWED,
         format!("{} is not taken here: try GET or POST", request.method()),
     );
-    failure.into_response_of(shape_of(request.uri().path()))
+    failure.into_response_of(Shape::of(request.uri().path()))
 }
 
 fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
@@ -142,17 +136,17 @@ fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
 }
 
 /// Lets requests in that bring a key, where keys are asked for.
-async fn check_key(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    if app.keys.is_empty() {
+async fn check_key(State(site): State<Arc<Site>>, request: Request, next: Next) -> Response {
+    if site.keys.is_empty() {
         return next.run(request).await;
     }
-    let Some(name) = given_key(request.headers()).and_then(|key| app.keys.name_of(key)) else {
+    let Some(name) = given_key(request.headers()).and_then(|key| site.keys.name_of(key)) else {
         let failure = Failure::new(
             StatusCode::UNAUTHORIZED,
             "this server asks for a key: send it as \"Authorization: Bearer KEY\" or as \"x-api-key: KEY\"",
         );
         let failure = failure.with_code("invalid_api_key");
-        return failure.into_response_of(shape_of(request.uri().path()));
+        return failure.into_response_of(Shape::of(request.uri().path()));
     };
     RequestNotes::set_key(&name);
     next.run(request).await
@@ -167,8 +161,8 @@ fn given_key(headers: &HeaderMap) -> Option<&[u8]> {
 }
 
 /// A server on the loopback answers to names of the loopback alone: a page of a stranger cannot reach it under a name of its own.
-async fn check_host(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let options = &app.options;
+async fn check_host(State(site): State<Arc<Site>>, request: Request, next: Next) -> Response {
+    let options = &site.options;
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
     let is_known = |host: &str| is_loopback(host) || options.allowed_hosts.iter().any(|name| name == name_of(host));
     if options.address.is_loopback() && !host.is_none_or(is_known) {
@@ -176,21 +170,21 @@ async fn check_host(State(app): State<Arc<App>>, request: Request, next: Next) -
             StatusCode::FORBIDDEN,
             "this server answers to localhost alone: allow the name it is asked by with --allow-host",
         );
-        return failure.into_response_of(shape_of(request.uri().path()));
+        return failure.into_response_of(Shape::of(request.uri().path()));
     }
     next.run(request).await
 }
 
 /// Takes a body in once there is room for it, so that many large ones together stay within a limit.
-async fn wait_for_room(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let most = app.options.limits.body_bytes;
+async fn wait_for_room(State(site): State<Arc<Site>>, request: Request, next: Next) -> Response {
+    let most = site.options.limits.body_bytes;
     let length = request.headers().get(header::CONTENT_LENGTH);
     let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
     let has_body = length.is_some_and(|length| length > 0) || request.headers().contains_key(header::TRANSFER_ENCODING);
     // A body that does not say how long it is may be as long as any.
     let steps = length.unwrap_or(most).min(most).div_ceil(BODY_STEP);
     let steps = u32::try_from(if has_body { steps } else { 0 }).unwrap_or(u32::MAX);
-    let room = Arc::clone(&app.bodies).acquire_many_owned(steps).await;
+    let room = Arc::clone(&site.bodies).acquire_many_owned(steps).await;
     let response = next.run(request).await;
     drop(room);
     response

@@ -1,8 +1,9 @@
 //! Connections: accepted, limited, and ended in an orderly way.
 
+use std::path::Path;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::Router;
@@ -15,16 +16,15 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use riffle_engine::Engine;
 use tokio::runtime::Runtime;
-use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tower::ServiceExt;
 
-use crate::api::openai::KeptItems;
-use crate::app::{App, BODY_STEP, unix_seconds};
 use crate::listening::{Connection, Listener};
 use crate::log::Log;
+use crate::models::Models;
 use crate::request_notes::Peer;
-use crate::speech::Markup;
-use crate::{Keys, KvEventAddresses, ListenAddress, ServerError, ServerOptions, Worker, base_path, router};
+use crate::site::Site;
+use crate::{Keys, KvEventAddresses, ListenAddress, ModelsPlan, ServerError, ServerOptions, base_path, router};
 
 /// How long to wait after a connection could not be accepted, as when all file handles are in use.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -34,7 +34,8 @@ pub struct Server {
     runtime: Runtime,
     listener: Listener,
     address: ListenAddress,
-    app: Arc<App>,
+    site: Arc<Site>,
+    kv_events: Option<KvEventAddresses>,
     stop: watch::Sender<bool>,
 }
 
@@ -51,14 +52,38 @@ impl Stopper {
 }
 
 impl Server {
-    /// Listens, and starts the thread that computes. Requests are answered once it [runs](Self::run).
+    /// Listens, and starts the thread that computes. Requests are answered once it [runs](Self::run). The model stays loaded.
     ///
     /// # Errors
     /// [`ServerError::Listen`] for an address that is taken; [`ServerError::Engine`] for an engine that cannot serve requests;
     /// [`ServerError::Option`] for options that make no sense.
     pub fn bind(engine: &Arc<Engine>, options: ServerOptions) -> Result<Self, ServerError> {
-        check(&options)?;
         engine.tokenizer()?;
+        Self::listen(options, |options| Models::of_engine(engine, options))
+    }
+
+    /// Listens, for models that are loaded when they are asked for, as long as they fit in memory together. Of the options, `model_name` and
+    /// `aliases` have no effect. Each model has a folder of its own for sessions, and all share the prefix cache.
+    ///
+    /// # Errors
+    /// [`ServerError::Listen`] for an address that is taken; [`ServerError::Option`] for no model, for two of one name, for KV events of several
+    /// models, and for options that make no sense.
+    pub fn bind_models(plan: &ModelsPlan, options: ServerOptions) -> Result<Self, ServerError> {
+        if options.kv_events.is_some() {
+            return Err(ServerError::Option {
+                option: "kv_events",
+                value: "on".to_owned(),
+                problem: "events do not tell several models apart; serve one model, or leave the events out".to_owned(),
+            });
+        }
+        Self::listen(options, |options| Models::of_plan(plan, options))
+    }
+
+    fn listen(
+        options: ServerOptions,
+        models: impl FnOnce(&ServerOptions) -> Result<Models, ServerError>,
+    ) -> Result<Self, ServerError> {
+        check(&options)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .thread_name("riffle-http")
@@ -71,29 +96,14 @@ impl Server {
         };
         let listener = runtime.block_on(Listener::bind(&options.address)).map_err(listen)?;
         let address = listener.address().map_err(listen)?;
-        let Worker { driver, forms, metrics } = Worker::start(engine, &options, None)?;
-        let app = App {
-            engine: Arc::clone(engine),
-            driver,
-            forms,
-            markup: Markup::detect(engine),
-            kept_items: KeptItems::default(),
-            traits: Default::default(),
-            facts: OnceCell::new(),
-            started: unix_seconds(),
-            adapter_scales: Mutex::new(engine.options().sequence.adapters),
-            bodies: Arc::new(Semaphore::new(options.limits.bodies_bytes.div_ceil(BODY_STEP))),
-            metrics,
-            keys: Keys::new(options.api_keys.clone())?,
-            log: Log::of(&options),
-            is_ending: AtomicBool::new(false),
-            options,
-        };
+        let models = models(&options)?;
+        let resident = models.resident();
         Ok(Self {
             runtime,
             listener,
             address,
-            app: Arc::new(app),
+            kv_events: resident.and_then(|app| app.driver.kv_events().cloned()),
+            site: Arc::new(Site::new(models, options)?),
             stop: watch::Sender::new(false),
         })
     }
@@ -105,17 +115,17 @@ impl Server {
 
     /// Log of the server, for notes beside its own.
     pub fn log(&self) -> Log {
-        self.app.log
+        self.site.log
     }
 
     /// Keys that let requests in, which may be replaced while the server runs.
     pub fn keys(&self) -> Keys {
-        self.app.keys.clone()
+        self.site.keys.clone()
     }
 
     /// Addresses of the published KV events; `None` if none are published.
     pub fn kv_events(&self) -> Option<&KvEventAddresses> {
-        self.app.driver.kv_events()
+        self.kv_events.as_ref()
     }
 
     /// Handle that ends the server.
@@ -132,7 +142,7 @@ impl Server {
             // A path that is none.
             return (400, Vec::new());
         };
-        let router = router::router(&self.app);
+        let router = router::router(&self.site);
         self.runtime.block_on(async {
             let response = match router.oneshot(request).await {
                 Ok(response) => response,
@@ -152,22 +162,22 @@ impl Server {
         let Self {
             runtime,
             listener,
-            app,
+            site,
             stop,
             ..
         } = self;
-        let grace = app.options.grace;
-        let router = router::router(&app);
+        let grace = site.options.grace;
+        let router = router::router(&site);
         runtime.block_on(async {
             let mut told = stop.subscribe();
             let ended = async {
                 drop(told.wait_for(|stop| *stop).await);
-                app.is_ending.store(true, Ordering::Relaxed);
-                let ending = Arc::clone(&app);
-                drop(tokio::task::spawn_blocking(move || ending.driver.stop(grace)).await);
+                site.is_ending.store(true, Ordering::Relaxed);
+                let ending = Arc::clone(&site);
+                drop(tokio::task::spawn_blocking(move || ending.models.end(grace)).await);
             };
             // Requests that come meanwhile are refused with a status, which tells them when to come back.
-            let open = accept(&listener, &app, router, ended).await;
+            let open = accept(&listener, &site, router, ended).await;
             drop(listener);
             // Answers end with the driver. The server waits a second for clients that still receive theirs.
             drop(tokio::time::timeout(Duration::from_secs(1), open.shutdown()).await);
@@ -205,24 +215,29 @@ fn check(options: &ServerOptions) -> Result<(), ServerError> {
         );
     }
     match &options.session_folder {
-        Some(path) => std::fs::create_dir_all(path).map_err(|source| ServerError::Sessions {
-            path: path.clone(),
-            source,
-        }),
+        Some(path) => make_session_folder(path),
         None => Ok(()),
     }
+}
+
+/// Makes a folder of sessions where there is none.
+pub(crate) fn make_session_folder(path: &Path) -> Result<(), ServerError> {
+    std::fs::create_dir_all(path).map_err(|source| ServerError::Sessions {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 /// Accepts connections until the server has ended; returns the open ones.
 async fn accept(
     listener: &Listener,
-    app: &Arc<App>,
+    site: &Arc<Site>,
     router: Router,
     ended: impl Future<Output = ()>,
 ) -> GracefulShutdown {
     let open = GracefulShutdown::new();
     let mut ended = pin!(ended);
-    let places = Arc::new(Semaphore::new(app.options.limits.connections));
+    let places = Arc::new(Semaphore::new(site.options.limits.connections));
     loop {
         let next = async {
             let place = Arc::clone(&places).acquire_owned().await;
@@ -233,9 +248,9 @@ async fn accept(
             () = &mut ended => return open,
         };
         match accepted {
-            Ok(connection) => serve(connection, app, router.clone(), &open, place),
+            Ok(connection) => serve(connection, site, router.clone(), &open, place),
             Err(error) => {
-                app.log.note(&format!("a connection could not be accepted: {error}"));
+                site.log.note(&format!("a connection could not be accepted: {error}"));
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -245,7 +260,7 @@ async fn accept(
 /// Serves one connection on a task of its own.
 fn serve(
     Connection { stream, peer }: Connection,
-    app: &Arc<App>,
+    site: &Arc<Site>,
     router: Router,
     open: &GracefulShutdown,
     place: Option<OwnedSemaphorePermit>,
@@ -253,7 +268,7 @@ fn serve(
     let mut builder = Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(app.options.limits.arrival_time);
+        .header_read_timeout(site.options.limits.arrival_time);
     let peer = Peer(peer);
     let with_peer = move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(peer.clone());

@@ -48,7 +48,16 @@ impl Worker {
     /// [`ServerError::Engine`] for an engine that cannot serve requests, [`ServerError::Events`] for an address of KV events that
     /// cannot be listened on, [`ServerError::Thread`].
     pub fn start(engine: &Arc<Engine>, options: &ServerOptions, sink: Option<EventSink>) -> Result<Self, ServerError> {
-        let metrics = Arc::new(Metrics::new());
+        Self::counted(engine, options, sink, Arc::new(Metrics::new(None)))
+    }
+
+    /// As [`start`](Self::start), with counters that were there before.
+    pub(crate) fn counted(
+        engine: &Arc<Engine>,
+        options: &ServerOptions,
+        sink: Option<EventSink>,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, ServerError> {
         metrics.describe(engine);
         Ok(Self {
             driver: Driver::start(engine, options, Arc::clone(&metrics), sink)?,

@@ -1,6 +1,7 @@
 // Talking to the server.
 
 const KEY = "riffle.key";
+const MODEL = "riffle.model";
 
 /** The folder of the server's paths, which a proxy may have put under one of its own. */
 const BASE = new URL("../", import.meta.url);
@@ -45,19 +46,53 @@ export async function askForKey() {
     return Boolean(key);
 }
 
+/** The model that the user has chosen among several; empty for the server's first. */
+export function chosenModel() {
+    try {
+        return localStorage.getItem(MODEL) ?? "";
+    } catch {
+        return "";
+    }
+}
+
+/** Keeps the choice of a model in this browser. */
+export function chooseModel(name) {
+    try {
+        localStorage.setItem(MODEL, name);
+    } catch {
+        // The server's first model answers.
+    }
+}
+
+/** The fields of a request that name its model. */
+function modelField() {
+    const model = chosenModel();
+    return model ? { model } : {};
+}
+
 /** The server's state, or an error. It never asks for a key. */
 export async function getStatus() {
-    return (await send("status", {})).json();
+    const model = chosenModel();
+    try {
+        return await (await send(model ? `status?model=${encodeURIComponent(model)}` : "status", {})).json();
+    } catch (error) {
+        if (error.status === 404 && model) {
+            // The server has this model no longer.
+            chooseModel("");
+            return getStatus();
+        }
+        throw error;
+    }
 }
 
 /** Tokens of a text: `{count, max_model_len}`. */
 export async function tokenize(text, signal) {
-    return (await ask("tokenize", { content: text }, signal)).json();
+    return (await ask("tokenize", { ...modelField(), content: text }, signal)).json();
 }
 
 /** The chunks of an answer, as they come. */
 export async function* streamAnswer(body, signal) {
-    const response = await ask("v1/chat/completions", { ...body, stream: true }, signal);
+    const response = await ask("v1/chat/completions", { ...modelField(), ...body, stream: true }, signal);
     let isWhole = false;
     for await (const data of events(response.body)) {
         if (data === "[DONE]") {

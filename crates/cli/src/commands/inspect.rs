@@ -56,7 +56,7 @@ fn as_json(info: &ModelInfo, with_tensors: bool) -> Value {
         "tensor_bytes": info.tensor_bytes,
         "weight_bytes": info.config.weight_bytes,
         "quantised": info.config.quantised,
-        "has_chat_template": info.has_chat_template,
+        "has_chat_template": !info.chat_templates.is_empty(),
         "tokenizer": info.tokenizer.as_ref().map(|tokenizer| json!({
             "kind": tokenizer.kind,
             "vocab_size": tokenizer.vocab_size,
@@ -152,7 +152,7 @@ fn described(info: &ModelInfo) -> String {
         human_bytes(info.tensor_bytes),
         grouped(info.tensors.len()),
         types.join(", "),
-        if info.has_chat_template { "yes" } else { "no" },
+        if info.chat_templates.is_empty() { "no" } else { "yes" },
     )
 }
 

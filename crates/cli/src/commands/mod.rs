@@ -11,6 +11,7 @@ pub(crate) mod eval;
 #[cfg(feature = "pull")]
 mod first_look;
 pub(crate) mod inspect;
+pub(crate) mod launch;
 pub(crate) mod list;
 pub(crate) mod plan;
 pub(crate) mod policies;

@@ -1,9 +1,11 @@
-//! `riffle serve`: the model over HTTP.
+//! `riffle serve`: models over HTTP.
 
+mod several;
 mod signals;
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::Duration;
 
 use riffle_engine::{Engine, human_bytes};
 use riffle_model::AdapterSpec;
@@ -17,10 +19,45 @@ use crate::failure::Failure;
 use crate::serve_args::{EventEncoding, Host, LogForm, NamedAdapter, ServeArguments};
 use crate::serving_args::{ServingArguments, name_of_path};
 
+/// A server that listens, and what is told of it.
+pub(crate) struct Bound {
+    pub(crate) server: Server,
+    introduction: String,
+    /// Tokens of a block of KV events.
+    page_tokens: usize,
+}
+
 pub(crate) fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
-    let options = server_options(arguments)?;
+    run(bound(arguments)?, arguments)
+}
+
+/// Loads the model, or plans several, and listens.
+pub(crate) fn bound(arguments: &ServeArguments) -> Result<Bound, Failure> {
+    if arguments.models.len() > 1 || arguments.models_dir.is_some() {
+        return several::bound(arguments);
+    }
+    let shared = ServerOptions {
+        adapter_names: adapter_names(arguments)?,
+        ..arguments.serving.server_options()?
+    };
+    let options = server_options(arguments, shared)?;
     let engine = with_named_adapters(arguments).load(bodies_bytes(arguments))?;
     let server = Server::bind(&engine, options)?;
+    note_template(&engine);
+    Ok(Bound {
+        introduction: introduction(arguments, &engine, server.address())?,
+        page_tokens: engine.options().cache.page_tokens,
+        server,
+    })
+}
+
+/// Runs a server until a signal ends it.
+fn run(bound: Bound, arguments: &ServeArguments) -> Result<(), Failure> {
+    let Bound {
+        server,
+        introduction,
+        page_tokens,
+    } = bound;
     let notes = Notes {
         form: arguments.log_format,
         log: server.log(),
@@ -30,17 +67,15 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<(), Failure> {
         move || stopper.stop(),
         move || read_keys_again(key_file.as_deref(), &keys, notes),
     )?;
-    note_template(&engine);
-    notes.tell(&introduction(arguments, &engine, server.address())?);
+    notes.tell(&introduction);
     if server.address().is_open() && arguments.api_key_file.is_none() {
         notes.tell("warning: every machine that reaches this address may use the model: give --api-key-file, or --host localhost");
     }
     if let Some(addresses) = server.kv_events() {
         let replays = addresses.replays.as_ref();
         let replays = replays.map_or_else(String::new, |address| format!(", replays at {address}"));
-        let page = engine.options().cache.page_tokens;
         notes.tell(&format!(
-            "KV events at {}{replays}, blocks of {page} tokens",
+            "KV events at {}{replays}, blocks of {page_tokens} tokens",
             addresses.events
         ));
     }
@@ -66,13 +101,7 @@ impl Notes {
 fn introduction(arguments: &ServeArguments, engine: &Engine, address: &ListenAddress) -> Result<String, Failure> {
     let plan = engine.plan();
     let room = engine.options().cache.pool_tokens.unwrap_or(plan.context_tokens);
-    let base = &arguments.base_path;
-    let place = match address {
-        ListenAddress::Tcp(address) => {
-            format!("http://{address}{base}/ (page), http://{address}{base}/v1 (programs)")
-        }
-        ListenAddress::Unix(_) => format!("{address}, paths from {base}/"),
-    };
+    let place = place(arguments, address);
     Ok(format!(
         "serving {model} at {place}
 context {context} tokens, {parallel} requests at a time with room for {room} tokens together, KV at most {kv}
@@ -85,20 +114,29 @@ Ctrl-C ends it; a second Ctrl-C ends it at once",
     ))
 }
 
+/// The addresses of the page and of programs.
+fn place(arguments: &ServeArguments, address: &ListenAddress) -> String {
+    let base = &arguments.base_path;
+    match address {
+        ListenAddress::Tcp(address) => {
+            format!("http://{address}{base}/ (page), http://{address}{base}/v1 (programs)")
+        }
+        ListenAddress::Unix(_) => format!("{address}, paths from {base}/"),
+    }
+}
+
 /// Bytes of all bodies together: eight of the longest at a time.
 fn bodies_bytes(arguments: &ServeArguments) -> u64 {
     arguments.max_body.saturating_mul(8)
 }
 
-fn server_options(arguments: &ServeArguments) -> Result<ServerOptions, Failure> {
+/// The options of the server, of which `shared` are not of HTTP.
+fn server_options(arguments: &ServeArguments, shared: ServerOptions) -> Result<ServerOptions, Failure> {
     let keys = match &arguments.api_key_file {
         None => Vec::new(),
         Some(path) => keys_of(path)?,
     };
-    let shared = arguments.serving.server_options()?;
-    let adapter_names = adapter_names(arguments)?;
     Ok(ServerOptions {
-        adapter_names,
         address: match &arguments.host {
             Host::Address(address) => SocketAddr::new(*address, arguments.port).into(),
             Host::Socket(path) => ListenAddress::Unix(path.clone()),
@@ -115,8 +153,10 @@ fn server_options(arguments: &ServeArguments) -> Result<ServerOptions, Failure> 
             body_bytes: usize::try_from(arguments.max_body).unwrap_or(usize::MAX),
             bodies_bytes: usize::try_from(bodies_bytes(arguments)).unwrap_or(usize::MAX),
             connections: arguments.max_connections,
+            room_wait: Duration::from_secs(arguments.room_wait),
             ..shared.limits
         },
+        unload_after: arguments.unload_after.map(Duration::from_secs),
         session_folder: arguments.sessions.clone(),
         kv_events: arguments.kv_events.clone().map(|address| PublisherOptions {
             address,

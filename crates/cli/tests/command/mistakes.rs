@@ -4,8 +4,33 @@ use std::fs;
 
 use crate::testing::{assert_refused, riffle, shipped_model};
 
-/// Words with `_` for a space and MODEL for the shipped model; the exit status; parts of the line.
-const MISTAKES: [(&str, i32, &[&str]); 33] = [
+/// Words with `_` for a space and MODEL for the shipped model, also behind `=`; the exit status; parts of the line.
+const MISTAKES: [(&str, i32, &[&str]); 38] = [
+    (
+        "serve --model a=MODEL --model b=MODEL --alias c",
+        1,
+        &["--alias belongs to one model", "--model NAME=PATH"],
+    ),
+    (
+        "serve --model a=MODEL --model a=MODEL --port 0",
+        1,
+        &["--model a: two models have this name", "NAME=PATH"],
+    ),
+    (
+        "serve --model a=MODEL --model b=MODEL --port 0 --memory 17M",
+        1,
+        &["a: ", "needs"],
+    ),
+    (
+        "serve --models-dir empty --port 0",
+        1,
+        &["no model there can be served"],
+    ),
+    (
+        "launch codex --url http://127.0.0.1:9",
+        1,
+        &["no server answers at http://127.0.0.1:9", "riffle serve"],
+    ),
     ("rm", 2, &["riffle: rm needs <NAME>", "see riffle rm --help"]),
     ("--prompt x", 2, &["'--prompt' needs a command before it", "riffle run"]),
     (
@@ -169,7 +194,10 @@ fn a_line_says_what_was_wrong_and_what_to_do() {
         for word in words.split(' ') {
             match word {
                 "MODEL" => command.arg(&model),
-                word => command.arg(word.replace('_', " ")),
+                word => {
+                    let named = format!("={}", model.display());
+                    command.arg(word.replace('_', " ").replace("=MODEL", &named))
+                }
             };
         }
         assert_refused(&command.output().expect("the binary runs"), status, parts);

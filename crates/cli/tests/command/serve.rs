@@ -12,14 +12,14 @@ use serde_json::{Value, json};
 use crate::testing::{riffle, shipped_model};
 
 /// A server that ends with the test.
-struct Server {
+pub(crate) struct Server {
     child: Child,
-    address: String,
+    pub(crate) address: String,
     log: BufReader<ChildStderr>,
 }
 
 impl Server {
-    fn start(arguments: &[&str], variables: &[(&str, &str)]) -> Self {
+    pub(crate) fn start(arguments: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut child = riffle()
             .args(["serve", "--port", "0", "--ctx", "2048", "--parallel", "1"])
             .args(arguments)
@@ -147,4 +147,70 @@ fn a_hang_up_ends_nothing_and_an_open_address_without_keys_is_announced() {
     server.line_with("no file of keys");
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(server.complete(""), 200);
+}
+
+#[test]
+fn models_by_name_and_from_a_folder_are_served_together() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (models, hybrid) = (folder.path().join("models"), folder.path().join("models/hybrid"));
+    fs::create_dir_all(&hybrid).expect("a folder");
+    for entry in fs::read_dir(shipped_model().with_file_name("model-hybrid")).expect("a model") {
+        let path = entry.expect("a file").path();
+        fs::copy(&path, hybrid.join(path.file_name().expect("a name"))).expect("copied");
+    }
+    write(&models.join("broken.gguf"), "no model");
+    let first = format!("first={}", shipped_model().display());
+    let mut server = Server::start(
+        &[
+            "--model",
+            &first,
+            "--models-dir",
+            models.to_str().expect("a text"),
+            "--ctx",
+            "8192",
+        ],
+        &[],
+    );
+    server.line_with("Ctrl-C ends it");
+    let complete = |name: &str| {
+        let body = json!({"model": name, "prompt": "a", "max_tokens": 2});
+        server.ask("/v1/completions", "", &body)
+    };
+    for name in ["first", "hybrid", "first"] {
+        let (status, body) = complete(name);
+        assert!(
+            status == 200 && body.contains(&format!("\"model\":\"{name}\"")),
+            "{body}"
+        );
+    }
+    let (status, body) = complete("broken");
+    assert!(
+        status == 404 && body.contains(r#"ask for \"first\" or \"hybrid\""#),
+        "{body}"
+    );
+    server.signal("-TERM");
+    assert!(server.child.wait().expect("an end").success());
+}
+
+#[test]
+fn an_agent_is_told_the_address_and_the_model_of_a_running_server() {
+    let server = Server::start(&["--alias", "house"], &[]);
+    let url = format!("http://{}", server.address);
+    for agent in ["claude", "codex", "opencode", "aider"] {
+        let printed = riffle()
+            .args(["launch", agent, "--url", &url, "--print"])
+            .output()
+            .expect("it runs");
+        let text = String::from_utf8(printed.stdout).expect("a text");
+        assert!(text.contains(&url) && text.contains("house"), "{agent}: {text}");
+        assert!(agent == "aider" || text.contains("2048"), "{agent}: {text}");
+    }
+    let unknown = riffle()
+        .args(["launch", "codex", "--url", &url, "--model", "x", "--print"])
+        .output();
+    let line = String::from_utf8(unknown.expect("it runs").stderr).expect("a text");
+    assert!(
+        line.contains("--model x: the server at") && line.contains("has house"),
+        "{line}"
+    );
 }

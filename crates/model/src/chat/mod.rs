@@ -159,8 +159,13 @@ impl ChatTemplate {
 
     /// True if the source of one of the model's templates holds a text, such as the name of a variable or a mark it writes.
     pub fn mentions(&self, text: &str) -> bool {
+        self.texts().any(|own| own.contains(text))
+    }
+
+    /// The texts of the model's templates.
+    pub(crate) fn texts(&self) -> impl Iterator<Item = &str> {
         let sources = [Some(&self.default), self.tool_use.as_ref(), self.rag.as_ref()];
-        sources.into_iter().flatten().any(|source| source.text.contains(text))
+        sources.into_iter().flatten().map(|source| source.text.as_str())
     }
 
     /// The template for a conversation with these variables.

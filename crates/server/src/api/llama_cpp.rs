@@ -6,6 +6,7 @@ use std::sync::Arc;
 use async_stream::stream;
 use axum::Json;
 use axum::extract::{Request, State};
+use axum::http::Uri;
 use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use futures_core::Stream;
@@ -23,6 +24,9 @@ use crate::driver::{DriverEvent, Finished};
 use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
 use crate::forms::{Form, take_form};
+use crate::models::choice::model_of_query;
+use crate::models::entry::Entry;
+use crate::site::Site;
 
 /// Continuations that are asked for.
 struct Completion {
@@ -183,13 +187,18 @@ impl Answering for CompletionAnswer {
     }
 }
 
-/// Facts about the model and the defaults of requests.
-pub(crate) async fn props(State(app): State<Arc<App>>) -> Json<Value> {
-    let sampling = riffle_engine::SamplingOptions::recommended(app.engine.generation_defaults());
+/// Facts about a model and the defaults of requests.
+pub(crate) async fn props(State(site): State<Arc<Site>>, uri: Uri) -> Response {
+    let found = entry_of(&site, &uri).map(|entry| Json(props_of(&site, entry)).into_response());
+    respond(Shape::OpenAi, found)
+}
+
+fn props_of(site: &Site, entry: &Entry) -> Value {
+    let sampling = riffle_engine::SamplingOptions::recommended(&entry.generation);
     let settings = json!({
-        "n_ctx": app.engine.plan().context_tokens,
+        "n_ctx": entry.context_tokens,
         "params": {
-            "n_predict": app.options.default_max_tokens,
+            "n_predict": site.options.default_max_tokens,
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,
             "top_p": sampling.top_p,
@@ -198,19 +207,29 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Json<Value> {
             "repeat_last_n": sampling.repeat_window,
         },
     });
-    Json(json!({
+    json!({
         "default_generation_settings": settings,
-        "total_slots": app.options.parallel,
-        "model_alias": app.options.model_name,
-        "model_path": app.engine.path().display().to_string(),
+        "total_slots": site.options.parallel,
+        "model_alias": entry.name,
+        "model_path": entry.path.display().to_string(),
         "modalities": {"vision": false, "audio": false},
         "build_info": concat!("riffle ", env!("CARGO_PKG_VERSION")),
-    }))
+    })
 }
 
 /// A slot for each request that is read or answered at a time. Requests are not bound to slots: the first ones are busy.
-pub(crate) async fn slots(State(app): State<Arc<App>>) -> Json<Value> {
-    let (busy, context) = (app.metrics.running(), app.engine.plan().context_tokens);
-    let slots = (0..app.options.parallel).map(|id| json!({"id": id, "n_ctx": context, "is_processing": id < busy}));
-    Json(slots.collect())
+pub(crate) async fn slots(State(site): State<Arc<Site>>, uri: Uri) -> Response {
+    let found = entry_of(&site, &uri).map(|entry| {
+        let (busy, context) = (entry.metrics.running(), entry.context_tokens);
+        let slot = |id| json!({"id": id, "n_ctx": context, "is_processing": id < busy});
+        let slots: Value = (0..site.options.parallel).map(slot).collect();
+        Json(slots).into_response()
+    });
+    respond(Shape::OpenAi, found)
+}
+
+/// The model that a query names, or the first.
+fn entry_of<'s>(site: &'s Site, uri: &Uri) -> Result<&'s Entry, Failure> {
+    let index = site.models.find(model_of_query(uri.query()).as_deref())?;
+    Ok(&site.models.entries()[index])
 }

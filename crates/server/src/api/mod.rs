@@ -64,7 +64,7 @@ async fn fields_of(request: Request) -> Result<Fields, Failure> {
 }
 
 /// The bytes of a request's body, which is to be JSON.
-async fn body_of(request: Request) -> Result<Bytes, Failure> {
+pub(crate) async fn body_of(request: Request) -> Result<Bytes, Failure> {
     check_type(&request)?;
     Bytes::from_request(request, &()).await.map_err(|rejection| {
         let status = rejection.status();

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use axum::Json;
 use axum::extract::{Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -17,11 +17,13 @@ use crate::asking::effort::Thinking;
 use crate::asking::options::token_of;
 use crate::asking::prompt::{Conversation, encode, render, take_variables};
 use crate::failure::{Failure, Shape};
+use crate::models::choice::model_of_query;
+use crate::site::Site;
 use crate::tokenising::Wanted;
 
 /// Says that the server is there.
-pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
-    if app.driver.is_alive() {
+pub(crate) async fn health(State(site): State<Arc<Site>>) -> Response {
+    if site.models.is_alive() {
         Json(json!({"status": "ok"})).into_response()
     } else {
         Failure::stopping().into_response()
@@ -29,11 +31,11 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
 }
 
 /// Says if it takes a request now.
-pub(crate) async fn ready(State(app): State<Arc<App>>) -> Response {
-    let is_ending = app.is_ending.load(Ordering::Relaxed);
+pub(crate) async fn ready(State(site): State<Arc<Site>>) -> Response {
+    let is_ending = site.is_ending.load(Ordering::Relaxed);
     if is_ending {
         Failure::stopping().into_response()
-    } else if app.driver.is_alive() && app.driver.taken() < app.options.limits.requests {
+    } else if site.models.takes_requests() {
         Json(json!({"status": "ready"})).into_response()
     } else {
         Failure {
@@ -52,23 +54,30 @@ pub(crate) async fn version() -> Json<Value> {
     Json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
-pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
+pub(crate) async fn metrics(State(site): State<Arc<Site>>) -> Response {
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, kind)], app.metrics.text()).into_response()
+    ([(header::CONTENT_TYPE, kind)], site.metrics_text()).into_response()
 }
 
-/// Facts about the server for the web page.
-pub(crate) async fn status(State(app): State<Arc<App>>) -> Json<Value> {
-    let (engine, options) = (&app.engine, app.engine.options());
-    let mut status = app.metrics.summary();
-    status["model"] = json!(app.options.model_name);
-    status["context_tokens"] = json!(engine.plan().context_tokens);
-    status["kv_most_bytes"] = json!(engine.plan().kv_bytes);
-    status["prefill"] = json!(options.sequence.prefill.to_string());
-    status["decode"] = json!(options.sequence.decode.to_string());
-    status["has_chat_template"] = json!(engine.chat_template().is_some());
-    status["body_bytes"] = json!(app.options.limits.body_bytes);
-    Json(status)
+/// Facts about the server and a model for the web page: the model that the query names, or the first.
+pub(crate) async fn status(State(site): State<Arc<Site>>, uri: Uri) -> Response {
+    respond(Shape::OpenAi, status_of(&site, uri.query()))
+}
+
+fn status_of(site: &Site, query: Option<&str>) -> Result<Response, Failure> {
+    let index = site.models.find(model_of_query(query).as_deref())?;
+    let entry = &site.models.entries()[index];
+    let mut status = entry.metrics.summary();
+    status["model"] = json!(entry.name);
+    status["models"] = site.models.entries().iter().map(|entry| json!(entry.name)).collect();
+    status["is_loaded"] = json!(site.models.is_loaded(index));
+    status["context_tokens"] = json!(entry.context_tokens);
+    status["kv_most_bytes"] = json!(entry.kv_bytes);
+    status["prefill"] = json!(entry.options.sequence.prefill.to_string());
+    status["decode"] = json!(entry.options.sequence.decode.to_string());
+    status["has_chat_template"] = json!(entry.has_chat_template);
+    status["body_bytes"] = json!(site.options.limits.body_bytes);
+    Ok(Json(status).into_response())
 }
 
 /// The tokens of a text, of which there may be many.

@@ -20,6 +20,7 @@ use riffle_engine::{
 use riffle_events::Publisher;
 use telling::Telling;
 pub use telling::{EventSink, event_of};
+pub(crate) use thread::KEEPING_TIME;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 

@@ -24,7 +24,7 @@ const IDLE_PAUSE: Duration = Duration::from_millis(500);
 const GAUGE_PAUSE: Duration = Duration::from_millis(200);
 
 /// Time limit for writing held beginnings to the prefix cache when the server ends.
-const KEEPING_TIME: Duration = Duration::from_secs(60);
+pub(crate) const KEEPING_TIME: Duration = Duration::from_secs(60);
 
 /// State that the driver thread owns.
 pub(super) struct Work {

@@ -99,14 +99,14 @@ impl Markup {
         self.thoughts.unwrap_or(ThoughtMarks::THINK)
     }
 
-    /// True if the model's template knows thoughts.
-    pub(crate) fn has_thoughts(self) -> bool {
-        self.thoughts.is_some()
-    }
-
     pub(crate) fn calls(self) -> CallStyle {
         self.calls
     }
+}
+
+/// True if a template that mentions these texts knows thoughts.
+pub(crate) fn has_thoughts(mentions: impl Fn(&str) -> bool) -> bool {
+    ThoughtMarks::shown(mentions).is_some()
 }
 
 impl Speech {

@@ -244,6 +244,40 @@ fn a_turn_behind_tools_of_every_kind_is_read() {
 }
 
 #[test]
+fn a_response_goes_on_from_one_before_it_as_long_as_that_is_kept() {
+    let server = with_tools();
+    let said = |text: &str| json!({"role": "user", "content": text});
+    let first = server.ask("/v1/responses", &json!({"input": "a", "max_output_tokens": 3}));
+    let (id, output) = (first["id"].clone(), first["output"][0].clone());
+    assert_eq!(first["store"], true);
+    let streamed = json!({"input": [said("b")], "previous_response_id": id, "max_output_tokens": 3, "stream": true});
+    let events = server.stream("/v1/responses", &streamed).events();
+    let second = events.iter().rev().find_map(|event| event.get("response")).unwrap();
+    assert_eq!(second["previous_response_id"], id);
+    let more = json!({"input": "c", "previous_response_id": second["id"]});
+    let whole = json!({"input": [said("a"), output, said("b"), second["output"][0], said("c")]});
+    let tokens = |body: &Value| server.ask("/v1/responses/input_tokens", body)["input_tokens"].clone();
+    assert_eq!(tokens(&more), tokens(&whole));
+    let path = format!("/v1/responses/{}", id.as_str().unwrap());
+    assert_eq!(server.get(&path).json()["id"], id);
+    let deleted = server.send("DELETE", &path, "", "").whole();
+    assert_eq!(deleted.json()["deleted"], true);
+    let unkept = server.ask(
+        "/v1/responses",
+        &json!({"input": "a", "max_output_tokens": 1, "store": false}),
+    );
+    for id in [&id, &unkept["id"], &json!("resp_none")] {
+        assert_eq!(
+            server.get(&format!("/v1/responses/{}", id.as_str().unwrap())).status,
+            404
+        );
+        let refused = server.post("/v1/responses", &json!({"input": "d", "previous_response_id": id}));
+        assert_eq!(refused.status, 404, "{}", refused.body);
+        assert_eq!(refused.json()["error"]["code"], "previous_response_not_found");
+    }
+}
+
+#[test]
 fn system_messages_anywhere_reach_a_template_that_takes_one_at_the_start() {
     const STRICT: &str = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}\
 {{ raise_exception('System message must be at the beginning') }}{% endif %}<{{ m.role }}>{{ m.content }}\n{% endfor %}";

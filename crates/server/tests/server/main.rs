@@ -13,6 +13,7 @@ mod ollama;
 mod operation;
 mod reading;
 mod sessions;
+mod several;
 mod shapes;
 mod stopping;
 mod structured;

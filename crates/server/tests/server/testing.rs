@@ -54,7 +54,11 @@ pub(crate) fn start(options: ServerOptions) -> Running {
 }
 
 pub(crate) fn start_on(engine: &Arc<Engine>, options: ServerOptions) -> Running {
-    let server = Server::bind(engine, options).unwrap();
+    run(Server::bind(engine, options).unwrap())
+}
+
+/// Runs a server on a thread of its own.
+pub(crate) fn run(server: Server) -> Running {
     Running {
         address: server.address().tcp().unwrap(),
         keys: server.keys(),

@@ -40,10 +40,10 @@ pub(super) struct OllamaAnswer {
     begun: Instant,
 }
 
-/// The answer to a request that only loads the model, which is loaded already.
-pub(super) fn loaded(model: &str, place: Place) -> Response {
+/// The answer to a request that only loads the model, which is loaded by now, or that only has it leave memory.
+pub(super) fn loaded(model: &str, leaves: bool, place: Place) -> Response {
     let mut body = place.body(model, "", "", Vec::new());
-    body.insert("done_reason".to_owned(), json!("load"));
+    body.insert("done_reason".to_owned(), json!(if leaves { "unload" } else { "load" }));
     body.insert("done".to_owned(), json!(true));
     Json(body).into_response()
 }

@@ -21,8 +21,11 @@ use crate::fields::{Fields, Warnings};
 
 /// A chat that is asked for.
 enum Chat {
-    /// No messages: the model is to be loaded.
-    Loading(String),
+    /// No messages: the model is to be loaded, or to leave memory.
+    Loading {
+        model: String,
+        leaves: bool,
+    },
     Asking(Box<Question>, bool),
 }
 
@@ -33,7 +36,7 @@ pub(crate) async fn answer(State(app): State<Arc<App>>, request: Request) -> Res
 async fn begin(app: Arc<App>, request: Request) -> Result<Response, Failure> {
     let begun = Instant::now();
     match read(&app, request, Chat::take).await? {
-        Chat::Loading(model) => Ok(loaded(&model, Place::Message)),
+        Chat::Loading { model, leaves } => Ok(loaded(&model, leaves, Place::Message)),
         Chat::Asking(question, is_streamed) => {
             let asked = question.ask(&app).await?;
             send(OllamaAnswer::new(app, asked, Place::Message, begun), is_streamed).await
@@ -49,7 +52,10 @@ impl Chat {
         let list = fields.list("messages")?.unwrap_or_default();
         take_without_effect(fields)?;
         if list.is_empty() {
-            return Ok(Self::Loading(shared.wishes.model));
+            return Ok(Self::Loading {
+                model: shared.wishes.model,
+                leaves: shared.leaves,
+            });
         }
         let messages = read_messages(messages_of(list, fields.warnings())?, fields.warnings())?;
         let conversation = Conversation {

@@ -22,8 +22,8 @@ use crate::fields::Fields;
 
 /// An answer to one prompt that is asked for.
 enum Generation {
-    /// No prompt: the model is to be loaded.
-    Loading(String),
+    /// No prompt: the model is to be loaded, or to leave memory.
+    Loading { model: String, leaves: bool },
     /// The prompt in the model's template.
     Asking(Box<Question>, bool),
     /// The prompt as it is.
@@ -37,13 +37,14 @@ pub(crate) async fn answer(State(app): State<Arc<App>>, request: Request) -> Res
 async fn begin(app: Arc<App>, request: Request) -> Result<Response, Failure> {
     let begun = Instant::now();
     let (asked, is_streamed) = match read(&app, request, Generation::take).await? {
-        Generation::Loading(model) => return Ok(loaded(&model, Place::Response)),
+        Generation::Loading { model, leaves } => return Ok(loaded(&model, leaves, Place::Response)),
         Generation::Asking(question, is_streamed) => (question.ask(&app).await?, is_streamed),
         Generation::Raw(shared, prompt) => {
             let Shared {
                 wishes,
                 form,
                 is_streamed,
+                ..
             } = *shared;
             (
                 continue_prompts(&app, wishes, vec![Prompt::Text(prompt)], form).await?,
@@ -64,7 +65,10 @@ impl Generation {
         take_what_is_not_done(fields)?;
         take_without_effect(fields)?;
         if prompt.is_empty() {
-            return Ok(Self::Loading(shared.wishes.model));
+            return Ok(Self::Loading {
+                model: shared.wishes.model,
+                leaves: shared.leaves,
+            });
         }
         if is_raw {
             if system.is_empty() {

@@ -1,6 +1,7 @@
 //! The fields that Ollama's requests share: the model, `options`, `format`, `keep_alive` and log probabilities.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
@@ -10,6 +11,7 @@ use crate::asking::{Wishes, passing, warn_of_context};
 use crate::failure::Failure;
 use crate::fields::{Fields, unexpected};
 use crate::forms::Form;
+use crate::models::keep_alive::{self, KeepAlive};
 
 /// Most of the likeliest tokens that a request may ask for.
 const MOST_LIKELIEST: i64 = 20;
@@ -56,6 +58,8 @@ pub(super) struct Shared {
     /// The form of the answer, and the field that it stands in.
     pub(super) form: Option<(Form, String)>,
     pub(super) is_streamed: bool,
+    /// True if the model leaves memory after the request.
+    pub(super) leaves: bool,
 }
 
 impl Shared {
@@ -66,11 +70,12 @@ impl Shared {
         let shows_logs = fields.flag("logprobs")?.unwrap_or(false);
         let likeliest = fields.count("top_logprobs", 0..=MOST_LIKELIEST)?;
         wishes.generate.probabilities = shows_logs.then_some(likeliest.unwrap_or(0));
-        let keep_alive = fields.value("keep_alive");
-        if keep_alive.is_some_and(|time| time == json!(0) || time == json!("0")) {
+        let keep_alive = fields.value(keep_alive::FIELD);
+        let leaves = keep_alive.is_some_and(|time| KeepAlive::of(&time) == Ok(KeepAlive::For(Duration::ZERO)));
+        if leaves && app.stays_loaded {
             wishes
                 .warnings
-                .add("keep_alive", "the server has one model, which stays loaded");
+                .add(keep_alive::FIELD, "the server has one model, which stays loaded");
         }
         // A prompt beyond the context is refused, and nothing is cut from it.
         fields.pass_over(&["truncate", "shift"]);
@@ -78,12 +83,13 @@ impl Shared {
             wishes,
             form: take_format(fields)?,
             is_streamed: fields.flag("stream")?.unwrap_or(true),
+            leaves: leaves && !app.stays_loaded,
         })
     }
 }
 
 /// Requires the field `model`, which stays. A name without a tag means the tag `latest`, so that tag is left out.
-pub(super) fn take_model_name(app: &App, fields: &mut Fields) -> Result<(), Failure> {
+fn take_model_name(app: &App, fields: &mut Fields) -> Result<(), Failure> {
     let Some(name) = fields.text("model")?.filter(|name| !name.is_empty()) else {
         return Err(Failure::field("model", "this field is required"));
     };

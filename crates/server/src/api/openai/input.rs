@@ -31,22 +31,31 @@ pub(super) struct Input {
     pub(super) found: Vec<Tool>,
 }
 
-/// A text, or a list of items: messages, calls, their results, and references to `kept` items.
-pub(super) fn read(input: Value, kept: &KeptItems, warnings: &Warnings) -> Result<Input, Failure> {
+/// The items of an input, which is a text or a list of items.
+pub(super) fn items_of(input: Value) -> Result<Vec<Value>, Failure> {
+    match input {
+        Value::String(text) => Ok(vec![json!({"role": "user", "content": text})]),
+        Value::Array(items) if items.is_empty() => Err(Failure::field("input", "it must have at least one item")),
+        Value::Array(items) => Ok(items),
+        other => Err(unexpected("input", "a text or a list of items", &other)),
+    }
+}
+
+/// Reads items: messages, calls, their results, and references to `kept` items. The items of `earlier` responses stand before those of the
+/// request.
+pub(super) fn read(
+    earlier: Vec<Value>,
+    items: Vec<Value>,
+    kept: &KeptItems,
+    warnings: &Warnings,
+) -> Result<Input, Failure> {
     let mut read = Input::default();
-    let items = match input {
-        Value::String(text) => {
-            read.messages.push(json!({"role": "user", "content": text}));
-            return Ok(read);
-        }
-        Value::Array(items) if items.is_empty() => {
-            return Err(Failure::field("input", "it must have at least one item"));
-        }
-        Value::Array(items) => items,
-        other => return Err(unexpected("input", "a text or a list of items", &other)),
-    };
-    for (at, item) in items.into_iter().enumerate() {
-        let place = format!("input[{at}]");
+    let earlier = earlier
+        .into_iter()
+        .map(|item| ("previous_response_id".to_owned(), item));
+    let own = items.into_iter().enumerate();
+    let own = own.map(|(at, item)| (format!("input[{at}]"), item));
+    for (place, item) in earlier.chain(own) {
         let mut fields = Fields::from_value(item, &place, warnings)?;
         if fields.kind() == "item_reference" {
             let id = fields.required_text("id")?;

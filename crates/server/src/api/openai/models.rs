@@ -7,46 +7,42 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use serde_json::{Value, json};
 
-use crate::app::App;
 use crate::failure::Failure;
+use crate::models::entry::{Entry, Name};
+use crate::site::Site;
 
-pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
-    let mut models: Vec<Value> = app.model_names().map(|name| model(&app, name)).collect();
-    models.extend(app.adapter_names().map(|(number, name)| adapter(&app, number, name)));
+pub(crate) async fn list(State(site): State<Arc<Site>>) -> Json<Value> {
+    let entries = site.models.entries().iter();
+    let of_entry = |entry| {
+        Entry::names(entry)
+            .map(|name| model(&site, entry, &name))
+            .collect::<Vec<_>>()
+    };
+    let models: Vec<Value> = entries.flat_map(of_entry).collect();
     Json(json!({"object": "list", "data": models}))
 }
 
 pub(crate) async fn one(
-    State(app): State<Arc<App>>,
+    State(site): State<Arc<Site>>,
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, Failure> {
-    let Path(name) = name.map_err(|rejection| Failure::bad(rejection.body_text()))?;
-    app.find_model(Some(&name))?;
-    Ok(Json(match app.adapter(&name) {
-        Some(number) => adapter(&app, number, &name),
-        None => model(&app, &name),
-    }))
+    let Path(asked) = name.map_err(|rejection| Failure::bad(rejection.body_text()))?;
+    let (entry, name) = site.models.find_listed(&asked)?;
+    Ok(Json(model(&site, entry, &name)))
 }
 
-/// An adapter that requests may name as their model, in vLLM's shape.
-fn adapter(app: &App, number: usize, name: &str) -> Value {
-    let mut adapter = model(app, name);
-    adapter["parent"] = json!(app.options.model_name);
-    adapter["root"] = json!(app.engine.adapters()[number].path);
-    adapter
-}
-
-fn model(app: &App, name: &str) -> Value {
-    let (config, options) = (app.engine.model().config(), app.engine.options());
-    json!({
-        "id": name,
+/// A name that requests may give as their model. An adapter has the places of vLLM's shape.
+fn model(site: &Site, entry: &Entry, name: &Name<'_>) -> Value {
+    let (config, options) = (&entry.config, &entry.options);
+    let mut model = json!({
+        "id": name.text,
         "object": "model",
-        "created": app.started,
+        "created": site.models.started(),
         "owned_by": "riffle",
-        "max_model_len": app.engine.plan().context_tokens,
+        "max_model_len": entry.context_tokens,
         "meta": {
             "n_vocab": config.vocab_size,
-            "n_ctx": app.engine.plan().context_tokens,
+            "n_ctx": entry.context_tokens,
             "n_ctx_train": config.max_position,
             "n_embd": config.hidden_size,
         },
@@ -54,7 +50,12 @@ fn model(app: &App, name: &str) -> Value {
             "prefill": options.sequence.prefill.to_string(),
             "decode": options.sequence.decode.to_string(),
             "page_tokens": options.cache.page_tokens,
-            "has_chat_template": app.engine.chat_template().is_some(),
+            "has_chat_template": entry.has_chat_template,
         },
-    })
+    });
+    if let Some(path) = name.adapter {
+        model["parent"] = json!(entry.name);
+        model["root"] = json!(path);
+    }
+    model
 }

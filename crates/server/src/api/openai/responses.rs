@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use async_stream::stream;
 use axum::Json;
-use axum::extract::{Request, State};
+use axum::extract::{Path, Request, State};
+use axum::http::StatusCode;
 use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use futures_core::Stream;
@@ -27,6 +28,7 @@ use crate::driver::{DriverEvent, Finished};
 use crate::failure::{Failure, Shape};
 use crate::fields::Fields;
 use crate::forms::{Form, form_of};
+use crate::site::Site;
 use riffle_engine::StopReason;
 
 /// Further parts of a response that clients ask for. Answers of this server have none of them.
@@ -46,6 +48,8 @@ struct ResponseAnswer {
     asked: OngoingAnswers,
     /// The response as it is shown before anything has been written.
     begun: Value,
+    /// The input of a response that is kept.
+    kept_input: Option<Vec<Value>>,
 }
 
 /// A response that is asked for.
@@ -53,6 +57,7 @@ struct Wanted {
     question: Question,
     is_streamed: bool,
     begun: Value,
+    kept_input: Option<Vec<Value>>,
 }
 
 pub(crate) async fn answer(State(app): State<Arc<App>>, request: Request) -> Response {
@@ -77,13 +82,54 @@ async fn counted(app: Arc<App>, request: Request) -> Result<Response, Failure> {
     Ok(Json(body).into_response())
 }
 
+/// Gives a response that was kept.
+pub(crate) async fn one(State(site): State<Arc<Site>>, Path(id): Path<String>) -> Response {
+    let found = site.models.kept_items().response(&id);
+    let found = found.map(|response| Json(response).into_response());
+    respond(Shape::OpenAi, found.ok_or_else(|| not_kept("id", &id)))
+}
+
+/// Forgets a response.
+pub(crate) async fn delete(State(site): State<Arc<Site>>, Path(id): Path<String>) -> Response {
+    let body = json!({"id": id, "object": "response", "deleted": true});
+    let outcome = if site.models.kept_items().forget_response(&id) {
+        Ok(Json(body).into_response())
+    } else {
+        Err(not_kept("id", &id))
+    };
+    respond(Shape::OpenAi, outcome)
+}
+
+fn not_kept(place: &str, id: &str) -> Failure {
+    let shown: String = id.chars().take(80).collect();
+    Failure {
+        status: StatusCode::NOT_FOUND,
+        ..Failure::field(
+            place,
+            format!("this server does not hold the response {shown:?} any more: send the whole conversation as input, what was read is found again"),
+        )
+    }
+    .with_code("previous_response_not_found")
+}
+
 impl Wanted {
     fn take(app: &Arc<App>, fields: &mut Fields) -> Result<Self, Failure> {
         let shown = shown_as_asked(fields);
         let wishes = take_wishes(app, fields, &["max_output_tokens"])?;
         let instructions = fields.text("instructions")?;
         let thinking = Thinking::take(fields)?;
-        let Input { mut messages, found } = input::read(fields.required("input")?, &app.kept_items, fields.warnings())?;
+        let previous = fields.text("previous_response_id")?;
+        let earlier = match &previous {
+            Some(id) => app
+                .kept_items
+                .conversation(id)
+                .ok_or_else(|| not_kept("previous_response_id", id))?,
+            None => Vec::new(),
+        };
+        let is_kept = fields.flag("store")?.unwrap_or(true);
+        let items = input::items_of(fields.required("input")?)?;
+        let kept_input = is_kept.then(|| items.clone());
+        let Input { mut messages, found } = input::read(earlier, items, &app.kept_items, fields.warnings())?;
         if let Some(instructions) = &instructions {
             messages.insert(0, json!({"role": "system", "content": instructions}));
         }
@@ -103,8 +149,8 @@ impl Wanted {
             "model": wishes.model,
             "output": [],
             "usage": null,
-            "previous_response_id": null,
-            "store": false,
+            "previous_response_id": previous,
+            "store": is_kept,
             "background": false,
             "truncation": "disabled",
             "service_tier": "default",
@@ -129,6 +175,7 @@ impl Wanted {
             question: Question::new(app, wishes, conversation, form, tools)?,
             is_streamed,
             begun,
+            kept_input,
         })
     }
 
@@ -136,6 +183,7 @@ impl Wanted {
         Ok(ResponseAnswer {
             asked: self.question.ask(&app).await?,
             begun: self.begun,
+            kept_input: self.kept_input,
             app,
         })
     }
@@ -198,11 +246,15 @@ fn take_text_form(fields: &mut Fields) -> Result<Option<(Form, String)>, Failure
     Ok(form.map(|form| (form, place)))
 }
 
-/// Takes the fields that do not change an answer. A request for a kept response is refused.
+/// Takes the fields that do not change an answer, and refuses what is not done.
 fn take_what_is_not_done(fields: &mut Fields) -> Result<(), Failure> {
     take_without_effect(fields)?;
     fields.pass_over(&["max_tool_calls", "conversation_id"]);
-    fields.refuse("background", &[json!(false)], "responses are not kept: leave it out")?;
+    fields.refuse(
+        "background",
+        &[json!(false)],
+        "a response is written while its client waits: leave it out",
+    )?;
     fields.ignore(
         "truncation",
         &[json!("disabled")],
@@ -225,13 +277,11 @@ fn take_what_is_not_done(fields: &mut Fields) -> Result<(), Failure> {
         }
     }
     fields.ignore("context_management", &[json!([])], "nothing is cut from an input");
-    for field in ["previous_response_id", "conversation"] {
-        fields.refuse(
-            field,
-            &[],
-            "responses are not kept: send the whole conversation as input, what was read is found again",
-        )?;
-    }
+    fields.refuse(
+        "conversation",
+        &[],
+        "there are no stored conversations: go on from a response with previous_response_id",
+    )?;
     fields.refuse("prompt", &[], "there are no stored prompts: send the text as input")?;
     if let Some(mut options) = fields.object("stream_options")? {
         options.pass_over(&["include_obfuscation"]);
@@ -266,6 +316,9 @@ impl ResponseAnswer {
             "total_tokens": usage.prompt_tokens + usage.written_tokens,
         });
         response["riffle"] = report::riffle(&self.app, &self.asked.wishes, finished);
+        if let Some(input) = &self.kept_input {
+            self.app.kept_items.keep_response(&response, input);
+        }
         response
     }
 }

@@ -1,10 +1,12 @@
 //! Metrics for a monitoring system at `/metrics`: names of vLLM where one exists, else names of our own.
 
+mod refusals;
+mod text;
+
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use axum::http::StatusCode;
 use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -15,6 +17,9 @@ use riffle_events::PublisherCounts;
 use serde_json::{Value, json};
 
 use crate::driver::Finished;
+pub(crate) use refusals::Refusals;
+pub(crate) use text::merged;
+use text::text_of;
 
 /// A pause between two tokens that counts as a stall.
 const STALL_S: f64 = 1.0;
@@ -51,7 +56,8 @@ pub(crate) struct Metrics {
     dropped_events: Counter,
     event_replays: Counter,
     ended: Family<Ended, Counter>,
-    refused: Family<Refused, Counter>,
+    loads: Counter,
+    load_s: Histogram,
     first_token_s: Histogram,
     next_token_s: Histogram,
     request_s: Histogram,
@@ -76,12 +82,6 @@ struct Ended {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Refused {
-    status: u32,
-    reason: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct SharedBlock {
     outcome: &'static str,
 }
@@ -92,12 +92,14 @@ struct ChosenExpert {
 }
 
 impl Metrics {
-    pub(crate) fn new() -> Self {
+    /// Counters of one model. Where a server has several, each sample has the name of its `model` as a label.
+    pub(crate) fn new(model: Option<&str>) -> Self {
+        let label = model.map(|name| (Cow::Borrowed("model"), Cow::Owned(name.to_owned())));
         let seconds = |bounds: &[f64]| Histogram::new(bounds.iter().copied());
         let long = [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0];
         let short = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0];
         let mut metrics = Self {
-            registry: Registry::default(),
+            registry: Registry::with_labels(label.into_iter()),
             running: Gauge::default(),
             waiting: Gauge::default(),
             idle: Gauge::default(),
@@ -126,14 +128,32 @@ impl Metrics {
             dropped_events: Counter::default(),
             event_replays: Counter::default(),
             ended: Family::default(),
-            refused: Family::default(),
+            loads: Counter::default(),
+            load_s: seconds(&long),
             first_token_s: seconds(&long),
             next_token_s: seconds(&short),
             request_s: seconds(&long),
             waited_s: seconds(&long),
         };
         metrics.register();
+        if model.is_some() {
+            metrics.register_loads();
+        }
         metrics
+    }
+
+    fn register_loads(&mut self) {
+        let registry = &mut self.registry;
+        registry.register(
+            "riffle:model_loads",
+            "Times that the model was loaded",
+            self.loads.clone(),
+        );
+        registry.register(
+            "riffle:model_load_seconds",
+            "Time that it took to load the model",
+            self.load_s.clone(),
+        );
     }
 
     fn register(&mut self) {
@@ -232,11 +252,6 @@ impl Metrics {
             registry.register(name, help, counter.clone());
         }
         registry.register("vllm:request_success", "Requests by how they ended", self.ended.clone());
-        registry.register(
-            "riffle:requests_refused",
-            "Requests that were answered with an error, by status and reason",
-            self.refused.clone(),
-        );
     }
 
     fn register_event_counters(&mut self) {
@@ -443,19 +458,26 @@ impl Metrics {
         self.ended.get_or_create(&Ended { finished_reason }).inc();
     }
 
-    pub(crate) fn count_refused(&self, status: StatusCode, reason: &'static str) {
-        let status = u32::from(status.as_u16());
-        self.refused.get_or_create(&Refused { status, reason }).inc();
+    /// Counts that the model was loaded.
+    pub(crate) fn count_load(&self, seconds: f64) {
+        self.loads.inc();
+        self.load_s.observe(seconds);
+    }
+
+    /// Sets what the model has now to nothing: it has left memory.
+    pub(crate) fn clear_gauges(&self) {
+        for gauge in [&self.running, &self.waiting, &self.idle, &self.kv_pages] {
+            gauge.set(0);
+        }
+        for tier in ["ram", "disk"] {
+            self.kv_bytes.get_or_create(&Tier { tier }).set(0);
+        }
+        self.kv_usage.set(0.0);
     }
 
     /// The text that Prometheus reads.
     pub(crate) fn text(&self) -> String {
-        let mut text = String::new();
-        match encode(&mut text, &self.registry) {
-            Ok(()) => text,
-            // Writing into a text does not fail.
-            Err(error) => format!("# {error}\n"),
-        }
+        text_of(&self.registry)
     }
 
     /// Metrics that the web page shows.

@@ -1,0 +1,342 @@
+//! Which model is loaded next, and which one leaves: plain data and one pure decision.
+
+use std::time::{Duration, Instant};
+
+/// Where a model is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// On disk alone.
+    Absent,
+    Loading,
+    Loaded,
+    /// It ends, and its memory is not yet free.
+    Leaving,
+}
+
+/// A model among the others.
+#[derive(Debug, Clone)]
+pub(super) struct Slot {
+    /// Bytes that it takes from the time it begins to load until it has left.
+    pub(super) bytes: u64,
+    pub(super) stage: Stage,
+    /// Requests that use it.
+    pub(super) uses: usize,
+    /// Requests that wait for it.
+    pub(super) waiting: usize,
+    /// Turn in which the first of these came.
+    waits_since: u64,
+    /// Turn in which it was used last.
+    used: u64,
+    /// Time that it stays after its last use; `None` keeps it until its room is needed.
+    pub(super) keep: Option<Duration>,
+    /// When it leaves unless it is used again.
+    pub(super) expires: Option<Instant>,
+    /// True if it takes no further request, because its room is needed.
+    pub(super) is_draining: bool,
+    /// True if it cannot answer any more, and has to be loaded again.
+    pub(super) is_broken: bool,
+    /// True if it never leaves.
+    pub(super) stays: bool,
+}
+
+/// The next thing to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    Load(usize),
+    Leave(usize),
+    /// Nothing until something changes, or until this time.
+    Wait(Option<Instant>),
+}
+
+/// Where room comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Room {
+    /// From this model, which is idle.
+    Leaves(usize),
+    /// From models in use, which have to end their answers first.
+    InUse,
+    /// From models that leave or load already.
+    Coming,
+}
+
+/// All models of a server.
+#[derive(Debug)]
+pub(super) struct Rotation {
+    pub(super) slots: Vec<Slot>,
+    room_bytes: u64,
+    turn: u64,
+}
+
+impl Slot {
+    pub(super) fn new(bytes: u64) -> Self {
+        Self {
+            bytes,
+            stage: Stage::Absent,
+            uses: 0,
+            waiting: 0,
+            waits_since: 0,
+            used: 0,
+            keep: None,
+            expires: None,
+            is_draining: false,
+            is_broken: false,
+            stays: false,
+        }
+    }
+
+    /// A model that is loaded and never leaves.
+    pub(super) fn resident() -> Self {
+        Self {
+            stage: Stage::Loaded,
+            stays: true,
+            ..Self::new(0)
+        }
+    }
+
+    /// True if a request may use it now.
+    pub(super) fn is_open(&self) -> bool {
+        self.stage == Stage::Loaded && !self.is_draining && !self.is_broken
+    }
+
+    fn is_expired(&self, now: Instant) -> bool {
+        let is_old = self.waiting == 0 && self.expires.is_some_and(|expires| expires <= now);
+        self.stage == Stage::Loaded && !self.stays && self.uses == 0 && (self.is_broken || is_old)
+    }
+}
+
+impl Rotation {
+    pub(super) fn new(slots: Vec<Slot>, room_bytes: u64) -> Self {
+        Self {
+            slots,
+            room_bytes,
+            turn: 0,
+        }
+    }
+
+    /// Counts a request that waits for a model.
+    pub(super) fn begin_waiting(&mut self, index: usize) {
+        self.turn += 1;
+        let slot = &mut self.slots[index];
+        if slot.waiting == 0 {
+            slot.waits_since = self.turn;
+        }
+        slot.waiting += 1;
+    }
+
+    /// Counts a request that uses a model, which then stays for `keep` after its last use.
+    pub(super) fn begin_use(&mut self, index: usize, keep: Option<Duration>) {
+        self.turn += 1;
+        let slot = &mut self.slots[index];
+        slot.uses += 1;
+        slot.used = self.turn;
+        slot.keep = keep;
+        slot.expires = None;
+    }
+
+    /// Ends a use of a model.
+    pub(super) fn end_use(&mut self, index: usize, now: Instant) {
+        self.turn += 1;
+        let slot = &mut self.slots[index];
+        slot.uses -= 1;
+        slot.used = self.turn;
+        if slot.uses == 0 {
+            slot.expires = slot.keep.and_then(|keep| now.checked_add(keep));
+        }
+    }
+
+    /// The next step, whose stage is set. Models that have expired leave. Of the models that are waited for, the one that has been waited for longest is
+    /// loaded. Where it does not fit, it gets the room of the models used longest ago, idle ones before those in use; one in use takes no further
+    /// request until it is idle. Meanwhile others that fit are loaded.
+    pub(super) fn step(&mut self, now: Instant) -> Step {
+        for slot in &mut self.slots {
+            slot.is_draining = false;
+        }
+        if let Some(index) = self.slots.iter().position(|slot| slot.is_expired(now)) {
+            return self.leave(index);
+        }
+        let is_wanted = |index: &usize| self.slots[*index].waiting > 0 && self.slots[*index].stage == Stage::Absent;
+        let mut wanted: Vec<usize> = (0..self.slots.len()).filter(is_wanted).collect();
+        wanted.sort_by_key(|index| self.slots[*index].waits_since);
+        let free = self.free_bytes();
+        let fits = |index: &usize, slots: &[Slot]| slots[*index].bytes <= free;
+        if let Some(first) = wanted.first().copied() {
+            if fits(&first, &self.slots) {
+                return self.load(first);
+            }
+            match self.make_room(self.slots[first].bytes) {
+                Room::Leaves(index) => return self.leave(index),
+                Room::InUse => {
+                    if let Some(index) = wanted.into_iter().find(|index| fits(index, &self.slots)) {
+                        return self.load(index);
+                    }
+                }
+                Room::Coming => {}
+            }
+        }
+        let idle = |slot: &&Slot| slot.stage == Stage::Loaded && slot.uses == 0 && !slot.stays;
+        let idle = self.slots.iter().filter(idle);
+        Step::Wait(idle.filter_map(|slot| slot.expires).min())
+    }
+
+    /// Bytes that no model has.
+    fn free_bytes(&self) -> u64 {
+        let taken = self.slots.iter().filter(|slot| slot.stage != Stage::Absent);
+        let taken = taken.map(|slot| slot.bytes).fold(0, u64::saturating_add);
+        self.room_bytes.saturating_sub(taken)
+    }
+
+    /// Chooses the models whose room is needed for `bytes`. Those in use are drained first, and an idle one leaves once all of them are idle, so
+    /// that none leaves for nothing.
+    fn make_room(&mut self, bytes: u64) -> Room {
+        let is_going = |slot: &&Slot| slot.stage == Stage::Leaving;
+        let going = self.slots.iter().filter(is_going).map(|slot| slot.bytes);
+        let mut coming = going.fold(self.free_bytes(), u64::saturating_add);
+        let may_leave = |index: &usize| self.slots[*index].stage == Stage::Loaded && !self.slots[*index].stays;
+        let mut loaded: Vec<usize> = (0..self.slots.len()).filter(may_leave).collect();
+        loaded.sort_by_key(|index| (self.slots[*index].uses > 0, self.slots[*index].used));
+        let mut room = Room::Coming;
+        for index in loaded {
+            if coming >= bytes {
+                break;
+            }
+            let slot = &mut self.slots[index];
+            coming = coming.saturating_add(slot.bytes);
+            if slot.uses > 0 {
+                slot.is_draining = true;
+                room = Room::InUse;
+            } else if room == Room::Coming {
+                room = Room::Leaves(index);
+            }
+        }
+        room
+    }
+
+    fn load(&mut self, index: usize) -> Step {
+        self.slots[index].stage = Stage::Loading;
+        Step::Load(index)
+    }
+
+    fn leave(&mut self, index: usize) -> Step {
+        self.slots[index].stage = Stage::Leaving;
+        Step::Leave(index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Models of these sizes in a room of 10 bytes.
+    fn rotation(bytes: &[u64]) -> Rotation {
+        Rotation::new(bytes.iter().map(|bytes| Slot::new(*bytes)).collect(), 10)
+    }
+
+    fn load(rotation: &mut Rotation, index: usize) {
+        rotation.begin_waiting(index);
+        assert_eq!(rotation.step(Instant::now()), Step::Load(index));
+        let slot = &mut rotation.slots[index];
+        (slot.stage, slot.waiting) = (Stage::Loaded, 0);
+    }
+
+    fn use_once(rotation: &mut Rotation, index: usize) {
+        rotation.begin_use(index, None);
+        rotation.end_use(index, Instant::now());
+    }
+
+    #[test]
+    fn the_model_used_longest_ago_leaves_where_there_is_no_room() {
+        let mut rotation = rotation(&[4, 4, 4]);
+        load(&mut rotation, 0);
+        load(&mut rotation, 1);
+        use_once(&mut rotation, 1);
+        use_once(&mut rotation, 0);
+        rotation.begin_waiting(2);
+        assert_eq!(rotation.step(Instant::now()), Step::Leave(1));
+        // Its memory is not free yet, and no other has to leave.
+        assert_eq!(rotation.step(Instant::now()), Step::Wait(None));
+        rotation.slots[1].stage = Stage::Absent;
+        assert_eq!(rotation.step(Instant::now()), Step::Load(2));
+    }
+
+    #[test]
+    fn a_model_in_use_takes_no_further_request_until_it_is_idle_and_none_leaves_before() {
+        let mut rotation = rotation(&[3, 6, 10]);
+        load(&mut rotation, 0);
+        load(&mut rotation, 1);
+        rotation.begin_use(1, None);
+        rotation.begin_waiting(2);
+        assert_eq!(rotation.step(Instant::now()), Step::Wait(None));
+        assert!(rotation.slots[0].is_open() && !rotation.slots[1].is_open());
+        // Whoever waited has gone.
+        rotation.slots[2].waiting = 0;
+        assert_eq!(rotation.step(Instant::now()), Step::Wait(None));
+        assert!(rotation.slots[1].is_open());
+        rotation.begin_waiting(2);
+        rotation.step(Instant::now());
+        rotation.end_use(1, Instant::now());
+        assert_eq!(rotation.step(Instant::now()), Step::Leave(0));
+        assert_eq!(rotation.step(Instant::now()), Step::Leave(1));
+    }
+
+    #[test]
+    fn a_small_model_does_not_wait_for_a_large_one() {
+        let mut rotation = rotation(&[8, 8, 2]);
+        load(&mut rotation, 0);
+        rotation.begin_use(0, None);
+        rotation.begin_waiting(1);
+        rotation.begin_waiting(2);
+        assert_eq!(rotation.step(Instant::now()), Step::Load(2));
+    }
+
+    #[test]
+    fn room_that_a_model_gets_is_not_given_to_others_that_came_later() {
+        let mut rotation = rotation(&[8, 8, 2]);
+        load(&mut rotation, 0);
+        rotation.begin_waiting(1);
+        assert_eq!(rotation.step(Instant::now()), Step::Leave(0));
+        rotation.begin_waiting(2);
+        assert_eq!(rotation.step(Instant::now()), Step::Wait(None));
+        rotation.slots[0].stage = Stage::Absent;
+        assert_eq!(rotation.step(Instant::now()), Step::Load(1));
+        assert_eq!(rotation.step(Instant::now()), Step::Load(2));
+    }
+
+    #[test]
+    fn models_take_turns_where_both_are_always_asked_for() {
+        let mut rotation = rotation(&[8, 8]);
+        load(&mut rotation, 0);
+        rotation.begin_use(0, None);
+        rotation.begin_waiting(1);
+        rotation.step(Instant::now());
+        rotation.begin_waiting(0);
+        rotation.end_use(0, Instant::now());
+        assert_eq!(rotation.step(Instant::now()), Step::Leave(0));
+        rotation.slots[0].stage = Stage::Absent;
+        assert_eq!(rotation.step(Instant::now()), Step::Load(1));
+    }
+
+    #[test]
+    fn a_model_leaves_when_its_time_is_over_and_it_is_idle() {
+        let mut rotation = rotation(&[4]);
+        load(&mut rotation, 0);
+        let now = Instant::now();
+        rotation.begin_use(0, Some(Duration::from_secs(60)));
+        assert_eq!(rotation.step(now), Step::Wait(None));
+        rotation.end_use(0, now);
+        let end = now + Duration::from_secs(60);
+        assert_eq!(rotation.step(now), Step::Wait(Some(end)));
+        rotation.begin_use(0, Some(Duration::ZERO));
+        assert_eq!(rotation.step(end), Step::Wait(None));
+        rotation.end_use(0, now);
+        assert_eq!(rotation.step(now), Step::Leave(0));
+    }
+
+    #[test]
+    fn a_model_that_stays_never_leaves() {
+        let mut rotation = Rotation::new(vec![Slot::resident(), Slot::new(11)], 10);
+        rotation.begin_use(0, Some(Duration::ZERO));
+        rotation.end_use(0, Instant::now());
+        rotation.begin_waiting(1);
+        assert_eq!(rotation.step(Instant::now()), Step::Wait(None));
+    }
+}

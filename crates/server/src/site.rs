@@ -1,0 +1,48 @@
+//! State of the whole server, whatever models it has.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use tokio::sync::Semaphore;
+
+use crate::log::Log;
+use crate::metrics::Refusals;
+use crate::models::Models;
+use crate::{Keys, ServerError, ServerOptions};
+
+/// Bytes that room for bodies is counted in.
+pub(crate) const BODY_STEP: usize = 64 << 10;
+
+/// The models, and who may ask them.
+pub(crate) struct Site {
+    pub(crate) models: Models,
+    pub(crate) options: ServerOptions,
+    pub(crate) keys: Keys,
+    pub(crate) log: Log,
+    /// Requests that were answered with an error.
+    pub(crate) refusals: Refusals,
+    /// True once the server was told to end.
+    pub(crate) is_ending: AtomicBool,
+    /// Room for bodies, in steps of [`BODY_STEP`].
+    pub(crate) bodies: Arc<Semaphore>,
+}
+
+impl Site {
+    pub(crate) fn new(models: Models, options: ServerOptions) -> Result<Self, ServerError> {
+        Ok(Self {
+            models,
+            keys: Keys::new(options.api_keys.clone())?,
+            log: Log::of(&options),
+            refusals: Refusals::default(),
+            is_ending: AtomicBool::new(false),
+            bodies: Arc::new(Semaphore::new(options.limits.bodies_bytes.div_ceil(BODY_STEP))),
+            options,
+        })
+    }
+
+    /// Everything that is counted, as the text that Prometheus reads.
+    pub(crate) fn metrics_text(&self) -> String {
+        let models = self.models.entries().iter().map(|entry| entry.metrics.text());
+        crate::metrics::merged(models.chain([self.refusals.text()]))
+    }
+}
