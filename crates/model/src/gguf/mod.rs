@@ -38,9 +38,10 @@ use memmap2::Mmap;
 use riffle_system::memory::map_file;
 use tokenizer::Tokens;
 
+use crate::embedding::EmbeddingFiles;
 use crate::load::{Parts, milliseconds_since};
 use crate::weights::Checkpoint;
-use crate::{GenerationDefaults, LoadOptions, ModelError, RopeScaling, Tokenizer, families};
+use crate::{GenerationDefaults, InfillTokens, LoadOptions, ModelError, RopeScaling, Tokenizer, families};
 
 /// The format of models of this kind, as facts about them state it.
 const FORMAT: &str = "gguf";
@@ -97,9 +98,17 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
         bos: fields.optional_token_id("bos_token_id")?,
         ..GenerationDefaults::default()
     };
+    let pooling_type = header.integer(&format!("{}.pooling_type", architecture.prefix()))?;
+    let infill = match tokens {
+        Some(tokens) => tokens.infill()?,
+        None => None,
+    };
     Ok(Parts {
         path: path.to_owned(),
         format: FORMAT,
+        embedding: EmbeddingFiles::of_gguf(pooling_type.and_then(|number| u64::try_from(number).ok())),
+        infill: infill.or_else(|| InfillTokens::of_vocabulary(tokenizer.as_ref()?)),
+        reranking_prompt: header.text("tokenizer.chat_template.rerank")?.map(str::to_owned),
         fields,
         family,
         config,

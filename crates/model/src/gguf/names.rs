@@ -310,6 +310,7 @@ pub(super) fn family_name(architecture: Architecture, name: &str) -> Option<Stri
     let whole = match (stem, architecture) {
         ("token_embd", _) => "model.embed_tokens".to_owned(),
         ("output", _) => "lm_head".to_owned(),
+        ("cls.output", _) => "score".to_owned(),
         ("output_norm", Architecture::Phi2 | Architecture::FalconH1) => "model.final_layernorm".to_owned(),
         ("output_norm", Architecture::GptNeoX) => "model.final_layer_norm".to_owned(),
         ("output_norm", Architecture::Falcon | Architecture::Gpt2 | Architecture::StarCoder) => "model.ln_f".to_owned(),
