@@ -237,6 +237,8 @@ impl OpenedModel {
         let mut decoder = (parts.family.build)(&parts.fields, &info.config, &mut parts.weights)?;
         decoder.check_layers(&parts.fields)?;
         decoder.score_head = parts.score_head(&info.config)?;
+        let embedding = std::mem::take(&mut parts.embedding);
+        let embedding = embedding.load(&mut parts.weights, info.config.hidden_size)?;
         decoder.input_sums = parts.weights.take_input_sums();
         decoder.expert_cache = parts.weights.streams().map(|streams| Arc::clone(&streams.cache));
         parts.weights.adapters().iter().try_for_each(Adapter::check_taken)?;
@@ -248,7 +250,6 @@ impl OpenedModel {
         }
         info.unused_tensors = parts.weights.untaken();
         parts.refuse_unused(&info.unused_tensors)?;
-        let embedding = parts.embedding.load()?;
         info.config.weight_bytes = decoder.bytes() + embedding.bytes();
         match &decoder.expert_cache {
             None => info.config.streamable = Vec::new(),

@@ -14,13 +14,14 @@ use tower_http::cors::{AllowOrigin, CorsLayer};
 use tower_http::timeout::RequestBodyTimeoutLayer;
 
 use crate::api::{adapters, anthropic, llama_cpp, ollama, openai, plain, sessions, web};
+use crate::api::{embeddings, infill, rerank};
 use crate::app::{App, BODY_STEP};
 use crate::base_path;
 use crate::failure::{Failure, Shape};
 use crate::request_notes::{RequestNotes, note_request};
 
 /// Paths that take a JSON object by POST and answer it without keeping anything under a name.
-pub const JSON_PATHS: [&str; 12] = [
+pub const JSON_PATHS: [&str; 16] = [
     "/v1/completions",
     "/v1/chat/completions",
     "/v1/responses",
@@ -33,6 +34,10 @@ pub const JSON_PATHS: [&str; 12] = [
     "/api/generate",
     "/api/show",
     "/completion",
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/infill",
+    "/api/embed",
 ];
 
 /// Everything that the server answers.
@@ -48,6 +53,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .route("/v1/messages", post(anthropic::messages::answer))
         .route("/v1/messages/count_tokens", post(anthropic::messages::count))
         .route("/completion", post(llama_cpp::complete))
+        .route("/infill", post(infill::answer))
         .route("/props", get(llama_cpp::props))
         .route("/slots", get(llama_cpp::slots))
         .route("/tokenize", post(plain::tokenize))
@@ -90,6 +96,9 @@ fn openai_routes(prefix: &str) -> Router<Arc<App>> {
         .route(&at("/chat/completions/input_tokens"), post(openai::chat::count))
         .route(&at("/responses"), post(openai::responses::answer))
         .route(&at("/responses/input_tokens"), post(openai::responses::count))
+        .route(&at("/embeddings"), post(embeddings::answer))
+        .route(&at("/rerank"), post(rerank::answer))
+        .route(&at("/reranking"), post(rerank::answer))
 }
 
 /// The paths of Ollama.
@@ -101,8 +110,8 @@ fn ollama_routes() -> Router<Arc<App>> {
         .route("/api/show", post(ollama::models::show))
         .route("/api/chat", post(ollama::chat::answer))
         .route("/api/generate", post(ollama::generate::answer))
-        .route("/api/embed", post(ollama::models::embed))
-        .route("/api/embeddings", post(ollama::models::embed))
+        .route("/api/embed", post(ollama::embed::answer))
+        .route("/api/embeddings", post(ollama::embed::answer_one))
 }
 
 /// The shape of errors at a path.

@@ -128,31 +128,29 @@ impl Encoding {
         })
     }
 
-    /// Does a piece of the work: a block of rows in a layer. [`ControlFlow::Break`] once everything is done.
+    /// Does a piece of the work: a block of rows in a layer, or few rows in several. [`ControlFlow::Break`] once everything is done.
     ///
     /// # Errors
     /// [`EngineError::NonFiniteLogits`] for damaged weights; experts that cannot be read. The encoding cannot go on then.
     pub fn advance(&mut self) -> Result<ControlFlow<()>, EngineError> {
-        let Some(texts) = self.groups.get(self.done).cloned() else {
-            return Ok(ControlFlow::Break(()));
-        };
-        match self.under_way.take() {
-            None => self.under_way = Some(self.begin_group(texts)?),
-            Some(mut group) => {
-                let is_done = group.advance(&self.model, &mut self.forward)?;
-                if is_done {
-                    self.finish_group(&group, texts)?;
-                    self.done += 1;
-                } else {
-                    self.under_way = Some(group);
-                }
+        let mut rows = 0;
+        while rows < PIECE_ROWS {
+            let Some(texts) = self.groups.get(self.done).cloned() else {
+                return Ok(ControlFlow::Break(()));
+            };
+            let mut group = match self.under_way.take() {
+                Some(group) => group,
+                None => self.begin_group(texts.clone())?,
+            };
+            rows += group.advance(&self.model, &mut self.forward)?;
+            if group.layer < self.model.config.layers {
+                self.under_way = Some(group);
+            } else {
+                self.finish_group(&group, texts)?;
+                self.done += 1;
             }
         }
-        Ok(if self.done == self.groups.len() {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
-        })
+        Ok(ControlFlow::Continue(()))
     }
 
     /// The results of the texts that are done, in order.
@@ -217,11 +215,13 @@ impl Encoding {
 }
 
 impl Group {
-    /// Does the next piece; true once the last layer is done.
-    fn advance(&mut self, model: &Decoder, forward: &mut HostForward) -> Result<bool, EngineError> {
+    /// Does the next step, and returns its rows.
+    fn advance(&mut self, model: &Decoder, forward: &mut HostForward) -> Result<usize, EngineError> {
+        let (LayerStep::Project(block) | LayerStep::Finish(block)) = self.step;
+        let rows = self.blocks[block].clone();
         match self.step {
-            LayerStep::Project(block) => {
-                let attends = forward.project(self.layer, self.blocks[block].clone())?;
+            LayerStep::Project(_) => {
+                let attends = forward.project(self.layer, rows.clone())?;
                 // A recurrent layer has nothing to attend to, and reads its rows in order.
                 self.step = if attends && block + 1 < self.blocks.len() {
                     LayerStep::Project(block + 1)
@@ -231,8 +231,7 @@ impl Group {
                     LayerStep::Finish(block)
                 };
             }
-            LayerStep::Finish(block) => {
-                let rows = self.blocks[block].clone();
+            LayerStep::Finish(_) => {
                 let attends = match forward.projected() {
                     Some(projected) => {
                         attend_rows_of(model, &self.batch, self.layer, rows.clone(), projected)?;
@@ -254,7 +253,7 @@ impl Group {
                 }
             }
         }
-        Ok(self.layer == model.config.layers)
+        Ok(rows.len())
     }
 }
 

@@ -113,6 +113,21 @@ impl DenseFiles {
         self.weights.file_bytes()
     }
 
+    /// A layer whose weights lie beside those of the model, as `{name}.weight`, behind vectors of `inputs` elements; `None` where
+    /// there is none.
+    pub(super) fn beside(weights: &mut Checkpoint, name: &str, inputs: usize) -> Result<Option<Dense>, ModelError> {
+        let name = format!("{name}.weight");
+        let Some(outputs) = weights.info(&name).and_then(|info| info.shape.first().copied()) else {
+            return Ok(None);
+        };
+        Ok(Some(Dense {
+            weight: std::sync::Arc::new(weights.matrix(&name, outputs, inputs)?),
+            bias: None,
+            outputs,
+            activation: DenseActivation::Identity,
+        }))
+    }
+
     /// Reads the weights.
     pub(super) fn load(mut self) -> Result<Dense, ModelError> {
         let weight = self.weights.matrix("linear.weight", self.outputs, self.inputs)?;

@@ -5,6 +5,7 @@ mod sentence_transformers;
 
 use std::collections::BTreeMap;
 
+use crate::Tokenizer;
 pub use dense::{Dense, DenseActivation};
 pub(crate) use sentence_transformers::EmbeddingFiles;
 
@@ -77,6 +78,14 @@ impl TextEmbedding {
     /// Elements of a vector of a model with hidden states of `hidden_size`.
     pub fn width(&self, hidden_size: usize) -> usize {
         self.dense.last().map_or(hidden_size, Dense::outputs)
+    }
+
+    /// Appends the token that ends a text, where the files do not say how texts end and the tokenizer ends them by no special token.
+    pub fn end_text(&self, tokens: &mut Vec<u32>, tokenizer: &Tokenizer) {
+        let is_ended = tokens.last().is_some_and(|token| tokenizer.is_special(*token));
+        if self.ends_texts && self.pooling == Pooling::Last && !is_ended {
+            tokens.extend(tokenizer.eos());
+        }
     }
 
     /// The vector of a text whose hidden states are `states`, `[tokens, hidden_size]` with at least one token.

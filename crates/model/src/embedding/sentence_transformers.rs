@@ -5,10 +5,11 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::dense::DenseFiles;
+use super::dense::{Dense, DenseFiles};
 use super::{Pooling, TextEmbedding};
 use crate::ModelError;
 use crate::fields::{Fields, read_json};
+use crate::weights::Checkpoint;
 
 /// Most modules of a list that is taken seriously.
 const MOST_MODULES: usize = 16;
@@ -48,11 +49,20 @@ impl EmbeddingFiles {
         self.dense.iter().map(DenseFiles::file_bytes).sum()
     }
 
-    /// Reads the weights.
-    pub(crate) fn load(self) -> Result<TextEmbedding, ModelError> {
+    /// Reads the weights. GGUF files hold them beside those of the model, `weights`.
+    ///
+    /// # Errors
+    /// Layers whose widths do not fit behind hidden states of `hidden_size`.
+    pub(crate) fn load(self, weights: &mut Checkpoint, hidden_size: usize) -> Result<TextEmbedding, ModelError> {
         let dense = self.dense.into_iter().map(DenseFiles::load);
+        let mut dense = dense.collect::<Result<Vec<_>, _>>()?;
+        let mut width = hidden_size;
+        for name in ["dense_2", "dense_3"] {
+            dense.extend(DenseFiles::beside(weights, name, width)?);
+            width = dense.last().map_or(width, Dense::outputs);
+        }
         Ok(TextEmbedding {
-            dense: dense.collect::<Result<_, _>>()?,
+            dense,
             ..self.embedding
         })
     }
@@ -181,7 +191,7 @@ mod tests {
             std::fs::write(path, text).unwrap();
         }
         let files = EmbeddingFiles::from_directory(folder.path(), 8).unwrap();
-        files.load().unwrap()
+        files.load(&mut Checkpoint::default(), 8).unwrap()
     }
 
     const MODULES: &str = r#"[{"path": "", "type": "sentence_transformers.models.Transformer"},

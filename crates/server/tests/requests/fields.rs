@@ -37,6 +37,21 @@ pub(super) fn cases() -> Vec<Case> {
             vec![("messages", json!({})), ("messages", json!([])), ("tools", json!({}))],
         ),
         (
+            &["/v1/embeddings"][..],
+            vec![
+                ("input", json!(5)),
+                ("input", json!([])),
+                ("input", json!([[-1]])),
+                ("encoding_format", json!("hex")),
+                ("dimensions", json!(0)),
+                ("prompt_name", json!("query")),
+            ],
+        ),
+        (
+            &["/v1/rerank"][..],
+            vec![("documents", json!([])), ("documents", json!([5])), ("top_n", json!(0))],
+        ),
+        (
             &["/v1/messages/count_tokens"][..],
             vec![("messages", json!([])), ("max_tokens", json!(1)), ("system", json!(5))],
         ),

@@ -1,4 +1,4 @@
-//! `/api/version`, `/api/tags`, `/api/ps`, `/api/show`, and what is asked of models that this server does not do.
+//! `/api/version`, `/api/tags`, `/api/ps`, `/api/show`.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -6,7 +6,6 @@ use std::time::{Duration, SystemTime};
 
 use axum::Json;
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use riffle_engine::Engine;
 use serde_json::{Value, json};
@@ -191,7 +190,15 @@ async fn shown(app: &Arc<App>, request: Request) -> Result<Response, Failure> {
         info[format!("{family}.{field}")] = json!(value);
     }
     let template = app.engine.chat_template();
-    let mut capabilities = vec!["completion"];
+    let mut capabilities = Vec::new();
+    if config.predicts_tokens {
+        capabilities.push("completion");
+    } else if app.engine.embedding().is_ok() {
+        capabilities.push("embedding");
+    }
+    if app.engine.infill_tokens().is_some() {
+        capabilities.push("insert");
+    }
     if template.is_some_and(|template| template.mentions("tools")) {
         capabilities.push("tools");
     }
@@ -208,15 +215,6 @@ async fn shown(app: &Arc<App>, request: Request) -> Result<Response, Failure> {
         "modified_at": time_text(facts.modified),
     });
     Ok(Json(body).into_response())
-}
-
-/// Refuses embeddings.
-pub(crate) async fn embed() -> Response {
-    Failure::new(
-        StatusCode::NOT_IMPLEMENTED,
-        "this server gives no embeddings: ask a server with a model for embeddings",
-    )
-    .into_response_of(Shape::Ollama)
 }
 
 #[cfg(test)]
