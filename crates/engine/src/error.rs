@@ -189,7 +189,9 @@ pub enum EngineError {
     #[error("this model gives no scores of documents: {0}; use a model for reranking")]
     NoScores(String),
     /// The model predicts no tokens.
-    #[error("this model writes no text: it was made for vectors or scores of whole texts; ask it for these, or use a model that answers")]
+    #[error(
+        "this model writes no text: it was made for vectors or scores of whole texts; ask it for these, or use a model that answers"
+    )]
     NoTokens,
     /// A text that is to be read whole is longer than the model reads.
     #[error("text {number} has {tokens} tokens and the model reads {most}: shorten it")]

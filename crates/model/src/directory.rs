@@ -3,14 +3,15 @@
 use std::path::Path;
 use std::time::Instant;
 
+use crate::embedding::EmbeddingFiles;
 use crate::fields::{Fields, read_json};
 use crate::load::{Parts, milliseconds_since};
 use crate::tokenizer::{TokenizerSettings, tokenizer_file};
 use crate::weights::{Quantisation, quantised};
 use crate::{
-    ChatTemplate, GenerationDefaults, InfillTokens, LoadOptions, ModelConfig, ModelError, RopeScaling, Tokenizer, families, weights,
+    ChatTemplate, GenerationDefaults, InfillTokens, LoadOptions, ModelConfig, ModelError, RopeScaling, Tokenizer,
+    families, weights,
 };
-use crate::embedding::EmbeddingFiles;
 
 pub(crate) const CONFIG_FILE: &str = "config.json";
 

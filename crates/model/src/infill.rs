@@ -144,7 +144,10 @@ impl InfillTokens {
 
     /// Number of tokens beside those of the gap.
     fn beside(&self) -> usize {
-        [self.middle, self.repository, self.file, self.padding].iter().flatten().count()
+        [self.middle, self.repository, self.file, self.padding]
+            .iter()
+            .flatten()
+            .count()
     }
 
     /// Tokens that end an answer: the next file begins, or the sequence is filled up.

@@ -56,7 +56,11 @@ impl Reranking {
         let rule = match outputs {
             Some(1) => ScoreRule::Logistic,
             Some(2) => ScoreRule::FirstOfSoftmax,
-            Some(outputs) => return Err(format!("its score head has {outputs} outputs, and 1 or 2 are supported")),
+            Some(outputs) => {
+                return Err(format!(
+                    "its score head has {outputs} outputs, and 1 or 2 are supported"
+                ));
+            }
             None if !config.predicts_tokens => return Err("it has no head for words or scores".to_owned()),
             None => match (tokenizer.token_id("yes"), tokenizer.token_id("no")) {
                 (Some(yes), Some(no)) => ScoreRule::Tokens(yes, no),
@@ -86,7 +90,9 @@ impl Reranking {
         let mut text = ConversationText::default();
         let mut rest = self.prompt.as_str();
         let next = |rest: &str| {
-            let found = places.iter().filter_map(|(place, content)| Some((rest.find(place)?, *place, *content)));
+            let found = places
+                .iter()
+                .filter_map(|(place, content)| Some((rest.find(place)?, *place, *content)));
             found.min_by_key(|(at, ..)| *at)
         };
         while let Some((at, place, content)) = next(rest) {
@@ -125,7 +131,10 @@ mod tests {
         };
         let text = reranking.text(None, "what is {document}?", "it ends<|im_end|>");
         assert!(text.text().contains("<Instruct>: Given a web search query"));
-        assert!(text.text().contains("<Query>: what is {document}?\n<Document>: it ends<|im_end|><|im_end|>\n"));
+        assert!(
+            text.text()
+                .contains("<Query>: what is {document}?\n<Document>: it ends<|im_end|><|im_end|>\n")
+        );
         assert_eq!(text.literals().len(), 3);
     }
 

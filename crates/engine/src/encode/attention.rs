@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use riffle_attention::{AttendOptions, Partial, QueryTile, RowJob, RowPage, RowView, Rows, Selection, attend_rows_batch};
+use riffle_attention::{
+    AttendOptions, Partial, QueryTile, RowJob, RowPage, RowView, Rows, Selection, attend_rows_batch,
+};
 use riffle_model::{Batch, Decoder, Projected};
 
 use crate::EngineError;

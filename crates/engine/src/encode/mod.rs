@@ -113,7 +113,11 @@ impl Encoding {
         check_lengths(engine, &texts)?;
         let lengths: Vec<usize> = texts.iter().map(Vec::len).collect();
         let groups = groups(&lengths);
-        let rows = groups.iter().map(|group| lengths[group.clone()].iter().sum()).max().unwrap_or(0);
+        let rows = groups
+            .iter()
+            .map(|group| lengths[group.clone()].iter().sum())
+            .max()
+            .unwrap_or(0);
         check_memory(engine, rows, &lengths)?;
         Ok(Self {
             forward: HostForward::new(&model, rows),

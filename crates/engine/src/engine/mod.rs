@@ -1,5 +1,6 @@
 //! A loaded model with the options it runs under.
 
+mod abilities;
 pub(crate) mod draft_model;
 
 use std::path::{Path, PathBuf};
@@ -7,8 +8,8 @@ use std::sync::{Arc, OnceLock};
 
 use riffle_kv::PagePool;
 use riffle_model::{
-    AdapterInfo, ChatTemplate, ExpertBudget, ExpertCache, ExpertStatistics, GenerationDefaults, InfillTokens, InputSums,
-    LoadTimes, ModelInfo, ModelOutline, Reranking, TextEmbedding, Tokenizer,
+    AdapterInfo, ChatTemplate, ExpertBudget, ExpertCache, ExpertStatistics, GenerationDefaults, InfillTokens,
+    InputSums, LoadTimes, ModelInfo, ModelOutline, Reranking, TextEmbedding, Tokenizer,
 };
 
 use crate::attention::{Reader, SharedRoom, SlidingLayers};
@@ -358,39 +359,6 @@ impl Engine {
     /// The time of loading, by part.
     pub fn load_times(&self) -> LoadTimes {
         self.loaded.load_times
-    }
-
-    /// How the model makes one vector of a text.
-    ///
-    /// # Errors
-    /// [`EngineError::NoVectors`] where its files ask for what is not computed.
-    pub fn embedding(&self) -> Result<&TextEmbedding, EngineError> {
-        match &self.loaded.embedding.refusal {
-            None => Ok(&self.loaded.embedding),
-            Some(problem) => Err(EngineError::NoVectors(problem.clone())),
-        }
-    }
-
-    /// How the model judges a document by a query.
-    ///
-    /// # Errors
-    /// [`EngineError::NoScores`] where it is no reranker.
-    pub fn reranking(&self) -> Result<&Reranking, EngineError> {
-        self.loaded.reranking.as_ref().map_err(|problem| EngineError::NoScores(problem.clone()))
-    }
-
-    /// The tokens with which the model fills in the middle of a text, where it has them.
-    pub fn infill_tokens(&self) -> Option<&InfillTokens> {
-        self.loaded.infill.as_ref()
-    }
-
-    /// Refuses a model that predicts no tokens.
-    pub(crate) fn check_predicts(&self) -> Result<(), EngineError> {
-        if self.model().config().predicts_tokens {
-            Ok(())
-        } else {
-            Err(EngineError::NoTokens)
-        }
     }
 
     /// End tokens and sampling the model recommends.

@@ -22,7 +22,11 @@ fn made(name: &str) -> (Arc<Engine>, Value) {
 }
 
 fn texts(list: &Value) -> Vec<&str> {
-    list.as_array().unwrap().iter().map(|text| text.as_str().unwrap()).collect()
+    list.as_array()
+        .unwrap()
+        .iter()
+        .map(|text| text.as_str().unwrap())
+        .collect()
 }
 
 fn rows(list: &Value) -> Vec<Vec<f64>> {
@@ -65,8 +69,14 @@ fn vectors_are_those_of_sentence_transformers() {
             continue;
         }
         let prompt = &embedding.prompts[expected["prompt"].as_str().unwrap()];
-        let prompted = texts(&expected["texts"]).into_iter().map(|text| encode(&format!("{prompt}{text}")));
-        close(&embed(&engine, prompted.collect()).unwrap(), &rows(&expected["prompted"]), name);
+        let prompted = texts(&expected["texts"])
+            .into_iter()
+            .map(|text| encode(&format!("{prompt}{text}")));
+        close(
+            &embed(&engine, prompted.collect()).unwrap(),
+            &rows(&expected["prompted"]),
+            name,
+        );
     }
 }
 
@@ -90,13 +100,26 @@ fn scores_are_those_of_transformers() {
 
 #[test]
 fn a_text_has_the_same_bits_alone_and_beside_others_on_any_number_of_threads() {
-    for name in ["vectors/embedding/qwen3", "vectors/embedding/gemma", "model", "model-hybrid"] {
+    for name in [
+        "vectors/embedding/qwen3",
+        "vectors/embedding/gemma",
+        "model",
+        "model-hybrid",
+    ] {
         let engine = load(name);
         let most = Encoding::most_tokens(&engine).min(1500);
-        let text = |length: usize| (0..length.min(most)).map(|at| 3 + (at * at % 200) as u32).collect::<Vec<u32>>();
+        let text = |length: usize| {
+            (0..length.min(most))
+                .map(|at| 3 + (at * at % 200) as u32)
+                .collect::<Vec<u32>>()
+        };
         let texts: Vec<Vec<u32>> = [5, 700, 1, 300, 1500, 20].into_iter().map(text).collect();
-        let together = with_threads(Some(2), || embed(&engine, texts.clone())).unwrap().unwrap();
-        let one_thread = with_threads(Some(1), || embed(&engine, texts.clone())).unwrap().unwrap();
+        let together = with_threads(Some(2), || embed(&engine, texts.clone()))
+            .unwrap()
+            .unwrap();
+        let one_thread = with_threads(Some(1), || embed(&engine, texts.clone()))
+            .unwrap()
+            .unwrap();
         assert_eq!(together, one_thread, "{name}");
         for (text, together) in texts.into_iter().zip(&together) {
             assert_eq!(&embed(&engine, vec![text]).unwrap()[0], together, "{name}");
@@ -119,8 +142,21 @@ fn a_decoder_without_files_for_vectors_gives_the_state_of_the_last_token() {
 fn texts_beyond_the_model_are_refused_and_never_cut() {
     let (engine, _) = made("qwen3");
     let error = embed(&engine, vec![vec![1], vec![5; 129]]).unwrap_err();
-    assert!(matches!(error, EngineError::TextTooLong { number: 1, tokens: 129, most: 128 }), "{error}");
-    assert!(matches!(embed(&engine, vec![Vec::new()]), Err(EngineError::EmptyPrompt)));
+    assert!(
+        matches!(
+            error,
+            EngineError::TextTooLong {
+                number: 1,
+                tokens: 129,
+                most: 128
+            }
+        ),
+        "{error}"
+    );
+    assert!(matches!(
+        embed(&engine, vec![Vec::new()]),
+        Err(EngineError::EmptyPrompt)
+    ));
     assert_eq!(embed(&engine, vec![vec![5; 128]]).unwrap().len(), 1);
     assert!(embed(&engine, Vec::new()).unwrap().is_empty());
 }
@@ -133,7 +169,12 @@ fn models_refuse_what_they_were_not_made_for() {
         assert!(matches!(error, EngineError::NoTokens), "{name}: {error}");
     }
     let error = load("model").reranking().unwrap_err();
-    assert!(error.to_string().contains("how a query and a document stand in its prompt"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("how a query and a document stand in its prompt"),
+        "{error}"
+    );
     let (engine, _) = made("gemma");
     assert!(matches!(engine.reranking(), Err(EngineError::NoScores(_))));
 }

@@ -80,7 +80,9 @@ impl DenseFiles {
             return Ok(Err(format!("{} is missing", path.display())));
         };
         let fields = Fields::new(&path, value)?;
-        let function = fields.text("activation_function")?.unwrap_or("torch.nn.modules.activation.Tanh");
+        let function = fields
+            .text("activation_function")?
+            .unwrap_or("torch.nn.modules.activation.Tanh");
         let activation = match function.rsplit('.').next() {
             Some("Identity") => DenseActivation::Identity,
             Some("Tanh") => DenseActivation::Tanh,
@@ -94,7 +96,10 @@ impl DenseFiles {
         }
         let taken = fields.size("in_features")?;
         if taken != inputs {
-            return Err(fields.error("in_features", format!("is {taken}, and the vectors before it have {inputs} elements")));
+            return Err(fields.error(
+                "in_features",
+                format!("is {taken}, and the vectors before it have {inputs} elements"),
+            ));
         }
         Ok(Ok(Self {
             weights: open_directory(folder)?,

@@ -114,7 +114,9 @@ impl TextEmbedding {
 pub fn normalise(vector: &mut [f32]) {
     let length = vector.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
     if length > 0.0 {
-        vector.iter_mut().for_each(|value| *value = (f64::from(*value) / length) as f32);
+        vector
+            .iter_mut()
+            .for_each(|value| *value = (f64::from(*value) / length) as f32);
     }
 }
 
@@ -122,7 +124,9 @@ pub fn normalise(vector: &mut [f32]) {
 fn mean(rows: &[f32], width: usize) -> Vec<f32> {
     let mut sums = vec![0.0f64; width];
     for row in rows.chunks_exact(width) {
-        sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += f64::from(*value));
+        sums.iter_mut()
+            .zip(row)
+            .for_each(|(sum, value)| *sum += f64::from(*value));
     }
     let count = (rows.len() / width).max(1) as f64;
     sums.into_iter().map(|sum| (sum / count) as f32).collect()
@@ -156,6 +160,11 @@ mod tests {
     fn an_unknown_pooling_of_a_file_is_a_refusal_and_no_guess() {
         assert_eq!(TextEmbedding::of_gguf(Some(1)).pooling, Pooling::Mean);
         assert!(TextEmbedding::of_gguf(None).refusal.is_none());
-        assert!(TextEmbedding::of_gguf(Some(0)).refusal.unwrap().contains("pooling_type is 0"));
+        assert!(
+            TextEmbedding::of_gguf(Some(0))
+                .refusal
+                .unwrap()
+                .contains("pooling_type is 0")
+        );
     }
 }

@@ -73,7 +73,9 @@ impl EmbeddingFiles {
             return Ok(Ok(()));
         };
         let Some(modules) = modules.as_array().filter(|modules| modules.len() <= MOST_MODULES) else {
-            return Ok(Err(format!("modules.json holds no list of up to {MOST_MODULES} modules")));
+            return Ok(Err(format!(
+                "modules.json holds no list of up to {MOST_MODULES} modules"
+            )));
         };
         self.embedding.is_normalised = false;
         self.embedding.ends_texts = false;
@@ -83,7 +85,9 @@ impl EmbeddingFiles {
             let kind = text("type").rsplit('.').next().unwrap_or("");
             let folder = text("path");
             if folder.contains("..") || Path::new(folder).is_absolute() {
-                return Ok(Err(format!("modules.json names {folder:?}, which is no folder of the model")));
+                return Ok(Err(format!(
+                    "modules.json names {folder:?}, which is no folder of the model"
+                )));
             }
             let folder = directory.join(folder);
             let refusal = match kind {
@@ -110,7 +114,9 @@ impl EmbeddingFiles {
                 return Ok(Err(refusal));
             }
             if self.embedding.is_normalised {
-                return Ok(Err("modules.json has a module behind Normalize, which is not supported".to_owned()));
+                return Ok(Err(
+                    "modules.json has a module behind Normalize, which is not supported".to_owned(),
+                ));
             }
         }
         Ok(if has_pooling {
@@ -167,11 +173,18 @@ impl EmbeddingFiles {
         let fields = Fields::new(&path, value)?;
         if let Some(prompts) = fields.object("prompts")? {
             let text = |(name, value): (String, Value)| Some((name, value.as_str()?.to_owned()));
-            self.embedding.prompts = prompts.values().into_iter().filter_map(text).collect::<BTreeMap<_, _>>();
+            self.embedding.prompts = prompts
+                .values()
+                .into_iter()
+                .filter_map(text)
+                .collect::<BTreeMap<_, _>>();
         }
         self.embedding.default_prompt = match fields.text("default_prompt_name")? {
             Some(name) if !self.embedding.prompts.contains_key(name) => {
-                return Err(fields.error("default_prompt_name", format!("is {name:?}, which is none of the prompts")));
+                return Err(fields.error(
+                    "default_prompt_name",
+                    format!("is {name:?}, which is none of the prompts"),
+                ));
             }
             name => name.map(str::to_owned),
         };
@@ -201,7 +214,10 @@ mod tests {
     #[test]
     fn both_spellings_of_a_pooling_are_read() {
         for (pooling, expected) in [
-            (r#"{"pooling_mode_lasttoken": true, "pooling_mode_cls_token": false}"#, Pooling::Last),
+            (
+                r#"{"pooling_mode_lasttoken": true, "pooling_mode_cls_token": false}"#,
+                Pooling::Last,
+            ),
             (r#"{"pooling_mode_mean_tokens": true}"#, Pooling::Mean),
             (r#"{"pooling_mode": "cls"}"#, Pooling::First),
         ] {
@@ -213,12 +229,20 @@ mod tests {
 
     #[test]
     fn what_is_not_computed_is_named() {
-        let normal = [("modules.json", MODULES), ("1_Pooling/config.json", r#"{"pooling_mode": "max"}"#)];
+        let normal = [
+            ("modules.json", MODULES),
+            ("1_Pooling/config.json", r#"{"pooling_mode": "max"}"#),
+        ];
         assert!(read(&normal).refusal.unwrap().contains("\"max\""));
         let other = MODULES.replace("models.Pooling", "models.CNN");
         assert!(read(&[("modules.json", &other)]).refusal.unwrap().contains("\"CNN\""));
         let outside = MODULES.replace("1_Pooling", "../other");
-        assert!(read(&[("modules.json", &outside)]).refusal.unwrap().contains("no folder of the model"));
+        assert!(
+            read(&[("modules.json", &outside)])
+                .refusal
+                .unwrap()
+                .contains("no folder of the model")
+        );
         assert!(read(&[]).refusal.is_none());
     }
 }

@@ -23,14 +23,19 @@ pub(super) fn causal_class(class: &str) -> Option<String> {
 
 /// The family whose class predicts tokens.
 pub(super) fn family_of(causal_class: &str, families: &'static [Family]) -> Option<&'static Family> {
-    families.iter().find(|family| family.architectures.contains(&causal_class))
+    families
+        .iter()
+        .find(|family| family.architectures.contains(&causal_class))
 }
 
 /// True if config.json names a class without a head, and not one that the family itself knows.
 pub(super) fn is_headless(fields: &Fields, family: &Family) -> Result<bool, ModelError> {
     let classes = fields.texts("architectures")?;
-    let is_known = classes.iter().any(|class| family.architectures.contains(&class.as_str()));
-    let is_headless = |class: &String| causal_class(class).is_some_and(|causal| family.architectures.contains(&&*causal));
+    let is_known = classes
+        .iter()
+        .any(|class| family.architectures.contains(&class.as_str()));
+    let is_headless =
+        |class: &String| causal_class(class).is_some_and(|causal| family.architectures.contains(&&*causal));
     Ok(!is_known && classes.iter().any(is_headless))
 }
 

@@ -39,10 +39,10 @@ enum For {
 
 use Architecture::{
     Afmoe, Cohere2, Cohere2Moe, CommandR, Deepseek2, Deepseek32, Dots1, Ernie45Moe, Exaone4, ExaoneMoe, FalconH1,
-    Gemma2, Gemma3, Gemma4, GemmaEmbedding, Glm4Moe, GlmDsa, GptNeoX, GptOss, Granite, GraniteHybrid, GraniteMoe, GraniteSwa,
-    HunyuanMoe, HyV3, Lfm2, Lfm2Moe, Llama, Llama4, Mamba2, MiniCpm3, MiniMaxM2, Mistral3, MuseGlimmer, NemotronH,
-    NemotronHMoe, Olmo2, Olmoe, Phi2, Qwen2Moe, Qwen2Vl, Qwen3Moe, Qwen3Next, Qwen3Vl, Qwen3VlMoe, Qwen35, Qwen35Moe,
-    StableLm,
+    Gemma2, Gemma3, Gemma4, GemmaEmbedding, Glm4Moe, GlmDsa, GptNeoX, GptOss, Granite, GraniteHybrid, GraniteMoe,
+    GraniteSwa, HunyuanMoe, HyV3, Lfm2, Lfm2Moe, Llama, Llama4, Mamba2, MiniCpm3, MiniMaxM2, Mistral3, MuseGlimmer,
+    NemotronH, NemotronHMoe, Olmo2, Olmoe, Phi2, Qwen2Moe, Qwen2Vl, Qwen3Moe, Qwen3Next, Qwen3Vl, Qwen3VlMoe, Qwen35,
+    Qwen35Moe, StableLm,
 };
 use For::{All, None as NoOne, Only};
 use KeyKind::{Any, Count, Counts, Flag, List, NotNegative, Number, Positive, Size, Text};
@@ -149,7 +149,12 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     ("attention.rope_pattern", List, Only(&[GraniteSwa]), &[]),
     // Rotation.
     ("rope.freq_base", Positive, All, &[]),
-    ("rope.freq_base_swa", Positive, Only(&[Gemma3, GemmaEmbedding, Gemma4, Olmo2]), &[]),
+    (
+        "rope.freq_base_swa",
+        Positive,
+        Only(&[Gemma3, GemmaEmbedding, Gemma4, Olmo2]),
+        &[],
+    ),
     ("rope.dimension_count_swa", Size, Only(&[Gemma4]), &[]),
     ("rope.dimension_count", Size, All, &[]),
     ("rope.scale_linear", NotNegative, All, &[]),

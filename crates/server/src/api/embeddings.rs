@@ -86,7 +86,10 @@ impl Embeddings {
         let model = model_of(app, fields)?;
         let texts = prompts_of(app, fields.required("input")?, "input")?;
         if texts.len() > MOST_TEXTS {
-            let problem = format!("{} texts are more than the {MOST_TEXTS} of a request: send several requests", texts.len());
+            let problem = format!(
+                "{} texts are more than the {MOST_TEXTS} of a request: send several requests",
+                texts.len()
+            );
             return Err(Failure::field("input", problem));
         }
         let is_base64 = match fields.text("encoding_format")?.as_deref() {
@@ -111,13 +114,18 @@ impl Embeddings {
 
 /// The name that the answer gives the model.
 pub(super) fn model_of(app: &App, fields: &mut Fields) -> Result<String, Failure> {
-    Ok(app.take_model(fields)?.unwrap_or_else(|| app.options.model_name.clone()))
+    Ok(app
+        .take_model(fields)?
+        .unwrap_or_else(|| app.options.model_name.clone()))
 }
 
 /// Takes `dimensions`: the first elements of a vector that are wanted.
 pub(super) fn take_dimensions(app: &App, fields: &mut Fields) -> Result<Option<usize>, Failure> {
     let hidden_size = app.engine.model().config().hidden_size;
-    let width = app.engine.embedding().map_or(hidden_size, |embedding| embedding.width(hidden_size));
+    let width = app
+        .engine
+        .embedding()
+        .map_or(hidden_size, |embedding| embedding.width(hidden_size));
     fields.count("dimensions", 1..=i64::try_from(width).unwrap_or(i64::MAX))
 }
 

@@ -58,7 +58,10 @@ fn take_gap(app: &App, fields: &mut Fields) -> Result<Gap, Failure> {
 fn take_files(fields: &mut Fields) -> Result<Vec<(String, String)>, Failure> {
     let list = fields.list("input_extra")?.unwrap_or_default();
     if list.len() > MOST_FILES {
-        return Err(Failure::field("input_extra", format!("at most {MOST_FILES} files are taken")));
+        return Err(Failure::field(
+            "input_extra",
+            format!("at most {MOST_FILES} files are taken"),
+        ));
     }
     let warnings = fields.warnings().clone();
     let files = list.into_iter().enumerate().map(|(at, file)| {

@@ -59,13 +59,18 @@ impl Rerank {
         let model = model_of(app, fields)?;
         let query = fields.required_text("query")?;
         let documents = take_documents(fields)?;
-        let most = fields.count("top_n", 1..=i64::from(i32::MAX))?.unwrap_or(documents.len());
+        let most = fields
+            .count("top_n", 1..=i64::from(i32::MAX))?
+            .unwrap_or(documents.len());
         let returns_documents = fields.flag("return_documents")?.unwrap_or(false);
         let instruction = fields.text("instruction")?;
         fields.pass_over(&["user"]);
         let reranking = app.engine.reranking().map_err(|error| Failure::from_engine(&error))?;
         if instruction.is_some() && !reranking.takes_instruction() {
-            return Err(Failure::field("instruction", "this model's prompt has no place for it: leave it out"));
+            return Err(Failure::field(
+                "instruction",
+                "this model's prompt has no place for it: leave it out",
+            ));
         }
         let prompt = |document: &String| reranking.text(instruction.as_deref(), &query, document);
         Ok(Self {
@@ -85,7 +90,10 @@ fn take_documents(fields: &mut Fields) -> Result<Vec<String>, Failure> {
         return Err(Failure::field("documents", "it must be a list of at least one text"));
     }
     if list.len() > MOST_DOCUMENTS {
-        let problem = format!("{} documents are more than the {MOST_DOCUMENTS} of a request: send several requests", list.len());
+        let problem = format!(
+            "{} documents are more than the {MOST_DOCUMENTS} of a request: send several requests",
+            list.len()
+        );
         return Err(Failure::field("documents", problem));
     }
     let warnings = fields.warnings().clone();

@@ -58,9 +58,10 @@ impl Gap {
     pub(crate) fn before(app: &App, prompts: Vec<Prompt>, suffix: &str) -> Result<Vec<Prompt>, Failure> {
         let prompts = prompts.into_iter().map(|prompt| match prompt {
             Prompt::Text(prefix) => Self::between(app, prefix, suffix.to_owned()),
-            Prompt::Tokens(_) | Prompt::Gap(_) => {
-                Err(Failure::field("suffix", "it stands behind a text: send the prompt as a text"))
-            }
+            Prompt::Tokens(_) | Prompt::Gap(_) => Err(Failure::field(
+                "suffix",
+                "it stands behind a text: send the prompt as a text",
+            )),
         });
         prompts.collect()
     }

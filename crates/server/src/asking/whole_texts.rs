@@ -50,7 +50,11 @@ impl WholeTexts {
         let tokens = tokenise(move |client| {
             let embedding = engine.embedding().map_err(|error| Failure::from_engine(&error))?;
             let tokenizer = engine.tokenizer().map_err(|error| Failure::from_engine(&error))?;
-            let Self { texts, prompt, too_long } = self;
+            let Self {
+                texts,
+                prompt,
+                too_long,
+            } = self;
             let tokens = texts.into_iter().map(|text| match text {
                 Prompt::Tokens(tokens) => Ok(tokens),
                 Prompt::Gap(_) => Err(Failure::field("input", "it must be a text or token ids")),

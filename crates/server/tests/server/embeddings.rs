@@ -25,7 +25,10 @@ fn numbers(value: &Value) -> Vec<f64> {
 
 fn close(found: &[f64], expected: &[f64]) {
     assert_eq!(found.len(), expected.len());
-    let off = found.iter().zip(expected).map(|(found, expected)| (found - expected).abs());
+    let off = found
+        .iter()
+        .zip(expected)
+        .map(|(found, expected)| (found - expected).abs());
     assert!(off.fold(0.0, f64::max) < TOLERANCE, "{found:?} and not {expected:?}");
 }
 
@@ -43,17 +46,28 @@ fn vectors_come_in_every_shape() {
     let list = server.ask("/v1/embeddings", &json!({"model": "made", "input": texts, "user": "a"}));
     for (index, vector) in expected["vectors"].as_array().unwrap().iter().enumerate() {
         let entry = &list["data"][index];
-        assert_eq!((&entry["object"], &entry["index"]), (&json!("embedding"), &json!(index)));
+        assert_eq!(
+            (&entry["object"], &entry["index"]),
+            (&json!("embedding"), &json!(index))
+        );
         close(&numbers(&entry["embedding"]), &numbers(vector));
     }
-    let count: usize = tokens.as_array().unwrap().iter().map(|text| text.as_array().unwrap().len()).sum();
+    let count: usize = tokens
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|text| text.as_array().unwrap().len())
+        .sum();
     assert_eq!(list["usage"], json!({"prompt_tokens": count, "total_tokens": count}));
     assert_eq!((&list["object"], &list["model"]), (&json!("list"), &json!("made")));
     // Token ids, one text, base64, the path without v1.
     let ids = server.ask("/embeddings", &json!({"input": tokens}));
     assert_eq!(ids["data"], list["data"]);
     let one = json!({"input": texts[1], "encoding_format": "base64"});
-    let one = server.ask("/v1/embeddings", &one)["data"][0]["embedding"].as_str().unwrap().to_owned();
+    let one = server.ask("/v1/embeddings", &one)["data"][0]["embedding"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     assert_eq!(one.len(), (32 * 4usize).div_ceil(3) * 4);
     // Ollama.
     for truncates in [true, false] {
@@ -64,7 +78,10 @@ fn vectors_come_in_every_shape() {
     }
     let older = server.ask("/api/embeddings", &json!({"model": "made", "prompt": texts[2]}));
     assert_eq!(older["embedding"], list["data"][2]["embedding"]);
-    assert_eq!(server.ask("/api/embed", &json!({"model": "made"}))["embeddings"], json!([]));
+    assert_eq!(
+        server.ask("/api/embed", &json!({"model": "made"}))["embeddings"],
+        json!([])
+    );
     let shown = server.ask("/api/show", &json!({"model": "made"}));
     assert_eq!(shown["capabilities"][0], "embedding");
 }
@@ -81,14 +98,21 @@ fn prompts_and_shorter_vectors_are_given_where_they_are_asked_for() {
     let whole = ask(json!({}));
     let short = ask(json!({"dimensions": 8}));
     for (index, vector) in expected["vectors"].as_array().unwrap().iter().enumerate() {
-        close(&numbers(&prompted[index]["embedding"]), &numbers(&expected["prompted"][index]));
+        close(
+            &numbers(&prompted[index]["embedding"]),
+            &numbers(&expected["prompted"][index]),
+        );
         close(&numbers(&whole[index]["embedding"]), &numbers(vector));
         let vector = numbers(vector);
         let length = vector[..8].iter().map(|value| value * value).sum::<f64>().sqrt();
         let cut: Vec<f64> = vector[..8].iter().map(|value| value / length).collect();
         close(&numbers(&short[index]["embedding"]), &cut);
     }
-    let unknown = message(&server, "/v1/embeddings", &json!({"input": "a", "prompt_name": "other"}));
+    let unknown = message(
+        &server,
+        "/v1/embeddings",
+        &json!({"input": "a", "prompt_name": "other"}),
+    );
     assert!(unknown.contains("document, query"), "{unknown}");
     let wide = message(&server, "/v1/embeddings", &json!({"input": "a", "dimensions": 25}));
     assert!(wide.starts_with("dimensions: it must be from 1 to 24"), "{wide}");
@@ -99,8 +123,15 @@ fn a_text_beyond_the_model_is_refused_or_cut_as_the_request_says() {
     let (server, _) = made("qwen3");
     let long = "a ".repeat(100);
     let refused = message(&server, "/v1/embeddings", &json!({"input": ["a", long]}));
-    assert!(refused.contains("text 1 has 201 tokens and the model reads 128"), "{refused}");
-    let refused = message(&server, "/api/embed", &json!({"model": "made", "input": long, "truncate": false}));
+    assert!(
+        refused.contains("text 1 has 201 tokens and the model reads 128"),
+        "{refused}"
+    );
+    let refused = message(
+        &server,
+        "/api/embed",
+        &json!({"model": "made", "input": long, "truncate": false}),
+    );
     assert!(refused.contains("reads 128"), "{refused}");
     let cut = server.ask("/api/embed", &json!({"model": "made", "input": long}));
     // The token that ends a text stays at its end.

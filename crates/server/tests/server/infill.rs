@@ -75,7 +75,10 @@ fn every_api_fills_the_gap_that_the_tokens_spell() {
     let before = prompt.len();
     let spelt = json!({"prompt": prefix, "suffix": " the heaven ", "max_tokens": 6, "temperature": 0});
     prompt.push(id("<|fim_middle|>"));
-    let expected = server.ask("/completion", &json!({"prompt": prompt, "n_predict": 6, "temperature": 0}));
+    let expected = server.ask(
+        "/completion",
+        &json!({"prompt": prompt, "n_predict": 6, "temperature": 0}),
+    );
     let text = expected["content"].as_str().unwrap();
     assert_eq!(server.ask("/v1/completions", &spelt)["choices"][0]["text"], text);
     let body = json!({"model": "fixture", "prompt": prefix, "suffix": " the heaven ", "stream": false,
@@ -116,11 +119,18 @@ fn a_model_without_such_tokens_is_refused_in_one_line() {
     for (path, body) in [
         ("/infill", json!({"input_prefix": "a", "input_suffix": "b"})),
         ("/v1/completions", json!({"prompt": "a", "suffix": "b"})),
-        ("/api/generate", json!({"model": "fixture", "prompt": "a", "suffix": "b"})),
+        (
+            "/api/generate",
+            json!({"model": "fixture", "prompt": "a", "suffix": "b"}),
+        ),
     ] {
         let refused = server.post(path, &body);
         assert_eq!(refused.status, 400, "{}", refused.body);
-        assert!(refused.body.contains("was not trained to fill in the middle"), "{}", refused.body);
+        assert!(
+            refused.body.contains("was not trained to fill in the middle"),
+            "{}",
+            refused.body
+        );
     }
     let whole = json!({"prompt": "In the beginning", "suffix": "", "max_tokens": 2});
     assert_eq!(server.post("/v1/completions", &whole).status, 200);

@@ -46,10 +46,7 @@ async fn begin(app: Arc<App>, request: Request) -> Result<Response, Failure> {
                 form,
                 is_streamed,
             } = *shared;
-            (
-                continue_prompts(&app, wishes, vec![prompt], form).await?,
-                is_streamed,
-            )
+            (continue_prompts(&app, wishes, vec![prompt], form).await?, is_streamed)
         }
     };
     send(OllamaAnswer::new(app, asked, Place::Response, begun), is_streamed).await
@@ -67,7 +64,10 @@ impl Generation {
         take_without_effect(fields)?;
         if !suffix.is_empty() {
             if !system.is_empty() {
-                return Err(Failure::field("system", "a text with a suffix has no place for it: leave it out"));
+                return Err(Failure::field(
+                    "system",
+                    "a text with a suffix has no place for it: leave it out",
+                ));
             }
             let prompt = Gap::between(app, prompt, suffix)?;
             shared.wishes.end_behind_gap(app);
