@@ -97,7 +97,7 @@ impl Embeddings {
             Some("base64") => true,
             Some(other) => return Err(unexpected("encoding_format", "\"float\" or \"base64\"", &json!(other))),
         };
-        let prompt = take_prompt(app, fields)?;
+        let prompt = prompt_of(app, fields.text("prompt_name")?.as_deref())?;
         fields.pass_over(&["user"]);
         Ok(Self {
             model,
@@ -129,11 +129,10 @@ pub(super) fn take_dimensions(app: &App, fields: &mut Fields) -> Result<Option<u
     fields.count("dimensions", 1..=i64::try_from(width).unwrap_or(i64::MAX))
 }
 
-/// Takes `prompt_name`: the name of one of the model's prompts.
-fn take_prompt(app: &App, fields: &mut Fields) -> Result<String, Failure> {
+/// The model's prompt of the name in the field `prompt_name`. Without a name it is the model's default prompt, empty where there is none.
+pub(super) fn prompt_of(app: &App, asked: Option<&str>) -> Result<String, Failure> {
     let embedding = app.engine.embedding().map_err(|error| Failure::from_engine(&error))?;
-    let asked = fields.text("prompt_name")?;
-    let Some(name) = asked.as_ref().or(embedding.default_prompt.as_ref()) else {
+    let Some(name) = asked.or(embedding.default_prompt.as_deref()) else {
         return Ok(String::new());
     };
     embedding.prompts.get(name).cloned().ok_or_else(|| {

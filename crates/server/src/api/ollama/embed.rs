@@ -10,7 +10,7 @@ use riffle_model::normalise;
 use serde::Serialize;
 
 use super::options::take_model_name;
-use crate::api::embeddings::{model_of, shorten, take_dimensions};
+use crate::api::embeddings::{model_of, prompt_of, shorten, take_dimensions};
 use crate::api::{read, respond};
 use crate::app::App;
 use crate::asking::continuation::Prompt;
@@ -95,7 +95,7 @@ impl Embed {
     async fn vectors(self, app: &Arc<App>) -> Result<(String, Encoded), Failure> {
         let texts = WholeTexts {
             texts: self.texts.into_iter().map(Prompt::Text).collect(),
-            prompt: String::new(),
+            prompt: prompt_of(app, None)?,
             too_long: self.too_long,
         };
         let mut encoded = texts.vectors(app).await?;
