@@ -61,7 +61,7 @@ impl Default for TextEmbedding {
 
 impl TextEmbedding {
     /// By the number that `pooling_type` of a GGUF file holds, as llama.cpp counts them; `None` where there is no such key.
-    pub(crate) fn of_gguf(pooling_type: Option<u64>) -> Self {
+    pub(crate) fn of_gguf(pooling_type: Option<i128>) -> Self {
         let pooling = match pooling_type {
             None | Some(3 | 4) => Ok(Pooling::Last),
             Some(1) => Ok(Pooling::Mean),

@@ -37,7 +37,7 @@ impl EmbeddingFiles {
     }
 
     /// By the pooling that a GGUF file names.
-    pub(crate) fn of_gguf(pooling_type: Option<u64>) -> Self {
+    pub(crate) fn of_gguf(pooling_type: Option<i128>) -> Self {
         Self {
             embedding: TextEmbedding::of_gguf(pooling_type),
             dense: Vec::new(),

@@ -46,9 +46,9 @@ pub(crate) fn name_bare_tensors(weights: &mut Checkpoint) {
     if weights.info("embed_tokens.weight").is_none() {
         return;
     }
-    weights.rename(|name| match HEADS.iter().any(|head| name.starts_with(head)) {
-        true => name.to_owned(),
-        false => format!("model.{name}"),
+    weights.rename(|name| {
+        let is_head = HEADS.iter().any(|head| name.starts_with(head));
+        format!("{}{name}", if is_head { "" } else { "model." })
     });
 }
 

@@ -154,10 +154,11 @@ pub(crate) fn configure(
     foreign::refuse(fields, family, &architecture)?;
     let quantisation = Quantisation::read(fields)?;
     let is_headless = headless::is_headless(fields, family)?;
-    let fields = &match is_headless {
+    let fields = &if is_headless {
         // The embedding takes the place of the head, which the files do not hold.
-        true => fields.clone().with("tie_word_embeddings", true),
-        false => fields.clone(),
+        fields.clone().with("tie_word_embeddings", true)
+    } else {
+        fields.clone()
     };
     let mut config = (family.configure)(fields, &architecture)?;
     config.predicts_tokens = !is_headless && !config.is_bidirectional;

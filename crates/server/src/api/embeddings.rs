@@ -137,9 +137,10 @@ pub(super) fn prompt_of(app: &App, asked: Option<&str>) -> Result<String, Failur
     };
     embedding.prompts.get(name).cloned().ok_or_else(|| {
         let known: Vec<&str> = embedding.prompts.keys().map(String::as_str).collect();
-        let problem = match known.is_empty() {
-            true => format!("{name:?} is unknown: this model brings no prompts; put them before the texts"),
-            false => format!("{name:?} is unknown: this model brings {}", known.join(", ")),
+        let problem = if known.is_empty() {
+            format!("{name:?} is unknown: this model brings no prompts; put them before the texts")
+        } else {
+            format!("{name:?} is unknown: this model brings {}", known.join(", "))
         };
         Failure::field("prompt_name", problem)
     })
