@@ -182,6 +182,27 @@ pub enum EngineError {
     /// Instructions were given, but nothing to put them in.
     #[error("`system` needs a chat template and {0} has none: put the instructions into the prompt")]
     NoChatTemplate(String),
+    /// The model makes no vectors of texts.
+    #[error("this model gives no vectors of texts: {0}; use a model for embeddings")]
+    NoVectors(String),
+    /// The model judges no documents.
+    #[error("this model gives no scores of documents: {0}; use a model for reranking")]
+    NoScores(String),
+    /// The model predicts no tokens.
+    #[error(
+        "this model writes no text: it was made for vectors or scores of whole texts; ask it for these, or use a model that answers"
+    )]
+    NoTokens,
+    /// A text that is to be read whole is longer than the model reads.
+    #[error("text {number} has {tokens} tokens and the model reads {most}: shorten it")]
+    TextTooLong {
+        /// The place of the text among those of the call, from 0.
+        number: usize,
+        /// Its tokens.
+        tokens: usize,
+        /// Most tokens that the model reads.
+        most: usize,
+    },
     /// The model produced logits that are not numbers.
     #[error(
         "after {position} tokens the model computed a score that is not a number: its weights are damaged, or its numbers are too large for 16 bits; get the model again, or try `kv_type=bf16`"

@@ -45,6 +45,7 @@ mod compute;
 mod conversation;
 mod draft;
 mod draft_spec;
+mod encode;
 mod engine;
 mod error;
 mod open_device;
@@ -74,6 +75,7 @@ pub use attention::{
 };
 pub use compress::{CompressMethod, CompressOptions, Compressed, RepeatPrompt, Spread, compress_sequence};
 pub use draft_spec::{DraftCount, DraftSpec};
+pub use encode::{Encoding, embed};
 pub use engine::{Engine, max_threads, plan, with_threads};
 pub use error::{EngineError, Failure};
 pub use open_device::{DEVICE_FORMATS, cuda_ordinal};

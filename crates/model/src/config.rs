@@ -164,6 +164,10 @@ pub struct ModelConfig {
     pub predicting_layers: usize,
     /// Bytes that such a layer takes in memory, as part of `weight_bytes`; 0 where it is not loaded.
     pub predictor_bytes: u64,
+    /// True if a token sees those behind it as well as those before it. Such a model reads whole texts and writes none.
+    pub is_bidirectional: bool,
+    /// True if the model predicts the next token: it reads in one direction and has a head for words.
+    pub predicts_tokens: bool,
     /// Added to the variance in norms.
     pub norm_epsilon: f32,
     /// True if the embedding serves as output head too.
@@ -226,6 +230,8 @@ impl ModelConfig {
             quantised: None,
             predicting_layers: 0,
             predictor_bytes: 0,
+            is_bidirectional: false,
+            predicts_tokens: true,
             norm_epsilon: fields.optional_epsilon("rms_norm_eps")?.unwrap_or(1e-6) as f32,
             tied_embeddings: fields.flag("tie_word_embeddings", false)?,
             weight_format: WeightFormat::F32,

@@ -36,6 +36,8 @@ pub struct Decoder {
     pub head: Option<PackedMatrix>,
     /// `[vocab_size]`.
     pub head_bias: Option<Vec<f32>>,
+    /// `[outputs, hidden_size]`: the head of a model that scores a text by the state of its last token.
+    pub score_head: Option<PackedMatrix>,
     /// Logits are bent to cap · tanh(logit / cap), where a family does so.
     pub logit_cap: Option<f32>,
     /// The layer that predicts further tokens, where it was asked for at load.
@@ -75,6 +77,7 @@ impl Decoder {
             final_norm,
             head,
             head_bias: None,
+            score_head: None,
             logit_cap: None,
             predictor: None,
             input_sums: Vec::new(),
@@ -91,6 +94,7 @@ impl Decoder {
     pub(crate) fn bytes(&self) -> u64 {
         let head = self.head.as_ref().map_or(0, |head| head.bytes() as u64);
         let bias = self.head_bias.as_ref().map_or(0, |bias| 4 * bias.len() as u64);
+        let score = self.score_head.as_ref().map_or(0, |score| score.bytes() as u64);
         let layers: u64 = self.layers.iter().map(Layer::bytes).sum();
         let predictor = self.predictor.as_ref().map_or(0, |predictor| predictor.bytes());
         let embedding_norm = self.embedding_norm.as_ref().map_or(0, Norm::bytes);
@@ -98,7 +102,7 @@ impl Decoder {
             + self.streams.as_ref().map_or(0, |streams| streams.bytes())
             + self.positions.as_ref().map_or(0, PositionTable::bytes)
             + embedding_norm;
-        self.embedding.bytes() as u64 + inputs + layers + self.final_norm.bytes() + head + bias + predictor
+        self.embedding.bytes() as u64 + inputs + layers + self.final_norm.bytes() + head + bias + score + predictor
     }
 
     /// Refuses layers that are built with other attention or states than the configuration says.

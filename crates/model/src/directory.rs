@@ -3,12 +3,14 @@
 use std::path::Path;
 use std::time::Instant;
 
+use crate::embedding::EmbeddingFiles;
 use crate::fields::{Fields, read_json};
 use crate::load::{Parts, milliseconds_since};
 use crate::tokenizer::{TokenizerSettings, tokenizer_file};
 use crate::weights::{Quantisation, quantised};
 use crate::{
-    ChatTemplate, GenerationDefaults, LoadOptions, ModelConfig, ModelError, RopeScaling, Tokenizer, families, weights,
+    ChatTemplate, GenerationDefaults, InfillTokens, LoadOptions, ModelConfig, ModelError, RopeScaling, Tokenizer,
+    families, weights,
 };
 
 pub(crate) const CONFIG_FILE: &str = "config.json";
@@ -52,6 +54,7 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
         Some(weights) => weights,
         None => weights::open_directory(path)?,
     };
+    families::name_bare_tensors(&mut weights);
     let quantisation = Quantisation::read(&fields)?;
     let found = quantised::bind(quantisation.as_ref().unwrap_or(&Quantisation::default()), &mut weights)?;
     if found > 0 && quantisation.is_none() {
@@ -69,6 +72,9 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
     Ok(Parts {
         path: path.to_owned(),
         format: "safetensors",
+        embedding: EmbeddingFiles::from_directory(path, config.hidden_size)?,
+        infill: tokenizer.as_ref().and_then(InfillTokens::of_vocabulary),
+        reranking_prompt: None,
         family,
         config,
         loads_predictor: false,

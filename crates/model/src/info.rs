@@ -26,6 +26,8 @@ pub struct ModelInfo {
     pub generation: GenerationDefaults,
     /// Texts of the model's chat templates; empty where it has none.
     pub chat_templates: Vec<String>,
+    /// True if the vocabulary has tokens for filling in the middle of a text.
+    pub has_infill_tokens: bool,
     /// The adapters beside the weights; [`ModelConfig::weight_bytes`] counts them.
     pub adapters: Vec<AdapterInfo>,
 }

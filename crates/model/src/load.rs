@@ -6,20 +6,21 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use riffle_files::human_bytes;
-use riffle_linear::{Activations, WeightFormat};
+use riffle_linear::{Activations, PackedMatrix, WeightFormat};
 
 use crate::adapters::{Adapter, Base, unusable};
 use crate::blocks::{ExpertStreams, StreamedLayer, expert_classes, expert_forms, names_experts, read_rate};
 use crate::decoder::Decoder;
+use crate::embedding::EmbeddingFiles;
 use crate::families::{self, Family};
 use crate::fields::Fields;
 use crate::place::ModelPlace;
 use crate::tokenizer::{TokenizerSettings, tokenizer_file};
 use crate::weights::Checkpoint;
 use crate::{
-    AdapterInfo, AdapterSpec, ChatTemplate, ExpertCache, ExpertClass, GenerationDefaults, MOST_ADAPTERS, ModelConfig,
-    ModelError, ModelInfo, RopeScaling, TensorInfo, TensorType, Tokenizer, TokenizerInfo, directory, gguf,
-    least_expert_cache_bytes,
+    AdapterInfo, AdapterSpec, ChatTemplate, ExpertCache, ExpertClass, GenerationDefaults, InfillTokens, MOST_ADAPTERS,
+    ModelConfig, ModelError, ModelInfo, Reranking, RopeScaling, TensorInfo, TensorType, TextEmbedding, Tokenizer,
+    TokenizerInfo, directory, gguf, least_expert_cache_bytes,
 };
 
 /// A model ready to run.
@@ -32,6 +33,12 @@ pub struct LoadedModel {
     pub chat_template: Option<ChatTemplate>,
     /// Stop tokens and sampling defaults.
     pub generation: GenerationDefaults,
+    /// How a text becomes a vector.
+    pub embedding: TextEmbedding,
+    /// How a document is judged by a query. The error says why it cannot be.
+    pub reranking: Result<Reranking, String>,
+    /// The tokens for filling in the middle, where the model has them.
+    pub infill: Option<InfillTokens>,
     /// The facts of the files.
     pub info: ModelInfo,
     /// The time of loading, by part.
@@ -228,6 +235,9 @@ impl OpenedModel {
         let mut info = parts.info();
         let mut decoder = (parts.family.build)(&parts.fields, &info.config, &mut parts.weights)?;
         decoder.check_layers(&parts.fields)?;
+        decoder.score_head = parts.score_head(&info.config)?;
+        let embedding = std::mem::take(&mut parts.embedding);
+        let embedding = embedding.load(&mut parts.weights, info.config.hidden_size)?;
         decoder.input_sums = parts.weights.take_input_sums();
         decoder.expert_cache = parts.weights.streams().map(|streams| Arc::clone(&streams.cache));
         parts.weights.adapters().iter().try_for_each(Adapter::check_taken)?;
@@ -239,7 +249,7 @@ impl OpenedModel {
         }
         info.unused_tensors = parts.weights.untaken();
         parts.refuse_unused(&info.unused_tensors)?;
-        info.config.weight_bytes = decoder.bytes();
+        info.config.weight_bytes = decoder.bytes() + embedding.bytes();
         match &decoder.expert_cache {
             None => info.config.streamable = Vec::new(),
             // A later plan may give the cache more or less.
@@ -251,7 +261,13 @@ impl OpenedModel {
         decoder.config = info.config.clone();
         times.weights_ms = milliseconds_since(start);
         riffle_linear::gather_pages();
+        let outputs = decoder.score_head.as_ref().map(PackedMatrix::out_features);
+        let tokenizer = parts.tokenizer.as_ref();
+        let reranking = Reranking::of_model(&info.config, outputs, tokenizer, parts.reranking_prompt);
         Ok(LoadedModel {
+            embedding,
+            reranking,
+            infill: parts.infill,
             model: decoder,
             tokenizer: parts.tokenizer,
             chat_template: parts.chat_template,
@@ -315,6 +331,10 @@ pub(crate) struct Parts {
     pub(crate) tokenizer_ms: f64,
     pub(crate) chat_template: Option<ChatTemplate>,
     pub(crate) generation: GenerationDefaults,
+    pub(crate) embedding: EmbeddingFiles,
+    pub(crate) infill: Option<InfillTokens>,
+    /// The prompt for a query and a document that the files bring.
+    pub(crate) reranking_prompt: Option<String>,
 }
 
 pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelError> {
@@ -352,6 +372,15 @@ impl Parts {
             .collect()
     }
 
+    /// Takes the head of a model that scores texts, where it has one.
+    fn score_head(&mut self, config: &ModelConfig) -> Result<Option<PackedMatrix>, ModelError> {
+        const NAME: &str = "score.weight";
+        let Some(rows) = self.weights.info(NAME).and_then(|info| info.shape.first().copied()) else {
+            return Ok(None);
+        };
+        self.weights.matrix(NAME, rows, config.hidden_size).map(Some)
+    }
+
     /// Lets experts stay in the files, with so many bytes of memory for those that are used.
     fn stream_experts(&mut self, bytes: u64) -> Result<(), ModelError> {
         let forms = expert_forms(&self.weights, &self.config);
@@ -380,7 +409,7 @@ impl Parts {
         };
         let adapters: Vec<AdapterInfo> = self.weights.adapters().iter().map(Adapter::info).collect();
         let of_adapters: u64 = adapters.iter().map(|adapter| adapter.bytes).sum();
-        config.weight_bytes = bytes_of(&|name| self.is_computed(name)) + of_adapters;
+        config.weight_bytes = bytes_of(&|name| self.is_computed(name)) + of_adapters + self.embedding.file_bytes();
         config.expert_bytes = bytes_of(&|name| names_experts(name));
         config.streamable = expert_classes(&expert_forms(&self.weights, &config));
         config.predictor_bytes = bytes_of(&|name| self.loads_predictor && name.starts_with(PREDICTOR));
@@ -405,6 +434,7 @@ impl Parts {
                 memory_bytes: tokenizer.memory_bytes(),
             }),
             generation: self.generation.clone(),
+            has_infill_tokens: self.infill.is_some(),
             chat_templates: self
                 .chat_template
                 .as_ref()

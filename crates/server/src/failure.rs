@@ -152,6 +152,10 @@ impl Failure {
             EngineError::Form(_) | EngineError::NoTokenizer(_) | EngineError::NoChatTemplate(_) => {
                 Self::bad(error.to_string())
             }
+            EngineError::NoVectors(_) | EngineError::NoScores(_) | EngineError::NoTokens => {
+                Self::bad(error.to_string()).with_code("unsupported_by_model")
+            }
+            EngineError::TextTooLong { .. } => Self::bad(error.to_string()).with_code("context_length_exceeded"),
             EngineError::NotCompressible(_) => Self::new(StatusCode::CONFLICT, error.to_string()),
             EngineError::OtherText { saved, shared, .. } => Self::bad(format!(
                 "the prompt does not go on from the session: they share the first {shared} of its {saved} tokens; begin with the text that was saved"

@@ -13,7 +13,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 use tower_http::timeout::RequestBodyTimeoutLayer;
 
-use crate::api::{adapters, anthropic, llama_cpp, ollama, openai, plain, sessions, web};
+use crate::api::{adapters, anthropic, embeddings, infill, llama_cpp, ollama, openai, plain, rerank, sessions, web};
 use crate::base_path;
 use crate::failure::{Failure, Shape};
 use crate::models::choice::{delete, get, post};
@@ -21,7 +21,7 @@ use crate::request_notes::{RequestNotes, note_request};
 use crate::site::{BODY_STEP, Site};
 
 /// Paths that take a JSON object by POST and answer it without keeping anything under a name.
-pub const JSON_PATHS: [&str; 12] = [
+pub const JSON_PATHS: [&str; 16] = [
     "/v1/completions",
     "/v1/chat/completions",
     "/v1/responses",
@@ -34,6 +34,10 @@ pub const JSON_PATHS: [&str; 12] = [
     "/api/generate",
     "/api/show",
     "/completion",
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/infill",
+    "/api/embed",
 ];
 
 /// Everything that the server answers. `get`, `post` and `delete` lead to a loaded model, those of `routing` to the server itself.
@@ -49,6 +53,7 @@ pub(crate) fn router(site: &Arc<Site>) -> Router {
         .route("/v1/messages", post(anthropic::messages::answer))
         .route("/v1/messages/count_tokens", post(anthropic::messages::count))
         .route("/completion", post(llama_cpp::complete))
+        .route("/infill", post(infill::answer))
         .route("/props", routing::get(llama_cpp::props))
         .route("/slots", routing::get(llama_cpp::slots))
         .route("/tokenize", post(plain::tokenize))
@@ -95,6 +100,9 @@ fn openai_routes(prefix: &str) -> Router<Arc<Site>> {
             &at("/responses/{id}"),
             routing::get(openai::responses::one).delete(openai::responses::delete),
         )
+        .route(&at("/embeddings"), post(embeddings::answer))
+        .route(&at("/rerank"), post(rerank::answer))
+        .route(&at("/reranking"), post(rerank::answer))
 }
 
 /// The paths of Ollama.
@@ -106,8 +114,8 @@ fn ollama_routes() -> Router<Arc<Site>> {
         .route("/api/show", routing::post(ollama::models::show))
         .route("/api/chat", post(ollama::chat::answer))
         .route("/api/generate", post(ollama::generate::answer))
-        .route("/api/embed", routing::post(ollama::models::embed))
-        .route("/api/embeddings", routing::post(ollama::models::embed))
+        .route("/api/embed", post(ollama::embed::answer))
+        .route("/api/embeddings", post(ollama::embed::answer_one))
 }
 
 async fn unknown(request: Request) -> Response {

@@ -106,6 +106,8 @@ impl DeviceModel {
             // Drafts and sums of inputs are made on the CPU alone.
             predictor: _,
             input_sums: _,
+            // Engines compute vectors and scores of texts on the CPU alone.
+            score_head: _,
             // Engines refuse a device for models that have one.
             embedding_norm: _,
             layer_inputs: _,

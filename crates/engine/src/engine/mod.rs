@@ -1,5 +1,6 @@
 //! A loaded model with the options it runs under.
 
+mod abilities;
 pub(crate) mod draft_model;
 
 use std::path::{Path, PathBuf};
@@ -7,8 +8,8 @@ use std::sync::{Arc, OnceLock};
 
 use riffle_kv::PagePool;
 use riffle_model::{
-    AdapterInfo, ChatTemplate, ExpertBudget, ExpertCache, ExpertStatistics, GenerationDefaults, InputSums, LoadTimes,
-    ModelInfo, ModelOutline, Tokenizer,
+    AdapterInfo, ChatTemplate, ExpertBudget, ExpertCache, ExpertStatistics, GenerationDefaults, InfillTokens,
+    InputSums, LoadTimes, ModelInfo, ModelOutline, Reranking, TextEmbedding, Tokenizer,
 };
 
 use crate::attention::{Reader, SharedRoom, SlidingLayers};
@@ -44,6 +45,9 @@ struct Loaded {
     tokenizer: Option<Tokenizer>,
     chat_template: Option<ChatTemplate>,
     generation: GenerationDefaults,
+    embedding: TextEmbedding,
+    reranking: Result<Reranking, String>,
+    infill: Option<InfillTokens>,
     load_times: LoadTimes,
     adapters: Vec<AdapterInfo>,
 }
@@ -78,6 +82,9 @@ impl Engine {
                 tokenizer: loaded.tokenizer,
                 chat_template: loaded.chat_template,
                 generation: loaded.generation,
+                embedding: loaded.embedding,
+                reranking: loaded.reranking,
+                infill: loaded.infill,
                 load_times: loaded.times,
                 adapters: info.adapters,
             }),

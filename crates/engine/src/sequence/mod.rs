@@ -175,6 +175,7 @@ impl Sequence {
         reader: Box<dyn Reader>,
         options: SequenceOptions,
     ) -> Result<Self, EngineError> {
+        engine.check_predicts()?;
         let engine_options = engine.options();
         let config = engine.model().config();
         check_sequence(config, &options)?;

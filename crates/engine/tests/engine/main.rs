@@ -10,6 +10,7 @@ mod device;
 mod device_flow;
 mod device_summaries;
 mod draft;
+mod encode;
 mod eviction;
 mod experts;
 mod far;

@@ -15,7 +15,8 @@ use crate::{ModelConfig, ModelError};
 
 pub(super) const GEMMA2: Family = Family::new(&["Gemma2ForCausalLM"], "gemma2", configure_gemma2, build_gemma2);
 
-pub(super) const GEMMA3: Family = Family::new(&["Gemma3ForCausalLM"], "gemma3_text", configure_gemma3, build_gemma3);
+pub(super) const GEMMA3: Family = Family::new(&["Gemma3ForCausalLM"], "gemma3_text", configure_gemma3, build_gemma3)
+    .with_settings(&["use_bidirectional_attention"]);
 
 const ACTIVATION: &str = "gelu_pytorch_tanh";
 
@@ -55,6 +56,12 @@ fn configure_gemma3(fields: &Fields, architecture: &str) -> Result<ModelConfig, 
     let mut config = configure_both(fields, architecture)?;
     let period = fields.optional_size("sliding_window_pattern")?.unwrap_or(6);
     config.set_windows(&with_defaults(fields), |layer| (layer + 1) % period != 0)?;
+    config.is_bidirectional = fields.flag("use_bidirectional_attention", false)?;
+    if config.is_bidirectional {
+        // Files say how many tokens the window of both directions has. As in transformers, half of them lie on either side.
+        let windows = config.windows.iter_mut().flatten();
+        windows.for_each(|window| *window = *window / 2 + 1);
+    }
     config.rotary_tables = 2;
     let [global, local] = gemma3_rotations(fields, &config)?;
     if global.dim != config.head_dim || local.dim != config.head_dim {

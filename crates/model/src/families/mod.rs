@@ -6,6 +6,7 @@ mod foreign;
 mod gemma;
 mod gemma3n;
 mod gemma4;
+mod headless;
 mod indexer;
 mod latent;
 pub(crate) mod llama;
@@ -18,6 +19,7 @@ mod qwen3;
 mod qwen3_5;
 mod wrappers;
 
+pub(crate) use headless::name_bare_tensors;
 pub use wrappers::wrapper_classes;
 pub(crate) use wrappers::{NAMES as WRAPPED_NAMES, is_of_text_model, is_wrapper, text_fields};
 
@@ -151,7 +153,15 @@ pub(crate) fn configure(
     let (family, architecture) = find(fields, more)?;
     foreign::refuse(fields, family, &architecture)?;
     let quantisation = Quantisation::read(fields)?;
+    let is_headless = headless::is_headless(fields, family)?;
+    let fields = &if is_headless {
+        // The embedding takes the place of the head, which the files do not hold.
+        fields.clone().with("tie_word_embeddings", true)
+    } else {
+        fields.clone()
+    };
     let mut config = (family.configure)(fields, &architecture)?;
+    config.predicts_tokens = !is_headless && !config.is_bidirectional;
     if let Some(quantisation) = quantisation {
         config.set_quantised(quantisation.method);
     }
@@ -234,6 +244,10 @@ fn find(fields: &Fields, more: &'static [Family]) -> Result<(&'static Family, St
             let name = family.architectures.first().copied().unwrap_or(family.model_type);
             return Ok((family, name.to_owned()));
         }
+    }
+    let causal = architectures.iter().find_map(|name| headless::causal_class(name));
+    if let Some(family) = causal.as_deref().and_then(|name| headless::family_of(name, FAMILIES)) {
+        return Ok((family, family.architectures[0].to_owned()));
     }
     let found = match architectures.first() {
         Some(name) => name.clone(),

@@ -14,6 +14,7 @@ pub(super) enum Architecture {
     Phi3,
     Gemma2,
     Gemma3,
+    GemmaEmbedding,
     Mistral3,
     Qwen2Vl,
     Qwen3Vl,
@@ -85,6 +86,7 @@ const ARCHITECTURES: &[(&str, Architecture, &str)] = &[
     ("phi3", Architecture::Phi3, "Phi3ForCausalLM"),
     ("gemma2", Architecture::Gemma2, "Gemma2ForCausalLM"),
     ("gemma3", Architecture::Gemma3, "Gemma3ForCausalLM"),
+    ("gemma-embedding", Architecture::GemmaEmbedding, "Gemma3ForCausalLM"),
     ("mistral3", Architecture::Mistral3, "LlamaForCausalLM"),
     ("qwen2vl", Architecture::Qwen2Vl, "Qwen2ForCausalLM"),
     ("qwen3vl", Architecture::Qwen3Vl, "Qwen3ForCausalLM"),
@@ -279,6 +281,7 @@ impl Architecture {
             self,
             Architecture::Gemma2
                 | Architecture::Gemma3
+                | Architecture::GemmaEmbedding
                 | Architecture::Phi3
                 | Architecture::Olmo2
                 | Architecture::Exaone4

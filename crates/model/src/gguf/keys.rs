@@ -39,10 +39,10 @@ enum For {
 
 use Architecture::{
     Afmoe, Cohere2, Cohere2Moe, CommandR, Deepseek2, Deepseek32, Dots1, Ernie45Moe, Exaone4, ExaoneMoe, FalconH1,
-    Gemma2, Gemma3, Gemma4, Glm4Moe, GlmDsa, GptNeoX, GptOss, Granite, GraniteHybrid, GraniteMoe, GraniteSwa,
-    HunyuanMoe, HyV3, Lfm2, Lfm2Moe, Llama, Llama4, Mamba2, MiniCpm3, MiniMaxM2, Mistral3, MuseGlimmer, NemotronH,
-    NemotronHMoe, Olmo2, Olmoe, Phi2, Qwen2Moe, Qwen2Vl, Qwen3Moe, Qwen3Next, Qwen3Vl, Qwen3VlMoe, Qwen35, Qwen35Moe,
-    StableLm,
+    Gemma2, Gemma3, Gemma4, GemmaEmbedding, Glm4Moe, GlmDsa, GptNeoX, GptOss, Granite, GraniteHybrid, GraniteMoe,
+    GraniteSwa, HunyuanMoe, HyV3, Lfm2, Lfm2Moe, Llama, Llama4, Mamba2, MiniCpm3, MiniMaxM2, Mistral3, MuseGlimmer,
+    NemotronH, NemotronHMoe, Olmo2, Olmoe, Phi2, Qwen2Moe, Qwen2Vl, Qwen3Moe, Qwen3Next, Qwen3Vl, Qwen3VlMoe, Qwen35,
+    Qwen35Moe, StableLm,
 };
 use For::{All, None as NoOne, Only};
 use KeyKind::{Any, Count, Counts, Flag, List, NotNegative, Number, Positive, Size, Text};
@@ -135,6 +135,7 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
         Only(&[
             Gemma2,
             Gemma3,
+            GemmaEmbedding,
             Exaone4,
             Olmo2,
             Gemma4,
@@ -148,7 +149,12 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     ("attention.rope_pattern", List, Only(&[GraniteSwa]), &[]),
     // Rotation.
     ("rope.freq_base", Positive, All, &[]),
-    ("rope.freq_base_swa", Positive, Only(&[Gemma3, Gemma4, Olmo2]), &[]),
+    (
+        "rope.freq_base_swa",
+        Positive,
+        Only(&[Gemma3, GemmaEmbedding, Gemma4, Olmo2]),
+        &[],
+    ),
     ("rope.dimension_count_swa", Size, Only(&[Gemma4]), &[]),
     ("rope.dimension_count", Size, All, &[]),
     ("rope.scale_linear", NotNegative, All, &[]),
@@ -183,7 +189,7 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
         &[0.0],
     ),
     // Other kinds of models: only values that switch them off.
-    ("attention.causal", Flag, NoOne, &[1.0]),
+    ("attention.causal", Flag, Only(&[GemmaEmbedding]), &[1.0]),
     ("attention.clamp_kqv", Number, NoOne, &[0.0]),
     ("attention.max_alibi_bias", Number, NoOne, &[0.0]),
     ("use_parallel_residual", Flag, Only(&[Phi2, StableLm, GptNeoX]), &[0.0]),
@@ -248,6 +254,10 @@ const SETTINGS: &[(&str, KeyKind, For, &[f64])] = &[
     ("rope.scaling.finetuned", Flag, All, &[]),
     ("tensor_data_layout", Text, All, &[]),
     ("pooling_type", Count, All, &[]),
+    ("dense_2_feat_in", Size, Only(&[GemmaEmbedding]), &[]),
+    ("dense_2_feat_out", Size, Only(&[GemmaEmbedding]), &[]),
+    ("dense_3_feat_in", Size, Only(&[GemmaEmbedding]), &[]),
+    ("dense_3_feat_out", Size, Only(&[GemmaEmbedding]), &[]),
     ("classifier.output_labels", List, All, &[]),
     ("classifier.pooling_type", Count, All, &[]),
 ];

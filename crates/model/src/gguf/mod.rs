@@ -38,9 +38,11 @@ use memmap2::Mmap;
 use riffle_system::memory::map_file;
 use tokenizer::Tokens;
 
+use crate::embedding::EmbeddingFiles;
+use crate::fields::Fields;
 use crate::load::{Parts, milliseconds_since};
 use crate::weights::Checkpoint;
-use crate::{GenerationDefaults, LoadOptions, ModelError, RopeScaling, Tokenizer, families};
+use crate::{GenerationDefaults, InfillTokens, LoadOptions, ModelError, RopeScaling, Tokenizer, families};
 
 /// The format of models of this kind, as facts about them state it.
 const FORMAT: &str = "gguf";
@@ -89,17 +91,17 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
     let tokens = tokens.as_ref();
     let tokenizer = tokens.map(Tokens::tokenizer).transpose()?;
     let tokenizer_ms = milliseconds_since(start);
-    let generation = GenerationDefaults {
-        eos: match tokens {
-            Some(tokens) => tokens.ends().to_vec(),
-            None => fields.token_ids("eos_token_id")?,
-        },
-        bos: fields.optional_token_id("bos_token_id")?,
-        ..GenerationDefaults::default()
+    let generation = generation(tokens, &fields)?;
+    let infill = match tokens.map(Tokens::infill).transpose()?.flatten() {
+        None => tokenizer.as_ref().and_then(InfillTokens::of_vocabulary),
+        named => named,
     };
     Ok(Parts {
         path: path.to_owned(),
         format: FORMAT,
+        embedding: EmbeddingFiles::of_gguf(header.integer(&format!("{}.pooling_type", architecture.prefix()))?),
+        infill,
+        reranking_prompt: header.text("tokenizer.chat_template.rerank")?.map(str::to_owned),
         fields,
         family,
         config,
@@ -110,6 +112,18 @@ pub(crate) fn open(path: &Path, options: &LoadOptions) -> Result<Parts, ModelErr
         tokenizer_path: path.to_owned(),
         chat_template: tokens.map(Tokens::chat_template).transpose()?.flatten(),
         generation,
+    })
+}
+
+/// The tokens that begin a text and end an answer.
+fn generation(tokens: Option<&Tokens<'_>>, fields: &Fields) -> Result<GenerationDefaults, ModelError> {
+    Ok(GenerationDefaults {
+        eos: match tokens {
+            Some(tokens) => tokens.ends().to_vec(),
+            None => fields.token_ids("eos_token_id")?,
+        },
+        bos: fields.optional_token_id("bos_token_id")?,
+        ..GenerationDefaults::default()
     })
 }
 

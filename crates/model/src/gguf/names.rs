@@ -310,6 +310,8 @@ pub(super) fn family_name(architecture: Architecture, name: &str) -> Option<Stri
     let whole = match (stem, architecture) {
         ("token_embd", _) => "model.embed_tokens".to_owned(),
         ("output", _) => "lm_head".to_owned(),
+        ("cls.output", _) => "score".to_owned(),
+        ("dense_2" | "dense_3", Architecture::GemmaEmbedding) => stem.to_owned(),
         ("output_norm", Architecture::Phi2 | Architecture::FalconH1) => "model.final_layernorm".to_owned(),
         ("output_norm", Architecture::GptNeoX) => "model.final_layer_norm".to_owned(),
         ("output_norm", Architecture::Falcon | Architecture::Gpt2 | Architecture::StarCoder) => "model.ln_f".to_owned(),
@@ -379,7 +381,7 @@ fn own_parts(architecture: Architecture) -> &'static [(&'static str, &'static st
         Architecture::GptOss | Architecture::Glm4Moe => NORM_PARTS,
         Architecture::Phi2 => PHI2_PARTS,
         Architecture::Phi3 => PHI3_PARTS,
-        Architecture::Gemma2 | Architecture::Gemma3 => GEMMA_PARTS,
+        Architecture::Gemma2 | Architecture::Gemma3 | Architecture::GemmaEmbedding => GEMMA_PARTS,
         Architecture::Gemma4 | Architecture::MuseGlimmer => GEMMA4_PARTS,
         Architecture::SeedOss | Architecture::Olmo2 | Architecture::Exaone4 => AFTER_PARTS,
         Architecture::Llama4 => LLAMA4_PARTS,

@@ -207,7 +207,10 @@ fn of_architecture(
             return Err(keys.header.error("general.architecture", problem));
         }
         Architecture::MuseGlimmer => gemma4::muse_glimmer(keys, settings)?,
-        Architecture::Gemma2 | Architecture::Gemma3 => {
+        Architecture::Gemma2 | Architecture::Gemma3 | Architecture::GemmaEmbedding => {
+            let is_causal = keys.json("attention.causal")?.and_then(|value| value.as_bool());
+            let looks_back = is_causal.unwrap_or(architecture != Architecture::GemmaEmbedding);
+            settings.insert("use_bidirectional_attention".into(), (!looks_back).into());
             // The files do not tell the scale: it is by head_dim but for the models of 27 billion weights.
             let by_width = matches!(
                 (architecture, known.size("num_hidden_layers")?),
@@ -247,7 +250,7 @@ fn rotations(
             };
             json!({"full_attention": rotation, "sliding_attention": {"rope_theta": theta}})
         }
-        Architecture::Gemma3 => {
+        Architecture::Gemma3 | Architecture::GemmaEmbedding => {
             let local = keys.json("rope.freq_base_swa")?.unwrap_or(json!(10_000.0));
             json!({"full_attention": rotation, "sliding_attention": {"rope_theta": local}})
         }
@@ -377,7 +380,9 @@ fn windows(
             settings.insert("layer_types".into(), kinds.collect::<Vec<_>>().into());
         }
         Some(Metadata::Integer(2)) if architecture == Architecture::Gemma2 => {}
-        Some(Metadata::Integer(period)) if *period > 0 && architecture == Architecture::Gemma3 => {
+        Some(Metadata::Integer(period))
+            if *period > 0 && matches!(architecture, Architecture::Gemma3 | Architecture::GemmaEmbedding) =>
+        {
             settings.insert("sliding_window_pattern".into(), json!(*period as f64));
         }
         Some(other) => {

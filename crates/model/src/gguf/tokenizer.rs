@@ -11,7 +11,7 @@ use crate::tokenizer::{
     NORMAL, Neighbours, Normalizer, Pipeline, PreTokenizer, SentencePieces, Surroundings, UNKNOWN, USER_DEFINED,
     Unknown, Vocabulary, broken, pair, unsupported,
 };
-use crate::{ChatTemplate, ModelError, Tokenizer};
+use crate::{ChatTemplate, InfillTokens, ModelError, Tokenizer};
 
 /// Special tokens of Phi-3 behind which spaces stay.
 const PHI3_UNSTRIPPED: &[&str] = &["<unk>", "<s>", "<|endoftext|>"];
@@ -107,6 +107,31 @@ impl<'a> Tokens<'a> {
             }
         }
         ChatTemplate::of_templates(&templates, special_tokens)
+    }
+
+    /// The tokens around the parts of a text whose middle is to be written, where the file names them.
+    pub(super) fn infill(&self) -> Result<Option<InfillTokens>, ModelError> {
+        // Older files have other names for three of them.
+        let either = |name: &'static str, older: &'static str| match self.named(name)? {
+            Some(id) => Ok(Some(id)),
+            None => self.named(older),
+        };
+        let parts = [
+            either("fim_pre_token_id", "prefix_token_id")?,
+            either("fim_suf_token_id", "suffix_token_id")?,
+            either("fim_mid_token_id", "middle_token_id")?,
+        ];
+        let [Some(prefix), Some(suffix), middle @ Some(_)] = parts else {
+            return Ok(None);
+        };
+        Ok(Some(InfillTokens {
+            prefix,
+            suffix,
+            middle,
+            repository: self.named("fim_rep_token_id")?,
+            file: self.named("fim_sep_token_id")?,
+            padding: self.named("fim_pad_token_id")?,
+        }))
     }
 
     /// Every token that ends an answer.

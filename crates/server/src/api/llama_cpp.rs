@@ -29,7 +29,7 @@ use crate::models::entry::Entry;
 use crate::site::Site;
 
 /// Continuations that are asked for.
-struct Completion {
+pub(super) struct Completion {
     wishes: Wishes,
     prompts: Vec<Prompt>,
     form: Option<(Form, String)>,
@@ -49,31 +49,43 @@ pub(crate) async fn complete(State(app): State<Arc<App>>, request: Request) -> R
 }
 
 async fn begin(app: Arc<App>, request: Request) -> Result<Response, Failure> {
-    let Completion {
-        wishes,
-        prompts,
-        form,
-        is_streamed,
-    } = read(&app, request, Completion::take).await?;
-    let text_of = |prompt: &Prompt| match prompt {
-        Prompt::Text(text) => Some(text.clone()),
-        Prompt::Tokens(_) => None,
-    };
-    let texts = prompts.iter().map(text_of).collect();
-    let asked = continue_prompts(&app, wishes, prompts, form).await?;
-    let answer = CompletionAnswer {
-        app,
-        asked,
-        prompts: texts,
-    };
-    send(answer, is_streamed).await
+    let completion = read(&app, request, |app, fields| {
+        let prompts = prompts_of(app, fields.required("prompt")?, "prompt")?;
+        Completion::take(app, fields, prompts)
+    });
+    completion.await?.answer(app).await
 }
 
 impl Completion {
-    fn take(app: &Arc<App>, fields: &mut Fields) -> Result<Self, Failure> {
-        let prompts = prompts_of(app, fields.required("prompt")?, "prompt")?;
-        let wishes = take_wishes(app, fields, &["n_predict", "max_tokens"])?;
+    /// Asks for the continuations and answers with them.
+    pub(super) async fn answer(self, app: Arc<App>) -> Result<Response, Failure> {
+        let Self {
+            wishes,
+            prompts,
+            form,
+            is_streamed,
+        } = self;
+        let text_of = |prompt: &Prompt| match prompt {
+            Prompt::Text(text) => Some(text.clone()),
+            Prompt::Tokens(_) | Prompt::Gap(_) => None,
+        };
+        let texts = prompts.iter().map(text_of).collect();
+        let asked = continue_prompts(&app, wishes, prompts, form).await?;
+        let answer = CompletionAnswer {
+            app,
+            asked,
+            prompts: texts,
+        };
+        send(answer, is_streamed).await
+    }
+
+    /// Reads the fields of a request for continuations of `prompts`.
+    pub(super) fn take(app: &Arc<App>, fields: &mut Fields, prompts: Vec<Prompt>) -> Result<Self, Failure> {
+        let mut wishes = take_wishes(app, fields, &["n_predict", "max_tokens"])?;
         // A schema without the object of OpenAI's around it.
+        if prompts.iter().any(|prompt| matches!(prompt, Prompt::Gap(_))) {
+            wishes.end_behind_gap(app);
+        }
         let form = match fields.value("json_schema") {
             Some(schema) => Some((Form::schema(schema, "json_schema")?, "json_schema".to_owned())),
             None => take_form(fields)?,

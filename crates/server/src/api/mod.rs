@@ -3,12 +3,15 @@
 pub(crate) mod adapters;
 pub(crate) mod answers;
 pub(crate) mod anthropic;
+pub(crate) mod embeddings;
 mod events;
+pub(crate) mod infill;
 pub(crate) mod llama_cpp;
 pub(crate) mod ollama;
 pub(crate) mod openai;
 pub(crate) mod plain;
 mod report;
+pub(crate) mod rerank;
 pub(crate) mod sessions;
 pub(crate) mod web;
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::Wishes;
+use super::infill::Gap;
 use super::options::token_of;
 use super::question::OngoingAnswers;
 use crate::app::App;
@@ -19,6 +20,8 @@ use crate::tokenising::{Wanted, encode_now, tokenise};
 pub(crate) enum Prompt {
     Text(String),
     Tokens(Vec<u32>),
+    /// A text whose middle is to be written.
+    Gap(Box<Gap>),
 }
 
 /// The prompts of a field: a text, token ids, or a list of either.
@@ -50,6 +53,7 @@ pub(crate) async fn tokens_of(app: &App, prompts: Vec<Prompt>) -> Result<Vec<Vec
         let prompts = prompts.into_iter().map(|prompt| match prompt {
             Prompt::Text(text) => encode_now(&engine, &text.into(), true, Wanted::Prompt, client),
             Prompt::Tokens(tokens) => Ok(tokens),
+            Prompt::Gap(gap) => gap.tokens(&engine, client),
         });
         prompts.collect()
     })

@@ -3,12 +3,14 @@
 pub(crate) mod adapters;
 pub(crate) mod continuation;
 pub(crate) mod effort;
+pub(crate) mod infill;
 pub(crate) mod options;
 pub(crate) mod passing;
 pub(crate) mod prompt;
 pub(crate) mod question;
 pub(crate) mod traits;
 mod turns;
+pub(crate) mod whole_texts;
 
 pub(crate) use passing::{take_options, take_without_effect, warn_of_context};
 

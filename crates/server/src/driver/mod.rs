@@ -96,7 +96,7 @@ pub(crate) struct Answer {
 
 /// One of the requests that the server accepts at a time. When the permit is dropped, another request can come in.
 #[derive(Debug)]
-struct RequestPermit(Arc<AtomicUsize>);
+pub(crate) struct RequestPermit(Arc<AtomicUsize>);
 
 /// A command to the driver thread.
 enum Command {
@@ -234,12 +234,7 @@ impl Driver {
     }
 
     fn send(&self, command: impl FnOnce(Listener) -> Command) -> Result<Answer, Failure> {
-        let place = RequestPermit::take(&self.taken, self.most_requests).ok_or_else(|| {
-            Failure::busy(format!(
-                "{} requests are being answered or wait already: try again in a few seconds",
-                self.most_requests
-            ))
-        })?;
+        let place = self.permit()?;
         let (events, received) = unbounded_channel();
         let listener = Listener {
             events,
@@ -250,6 +245,16 @@ impl Driver {
         Ok(Answer {
             events: received,
             _permit: place,
+        })
+    }
+
+    /// Counts a request for as long as the permit is alive.
+    pub(crate) fn permit(&self) -> Result<RequestPermit, Failure> {
+        RequestPermit::take(&self.taken, self.most_requests).ok_or_else(|| {
+            Failure::busy(format!(
+                "{} requests are being answered or wait already: try again in a few seconds",
+                self.most_requests
+            ))
         })
     }
 

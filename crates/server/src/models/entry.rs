@@ -34,6 +34,7 @@ pub(crate) struct Entry {
     pub(crate) has_chat_template: bool,
     pub(crate) takes_tools: bool,
     pub(crate) thinks: bool,
+    pub(crate) fills_in: bool,
     /// Counters, which go on when the model is loaded again.
     pub(crate) metrics: Arc<Metrics>,
     facts: OnceCell<ModelFacts>,
@@ -70,6 +71,7 @@ impl Entry {
             has_chat_template: template.is_some(),
             takes_tools: mentions("tools"),
             thinks: has_thoughts(mentions),
+            fills_in: engine.infill_tokens().is_some(),
             metrics: Arc::new(Metrics::new(None)),
             facts: OnceCell::new(),
         }
@@ -93,6 +95,7 @@ impl Entry {
             has_chat_template: !info.chat_templates.is_empty(),
             takes_tools: mentions("tools"),
             thinks: has_thoughts(mentions),
+            fills_in: info.has_infill_tokens,
             metrics: Arc::new(Metrics::new(Some(&model.name))),
             facts: OnceCell::new_with(Some(ModelFacts::of(info))),
         }

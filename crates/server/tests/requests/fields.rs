@@ -36,6 +36,8 @@ pub(super) fn cases() -> Vec<Case> {
             &["/apply-template"][..],
             vec![("messages", json!({})), ("messages", json!([])), ("tools", json!({}))],
         ),
+        (&["/v1/embeddings"][..], embeddings()),
+        (&["/v1/rerank"][..], rerank()),
         (
             &["/v1/messages/count_tokens"][..],
             vec![("messages", json!([])), ("max_tokens", json!(1)), ("system", json!(5))],
@@ -51,6 +53,23 @@ pub(super) fn cases() -> Vec<Case> {
         }
     }
     cases
+}
+
+/// Fields of requests for vectors.
+fn embeddings() -> Vec<(&'static str, Value)> {
+    vec![
+        ("input", json!(5)),
+        ("input", json!([])),
+        ("input", json!([[-1]])),
+        ("encoding_format", json!("hex")),
+        ("dimensions", json!(0)),
+        ("prompt_name", json!("query")),
+    ]
+}
+
+/// Fields of requests for scores.
+fn rerank() -> Vec<(&'static str, Value)> {
+    vec![("documents", json!([])), ("documents", json!([5])), ("top_n", json!(0))]
 }
 
 fn short(value: &Value) -> String {

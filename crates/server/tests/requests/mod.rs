@@ -93,6 +93,10 @@ fn valid(path: &str) -> Value {
         "/api/generate" => json!({"model": "model", "prompt": "a", "options": {"num_predict": 1}}),
         "/api/show" => json!({"model": "model"}),
         "/completion" => json!({"prompt": "a", "n_predict": 1}),
+        "/infill" => json!({"input_prefix": "a", "input_suffix": "b", "n_predict": 1}),
+        "/v1/embeddings" => json!({"model": "model", "input": "a"}),
+        "/v1/rerank" => json!({"model": "model", "query": "a", "documents": ["b"]}),
+        "/api/embed" => json!({"model": "model", "input": "a"}),
         other => panic!("no body is known for {other}"),
     }
 }

@@ -88,7 +88,7 @@ fn requests_that_are_nearly_right_are_answered_or_refused() {
         .map(|entry| std::fs::read(entry.unwrap().path()).unwrap())
         .collect();
     seeds.sort();
-    assert_eq!(seeds.len(), 11);
+    assert_eq!(seeds.len(), 15);
     let (mut numbers, mut answered) = (Numbers(7), 0);
     for round in 0..120 {
         for seed in &seeds {

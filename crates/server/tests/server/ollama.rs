@@ -167,12 +167,6 @@ fn options_without_effect_are_named_and_those_that_would_change_the_answer_refus
         let message = refused.json()["error"].as_str().unwrap().to_owned();
         assert!(refused.status == 400 && message.starts_with(field), "{message}");
     }
-    assert_eq!(
-        server
-            .post("/api/embed", &json!({"model": "fixture", "input": "a"}))
-            .status,
-        501
-    );
     assert!(server.get("/api/none").json()["error"].is_string());
 }
 

@@ -14,6 +14,7 @@ use crate::api::{read, respond, send};
 use crate::app::App;
 use crate::asking::continuation::{Prompt, continue_prompts};
 use crate::asking::effort::Thinking;
+use crate::asking::infill::Gap;
 use crate::asking::prompt::Conversation;
 use crate::asking::question::Question;
 use crate::asking::take_without_effect;
@@ -27,7 +28,7 @@ enum Generation {
     /// The prompt in the model's template.
     Asking(Box<Question>, bool),
     /// The prompt as it is.
-    Raw(Box<Shared>, String),
+    Raw(Box<Shared>, Prompt),
 }
 
 pub(crate) async fn answer(State(app): State<Arc<App>>, request: Request) -> Response {
@@ -46,10 +47,7 @@ async fn begin(app: Arc<App>, request: Request) -> Result<Response, Failure> {
                 is_streamed,
                 ..
             } = *shared;
-            (
-                continue_prompts(&app, wishes, vec![Prompt::Text(prompt)], form).await?,
-                is_streamed,
-            )
+            (continue_prompts(&app, wishes, vec![prompt], form).await?, is_streamed)
         }
     };
     send(OllamaAnswer::new(app, asked, Place::Response, begun), is_streamed).await
@@ -57,13 +55,25 @@ async fn begin(app: Arc<App>, request: Request) -> Result<Response, Failure> {
 
 impl Generation {
     fn take(app: &Arc<App>, fields: &mut Fields) -> Result<Self, Failure> {
-        let shared = Shared::take(app, fields)?;
+        let mut shared = Shared::take(app, fields)?;
         let thinking = Thinking::take(fields)?;
         let prompt = fields.text("prompt")?.unwrap_or_default();
         let system = fields.text("system")?.unwrap_or_default();
         let is_raw = fields.flag("raw")?.unwrap_or(false);
+        let suffix = fields.text("suffix")?.unwrap_or_default();
         take_what_is_not_done(fields)?;
         take_without_effect(fields)?;
+        if !suffix.is_empty() {
+            if !system.is_empty() {
+                return Err(Failure::field(
+                    "system",
+                    "a text with a suffix has no place for it: leave it out",
+                ));
+            }
+            let prompt = Gap::between(app, prompt, suffix)?;
+            shared.wishes.end_behind_gap(app);
+            return Ok(Self::Raw(Box::new(shared), prompt));
+        }
         if prompt.is_empty() {
             return Ok(Self::Loading {
                 model: shared.wishes.model,
@@ -72,7 +82,7 @@ impl Generation {
         }
         if is_raw {
             if system.is_empty() {
-                return Ok(Self::Raw(Box::new(shared), prompt));
+                return Ok(Self::Raw(Box::new(shared), Prompt::Text(prompt)));
             }
             let reason = "raw takes the prompt as it is: leave one of the two out";
             return Err(Failure::field("system", reason));
@@ -96,11 +106,6 @@ impl Generation {
 /// Refuses by name the fields that would change the answer.
 fn take_what_is_not_done(fields: &mut Fields) -> Result<(), Failure> {
     let refusals = [
-        (
-            "suffix",
-            json!(""),
-            "this model writes on at the end alone: leave it out",
-        ),
         ("images", json!([]), "this model reads text alone: leave pictures out"),
         (
             "template",

@@ -2,6 +2,7 @@
 
 mod answer;
 pub(crate) mod chat;
+pub(crate) mod embed;
 pub(crate) mod facts;
 pub(crate) mod generate;
 pub(crate) mod models;

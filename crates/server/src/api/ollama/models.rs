@@ -1,11 +1,10 @@
-//! `/api/version`, `/api/tags`, `/api/ps`, `/api/show`, and what is asked of models that this server does not do.
+//! `/api/version`, `/api/tags`, `/api/ps`, `/api/show`.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use axum::Json;
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
@@ -100,7 +99,11 @@ async fn shown(site: &Site, request: Request) -> Result<Response, Failure> {
     ] {
         info[format!("{family}.{field}")] = json!(value);
     }
-    let mut capabilities = vec!["completion"];
+    let mut capabilities = Vec::new();
+    capabilities.push(if config.predicts_tokens { "completion" } else { "embedding" });
+    if entry.fills_in {
+        capabilities.push("insert");
+    }
     if entry.takes_tools {
         capabilities.push("tools");
     }
@@ -117,13 +120,4 @@ async fn shown(site: &Site, request: Request) -> Result<Response, Failure> {
         "modified_at": time_text(facts.modified),
     });
     Ok(Json(body).into_response())
-}
-
-/// Refuses embeddings.
-pub(crate) async fn embed() -> Response {
-    Failure::new(
-        StatusCode::NOT_IMPLEMENTED,
-        "this server gives no embeddings: ask a server with a model for embeddings",
-    )
-    .into_response_of(Shape::Ollama)
 }

@@ -20,6 +20,7 @@ use crate::api::report::{Usage, finish_reason};
 use crate::api::{Answering, events, read, report, respond, send};
 use crate::app::App;
 use crate::asking::continuation::{self, Prompt, prompts_of};
+use crate::asking::infill::Gap;
 use crate::asking::options::take_wishes;
 use crate::asking::{Wishes, take_options, take_without_effect};
 use crate::driver::{DriverEvent, Finished};
@@ -71,7 +72,7 @@ async fn begin(app: Arc<App>, request: Request) -> Result<Response, Failure> {
 impl Completion {
     fn take(app: &Arc<App>, fields: &mut Fields) -> Result<Self, Failure> {
         take_options(app, fields)?;
-        let prompts = prompts_of(app, fields.required("prompt")?, "prompt")?;
+        let mut prompts = prompts_of(app, fields.required("prompt")?, "prompt")?;
         let mut wishes = take_wishes(app, fields, &["max_tokens", "n_predict"])?;
         if !wishes.has_length {
             (wishes.generate.max_tokens, wishes.has_length) = (DEFAULT_TOKENS, true);
@@ -84,11 +85,10 @@ impl Completion {
             None => likeliest.filter(|_| echoes),
         };
         let choices = fields.count("n", 1..=64)?.unwrap_or(1);
-        fields.refuse(
-            "suffix",
-            &[json!("")],
-            "this model writes on at the end alone: leave it out",
-        )?;
+        if let Some(suffix) = fields.text("suffix")?.filter(|suffix| !suffix.is_empty()) {
+            prompts = Gap::before(app, prompts, &suffix)?;
+            wishes.end_behind_gap(app);
+        }
         fields.refuse(
             "best_of",
             &[json!(choices), json!(1)],

@@ -1,0 +1,170 @@
+//! How a model makes one vector of a text: which hidden states it pools, and the layers behind them.
+
+mod dense;
+mod sentence_transformers;
+
+use std::collections::BTreeMap;
+
+use crate::Tokenizer;
+pub use dense::{Dense, DenseActivation};
+pub(crate) use sentence_transformers::EmbeddingFiles;
+
+/// The hidden states of a text that its vector is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Pooling {
+    /// That of the first token.
+    First,
+    /// That of the last token.
+    Last,
+    /// The mean over all tokens.
+    Mean,
+}
+
+/// How a model makes one vector of a text, as its files say it: `modules.json` of sentence-transformers and the files that it names,
+/// or `pooling_type` of a GGUF file. Files that say nothing pool the last token, as decoders that were trained for embeddings do.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct TextEmbedding {
+    /// The hidden states that are pooled, after the final norm.
+    pub pooling: Pooling,
+    /// Layers behind the pooled state, first to last.
+    pub dense: Vec<Dense>,
+    /// True if vectors have the length 1.
+    pub is_normalised: bool,
+    /// True if a text ends with the token that ends texts where the tokenizer adds none: the files do not say how texts end.
+    pub ends_texts: bool,
+    /// Texts before the input, by name, such as `query`.
+    pub prompts: BTreeMap<String, String>,
+    /// The one of [`prompts`](Self::prompts) that stands before inputs which name none.
+    pub default_prompt: Option<String>,
+    /// Most tokens of a text, where it is fewer than the model has positions.
+    pub most_tokens: Option<usize>,
+    /// Why the files allow no vectors, in one line; `None` where they do.
+    pub refusal: Option<String>,
+}
+
+impl Default for TextEmbedding {
+    fn default() -> Self {
+        Self {
+            pooling: Pooling::Last,
+            dense: Vec::new(),
+            is_normalised: true,
+            ends_texts: true,
+            prompts: BTreeMap::new(),
+            default_prompt: None,
+            most_tokens: None,
+            refusal: None,
+        }
+    }
+}
+
+impl TextEmbedding {
+    /// By the number that `pooling_type` of a GGUF file holds, as llama.cpp counts them; `None` where there is no such key.
+    pub(crate) fn of_gguf(pooling_type: Option<i128>) -> Self {
+        let pooling = match pooling_type {
+            None | Some(3 | 4) => Ok(Pooling::Last),
+            Some(1) => Ok(Pooling::Mean),
+            Some(2) => Ok(Pooling::First),
+            Some(other) => Err(format!("its pooling_type is {other}, and 1 to 4 are supported")),
+        };
+        Self {
+            pooling: *pooling.as_ref().unwrap_or(&Pooling::Last),
+            refusal: pooling.err(),
+            ..Self::default()
+        }
+    }
+
+    /// Elements of a vector of a model with hidden states of `hidden_size`.
+    pub fn width(&self, hidden_size: usize) -> usize {
+        self.dense.last().map_or(hidden_size, Dense::outputs)
+    }
+
+    /// Appends the token that ends a text, where the files do not say how texts end and the tokenizer ends them by no special token.
+    pub fn end_text(&self, tokens: &mut Vec<u32>, tokenizer: &Tokenizer) {
+        let is_ended = tokens.last().is_some_and(|token| tokenizer.is_special(*token));
+        if self.ends_texts && self.pooling == Pooling::Last && !is_ended {
+            tokens.extend(tokenizer.eos());
+        }
+    }
+
+    /// The vector of a text whose hidden states are `states`, `[tokens, hidden_size]` with at least one token.
+    pub fn vector(&self, states: &[f32], hidden_size: usize) -> Vec<f32> {
+        let mut vector = match self.pooling {
+            Pooling::First => states[..hidden_size].to_vec(),
+            Pooling::Last => states[states.len() - hidden_size..].to_vec(),
+            Pooling::Mean => mean(states, hidden_size),
+        };
+        for dense in &self.dense {
+            vector = dense.apply(&vector);
+        }
+        if self.is_normalised {
+            normalise(&mut vector);
+        }
+        vector
+    }
+
+    /// Bytes of the layers behind the pooled state.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.dense.iter().map(Dense::bytes).sum()
+    }
+}
+
+/// Divides a vector by its Euclidean length. A vector of zeros stays.
+pub fn normalise(vector: &mut [f32]) {
+    let length = vector.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
+    if length > 0.0 {
+        vector
+            .iter_mut()
+            .for_each(|value| *value = (f64::from(*value) / length) as f32);
+    }
+}
+
+/// The mean of rows of `width` values, summed in double precision.
+fn mean(rows: &[f32], width: usize) -> Vec<f32> {
+    let mut sums = vec![0.0f64; width];
+    for row in rows.chunks_exact(width) {
+        sums.iter_mut()
+            .zip(row)
+            .for_each(|(sum, value)| *sum += f64::from(*value));
+    }
+    let count = (rows.len() / width).max(1) as f64;
+    sums.into_iter().map(|sum| (sum / count) as f32).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_are_pooled_as_the_files_say() {
+        let states = [3.0, 4.0, 0.0, 2.0, 3.0, 0.0];
+        let vector = |pooling, is_normalised| {
+            let embedding = TextEmbedding {
+                pooling,
+                is_normalised,
+                ..TextEmbedding::default()
+            };
+            embedding.vector(&states, 2)
+        };
+        assert_eq!(vector(Pooling::First, false), [3.0, 4.0]);
+        assert_eq!(vector(Pooling::First, true), [0.6, 0.8]);
+        assert_eq!(vector(Pooling::Last, false), [3.0, 0.0]);
+        assert_eq!(vector(Pooling::Mean, false), [2.0, 2.0]);
+        let mut zeros = [0.0; 3];
+        normalise(&mut zeros);
+        assert_eq!(zeros, [0.0; 3]);
+    }
+
+    #[test]
+    fn an_unknown_pooling_of_a_file_is_a_refusal_and_no_guess() {
+        assert_eq!(TextEmbedding::of_gguf(Some(1)).pooling, Pooling::Mean);
+        assert!(TextEmbedding::of_gguf(None).refusal.is_none());
+        assert!(
+            TextEmbedding::of_gguf(Some(0))
+                .refusal
+                .unwrap()
+                .contains("pooling_type is 0")
+        );
+    }
+}

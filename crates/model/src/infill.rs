@@ -1,0 +1,175 @@
+//! The tokens with which a model was trained to fill in the middle of a text.
+
+use crate::Tokenizer;
+
+/// Tokens around the parts of a text whose middle is to be written (arXiv:2207.14255).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct InfillTokens {
+    /// Before the text in front of the gap.
+    pub prefix: u32,
+    /// Before the text behind the gap.
+    pub suffix: u32,
+    /// Behind both, where the model begins to write. Without one the text behind the gap comes first, and the model goes on with the
+    /// text in front of it.
+    pub middle: Option<u32>,
+    /// Before the name of a repository.
+    pub repository: Option<u32>,
+    /// Before the name of each file of a repository.
+    pub file: Option<u32>,
+    /// Fills up sequences in training. An answer that reaches it has ended.
+    pub padding: Option<u32>,
+}
+
+/// Texts of the tokens of some models.
+struct Texts {
+    prefix: &'static str,
+    suffix: &'static str,
+    /// Empty where the model has none.
+    middle: &'static str,
+    repository: &'static str,
+    file: &'static str,
+    padding: &'static str,
+}
+
+/// A row for each spelling. A model has those of the first row whose prefix, suffix and middle are all in its vocabulary.
+const SPELLINGS: &[Texts] = &[
+    // Qwen.
+    Texts {
+        prefix: "<|fim_prefix|>",
+        suffix: "<|fim_suffix|>",
+        middle: "<|fim_middle|>",
+        repository: "<|repo_name|>",
+        file: "<|file_sep|>",
+        padding: "<|fim_pad|>",
+    },
+    // CodeGemma.
+    Texts {
+        prefix: "<|fim_prefix|>",
+        suffix: "<|fim_suffix|>",
+        middle: "<|fim_middle|>",
+        repository: "",
+        file: "<|file_separator|>",
+        padding: "",
+    },
+    // StarCoder 2.
+    Texts {
+        prefix: "<fim_prefix>",
+        suffix: "<fim_suffix>",
+        middle: "<fim_middle>",
+        repository: "<repo_name>",
+        file: "<file_sep>",
+        padding: "<fim_pad>",
+    },
+    // StarCoder, Granite.
+    Texts {
+        prefix: "<fim_prefix>",
+        suffix: "<fim_suffix>",
+        middle: "<fim_middle>",
+        repository: "<reponame>",
+        file: "",
+        padding: "<fim_pad>",
+    },
+    // SantaCoder.
+    Texts {
+        prefix: "<fim-prefix>",
+        suffix: "<fim-suffix>",
+        middle: "<fim-middle>",
+        repository: "<fim-repo>",
+        file: "",
+        padding: "<fim-pad>",
+    },
+    // DeepSeek Coder: the gap is marked by a hole.
+    Texts {
+        prefix: "<｜fim▁begin｜>",
+        suffix: "<｜fim▁hole｜>",
+        middle: "<｜fim▁end｜>",
+        repository: "",
+        file: "",
+        padding: "",
+    },
+    // Code Llama.
+    Texts {
+        prefix: "▁<PRE>",
+        suffix: "▁<SUF>",
+        middle: "▁<MID>",
+        repository: "",
+        file: "",
+        padding: "",
+    },
+    Texts {
+        prefix: "<PRE>",
+        suffix: "<SUF>",
+        middle: "<MID>",
+        repository: "<REPO>",
+        file: "",
+        padding: "<PAD>",
+    },
+    // GLM.
+    Texts {
+        prefix: "<|code_prefix|>",
+        suffix: "<|code_suffix|>",
+        middle: "<|code_middle|>",
+        repository: "",
+        file: "",
+        padding: "",
+    },
+    // Falcon-H1-Tiny-Coder.
+    Texts {
+        prefix: "<|prefix|>",
+        suffix: "<|suffix|>",
+        middle: "<|middle|>",
+        repository: "",
+        file: "",
+        padding: "",
+    },
+    // Codestral.
+    Texts {
+        prefix: "[PREFIX]",
+        suffix: "[SUFFIX]",
+        middle: "",
+        repository: "",
+        file: "",
+        padding: "",
+    },
+];
+
+impl InfillTokens {
+    /// The tokens of a vocabulary, found by their texts; `None` for a model that was not trained with such.
+    pub fn of_vocabulary(tokenizer: &Tokenizer) -> Option<InfillTokens> {
+        let found = SPELLINGS.iter().filter_map(|texts| texts.tokens(tokenizer));
+        // Rows of one spelling differ in the tokens beside: the one that knows most of them fits best.
+        found.rev().max_by_key(InfillTokens::beside)
+    }
+
+    /// Number of tokens beside those of the gap.
+    fn beside(&self) -> usize {
+        [self.middle, self.repository, self.file, self.padding]
+            .iter()
+            .flatten()
+            .count()
+    }
+
+    /// Tokens that end an answer: the next file begins, or the sequence is filled up.
+    pub fn ends(&self) -> impl Iterator<Item = u32> {
+        [self.repository, self.file, self.padding].into_iter().flatten()
+    }
+}
+
+impl Texts {
+    fn tokens(&self, tokenizer: &Tokenizer) -> Option<InfillTokens> {
+        let find = |text: &str| (!text.is_empty()).then(|| tokenizer.token_id(text)).flatten();
+        let middle = find(self.middle);
+        if middle.is_none() && !self.middle.is_empty() {
+            return None;
+        }
+        Some(InfillTokens {
+            prefix: find(self.prefix)?,
+            suffix: find(self.suffix)?,
+            middle,
+            repository: find(self.repository),
+            file: find(self.file),
+            padding: find(self.padding),
+        })
+    }
+}

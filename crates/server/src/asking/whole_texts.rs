@@ -1,0 +1,136 @@
+//! Texts that the model reads whole, for vectors and scores.
+//!
+//! The engine's thread does the work, a piece between two pieces of the scheduler, so that answers go on beside it.
+
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use riffle_engine::{Encoding, Engine, EngineError};
+use riffle_model::{ConversationText, Tokenizer};
+use tokio::sync::Semaphore;
+
+use super::continuation::Prompt;
+use crate::app::{App, aside};
+use crate::failure::Failure;
+use crate::tokenising::{Wanted, encode_now, tokenise};
+
+/// Requests whose texts are read at a time: each takes memory for the activations of its texts.
+static TURN: Semaphore = Semaphore::const_new(1);
+
+/// How texts are treated that are longer than the model reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TooLong {
+    Refused,
+    /// They lose their ends, but for the token that ends a text.
+    Cut,
+}
+
+/// Texts to be read, and what they have in common.
+#[derive(Debug, Clone)]
+pub(crate) struct WholeTexts {
+    pub(crate) texts: Vec<Prompt>,
+    /// Stands before each text.
+    pub(crate) prompt: String,
+    pub(crate) too_long: TooLong,
+}
+
+/// Vectors or scores, and the tokens that were read for them.
+#[derive(Debug, Clone)]
+pub(crate) struct Encoded {
+    pub(crate) results: Vec<Vec<f32>>,
+    pub(crate) tokens: usize,
+}
+
+impl WholeTexts {
+    /// The vectors of the texts.
+    pub(crate) async fn vectors(self, app: &Arc<App>) -> Result<Encoded, Failure> {
+        // Refused before anything is tokenised.
+        app.engine.embedding().map_err(|error| Failure::from_engine(&error))?;
+        let engine = Arc::clone(&app.engine);
+        let tokens = tokenise(move |client| {
+            let embedding = engine.embedding().map_err(|error| Failure::from_engine(&error))?;
+            let tokenizer = engine.tokenizer().map_err(|error| Failure::from_engine(&error))?;
+            let Self {
+                texts,
+                prompt,
+                too_long,
+            } = self;
+            let tokens = texts.into_iter().map(|text| match text {
+                Prompt::Tokens(tokens) => Ok(tokens),
+                Prompt::Gap(_) => Err(Failure::field("input", "it must be a text or token ids")),
+                Prompt::Text(text) => {
+                    let mut content = ConversationText::default();
+                    content.push_content(&prompt);
+                    content.push_content(&text);
+                    let mut tokens = encode_now(&engine, &content, true, Wanted::Count, client)?;
+                    embedding.end_text(&mut tokens, tokenizer);
+                    Ok(tokens)
+                }
+            });
+            let mut tokens = tokens.collect::<Result<Vec<_>, Failure>>()?;
+            if too_long == TooLong::Cut {
+                let most = Encoding::most_tokens(&engine);
+                tokens.iter_mut().for_each(|tokens| cut(tokens, most, tokenizer));
+            }
+            Ok(tokens)
+        });
+        let tokens = tokens.await?;
+        encode(app, tokens, Encoding::vectors).await
+    }
+}
+
+/// Shortens the tokens of a text to at most `most`. A special token at its end stays there.
+fn cut(tokens: &mut Vec<u32>, most: usize, tokenizer: &Tokenizer) {
+    if tokens.len() <= most {
+        return;
+    }
+    let end = tokens.last().copied().filter(|token| tokenizer.is_special(*token));
+    tokens.truncate(most);
+    if let (Some(end), Some(last)) = (end, tokens.last_mut()) {
+        *last = end;
+    }
+}
+
+/// The scores of prompts.
+pub(crate) async fn scores(app: &Arc<App>, prompts: Vec<ConversationText>) -> Result<Encoded, Failure> {
+    let engine = Arc::clone(&app.engine);
+    let tokens = tokenise(move |client| {
+        let prompts = prompts.iter();
+        prompts
+            .map(|prompt| encode_now(&engine, prompt, false, Wanted::Count, client))
+            .collect()
+    });
+    let tokens = tokens.await?;
+    encode(app, tokens, Encoding::scores).await
+}
+
+/// Reads texts, once it is their turn.
+async fn encode(
+    app: &Arc<App>,
+    texts: Vec<Vec<u32>>,
+    begin: fn(&Arc<Engine>, Vec<Vec<u32>>) -> Result<Encoding, EngineError>,
+) -> Result<Encoded, Failure> {
+    let _permit = app.driver.permit()?;
+    let tokens = texts.iter().map(Vec::len).sum();
+    let read = async {
+        let _turn = TURN.acquire().await;
+        let engine = Arc::clone(&app.engine);
+        let begin = move || begin(&engine, texts).map_err(|error| Failure::from_engine(&error));
+        let mut encoding = aside(begin).await?;
+        loop {
+            let advance = move |_: &mut _| {
+                let flow = encoding.advance();
+                (encoding, flow)
+            };
+            let (advanced, flow) = app.driver.work(advance).await?;
+            encoding = advanced;
+            if flow.map_err(|error| Failure::from_engine(&error))?.is_break() {
+                return Ok(encoding.into_results());
+            }
+        }
+    };
+    let results = tokio::time::timeout(app.options.limits.request_time, read).await;
+    let late = "the request took longer than the server allows: send fewer texts";
+    let results = results.unwrap_or_else(|_| Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, late)))?;
+    Ok(Encoded { results, tokens })
+}
