@@ -12,33 +12,33 @@ use crate::weights::Checkpoint;
 use crate::workspace::{CUT_GRID, ROW_BLOCK, Workspace};
 use crate::{Batch, ExpertCache, ModelConfig, ModelError, ModelOutline, Predictor, SegmentPart};
 
-/// A whole model: weights and the order of work. A [`Forward`](crate::Forward) takes batches through it.
+/// A complete model: weights and the order of its steps. A [`Forward`](crate::Forward) runs batches through it.
 pub struct Decoder {
     /// Sizes and settings.
     pub config: ModelConfig,
     /// `[vocab_size, hidden_size]`.
     pub embedding: PackedMatrix,
-    /// Factor on embeddings, where a family has one.
+    /// Factor on embeddings, if the family has one.
     pub embedding_scale: Option<f32>,
-    /// The norm of embeddings, where a family has one.
+    /// The norm of embeddings, if the family has one.
     pub embedding_norm: Option<Norm>,
-    /// The embeddings of positions, where a family has such in place of rotations.
+    /// Learned embeddings of positions, if the family has them in place of rotations.
     pub positions: Option<PositionTable>,
-    /// Inputs of all layers that follow from a token, where a family has such.
+    /// Inputs of all layers that depend only on the token, if the family has them.
     pub layer_inputs: Option<LayerInputs>,
-    /// The residual streams that layers work on, where there are several.
+    /// The residual streams of layers, if there are several.
     pub streams: Option<Arc<Streams>>,
     /// The layers, first to last.
     pub layers: Vec<Layer>,
-    /// The norm before the head.
+    /// The norm before the output head.
     pub final_norm: Norm,
-    /// `[vocab_size, hidden_size]`; `None` where the embedding serves.
+    /// `[vocab_size, hidden_size]`; `None` if the embedding is the output head.
     pub head: Option<PackedMatrix>,
     /// `[vocab_size]`.
     pub head_bias: Option<Vec<f32>>,
-    /// Logits are bent to cap · tanh(logit / cap), where a family does so.
+    /// Logits become cap · tanh(logit / cap), if the family does this.
     pub logit_cap: Option<f32>,
-    /// The layer that predicts further tokens, where it was asked for at load.
+    /// The layer that predicts further tokens, if it was requested at load.
     pub predictor: Option<Box<Predictor>>,
     /// Sums over the inputs of linear layers, where they were asked for at load.
     pub input_sums: Vec<Arc<InputSums>>,
