@@ -1,4 +1,4 @@
-//! The place of a model's files: a directory as of Hugging Face, or a GGUF file, named itself or alone in its folder.
+//! Locates a model's files: a Hugging Face directory, or a GGUF file, given directly or alone in its folder.
 
 use std::path::{Path, PathBuf};
 
@@ -9,11 +9,11 @@ use crate::directory::CONFIG_FILE;
 use crate::fields::read_json;
 use crate::tokenizer::tokenizer_file;
 
-/// The settings of an adapter, as PEFT names them.
+/// The settings file of a PEFT adapter.
 pub(crate) const ADAPTER_FILE: &str = "adapter_config.json";
 
 pub(crate) enum ModelPlace {
-    /// `config.json`, weights and tokenizer lie side by side.
+    /// `config.json`, weights and tokenizer in one directory.
     Directory(PathBuf),
     /// A GGUF file.
     File(PathBuf),
