@@ -165,11 +165,11 @@ pub enum EngineError {
     TierTooSmall {
         /// Tokens of the context.
         tokens: usize,
-        /// Bytes of its pages, for people.
+        /// Bytes of its pages, formatted.
         needed: String,
         /// The budget that is too small.
         refusal: String,
-        /// Changes with which it would fit.
+        /// Changes that would make it fit.
         advice: String,
     },
     /// The model has no tokenizer, so it cannot read or write text.
@@ -177,10 +177,10 @@ pub enum EngineError {
         "{0} has no tokenizer.json, tokenizer.model or tekken.json, so it can read and write no text: put the model's own there, or give token ids to riffle eval logits"
     )]
     NoTokenizer(String),
-    /// An answer that cannot have the form that was asked for.
+    /// An answer cannot have the requested form.
     #[error("the answer cannot be given the form that was asked for: {0}")]
     Form(String),
-    /// Instructions were given, but nothing to put them in.
+    /// Instructions were given, but the model has no template for them.
     #[error("`system` needs a chat template and {0} has none: put the instructions into the prompt")]
     NoChatTemplate(String),
     /// The model produced logits that are not numbers.
@@ -188,39 +188,39 @@ pub enum EngineError {
         "after {position} tokens the model computed a score that is not a number: its weights are damaged, or its numbers are too large for 16 bits; get the model again, or try `kv_type=bf16`"
     )]
     NonFiniteLogits {
-        /// Tokens read before it happened.
+        /// Tokens read before.
         position: usize,
     },
-    /// The caller asked to stop.
+    /// The caller stopped the run.
     #[error("interrupted after {tokens} of {total} tokens")]
     Interrupted {
-        /// Tokens that are complete in the cache.
+        /// Tokens completely in the cache.
         tokens: usize,
-        /// Tokens that were to be read or written.
+        /// Tokens to read or generate.
         total: usize,
     },
     /// The thread pool could not be started.
     #[error("cannot start {threads} threads: {reason}; use fewer with `threads`")]
     Threads {
-        /// Threads asked for.
+        /// Requested threads.
         threads: usize,
         /// The system's reason.
         reason: String,
     },
 }
 
-/// The whole factor by which `maximum` positions reach `context`.
+/// The integer factor by which `maximum` positions reach `context`.
 pub(crate) fn factor(context: usize, maximum: usize) -> usize {
     context.div_ceil(maximum.max(1)).max(2)
 }
 
-/// Why a sequence did not get through a pass. It holds what it held before, apart from `again`.
+/// The reason a sequence did not complete a pass. It is unchanged, apart from `again`.
 #[derive(Debug)]
 pub struct Failure {
     /// The error that ended it.
     pub error: EngineError,
-    /// Tokens that it has to read again, because recurrent layers could not go back to where they were; all of them where tokens
-    /// that were let go could not be in an orderly way.
+    /// Tokens that it must read again, because recurrent layers could not return to their earlier state. All tokens,
+    /// if an eviction failed.
     pub again: Vec<u32>,
 }
 
@@ -234,7 +234,7 @@ impl EngineError {
     }
 }
 
-/// Refuses the value of an option that does not meet a requirement.
+/// Checks that an option's value meets a requirement.
 pub(crate) fn require(
     is_met: bool,
     name: &'static str,
@@ -256,7 +256,7 @@ impl From<EngineError> for Failure {
 }
 
 impl From<ModelError> for EngineError {
-    /// A failure of the device stays one, whoever ran into it.
+    /// Device failures stay device failures.
     fn from(error: ModelError) -> Self {
         match error {
             ModelError::Device(source) => Self::Device(DeviceError::new(source)),

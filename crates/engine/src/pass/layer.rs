@@ -6,7 +6,7 @@ use riffle_policy::Phase;
 use crate::Sequence;
 use crate::attention::{Heads, LayerStep, LayerTraits};
 
-/// The attention of a layer of the model that holds keys, for tokens up to the length `goal`.
+/// The attention of a model layer with keys, for tokens up to the length `goal`.
 pub(super) fn layer_step(sequence: &Sequence, layer: usize, phase: Phase, goal: usize) -> LayerStep {
     let engine = sequence.engine();
     let (model, options) = (engine.model(), engine.options());
@@ -38,7 +38,7 @@ pub(super) fn layer_step(sequence: &Sequence, layer: usize, phase: Phase, goal: 
     }
 }
 
-/// The properties that decide how the attention of a layer of the model is cut.
+/// The properties that decide how the attention of a model layer is split.
 pub(super) fn layer_traits(sequence: &Sequence, layer: usize, phase: Phase) -> LayerTraits {
     let model = sequence.engine().model();
     let config = model.config();
