@@ -24,12 +24,12 @@ pub enum EvalError {
     /// A file may not or cannot be written.
     #[error(transparent)]
     Output(#[from] OutputError),
-    /// A token file holds something other than token ids.
+    /// A token file contains something other than token ids.
     #[error("{path}: {found:?} is not a token id: give ids as a JSON array or separated by spaces or commas")]
     NotATokenId {
         /// The file.
         path: PathBuf,
-        /// The text found in place of an id.
+        /// The text in place of an id.
         found: String,
     },
     /// A token file holds no ids.
@@ -38,7 +38,7 @@ pub enum EvalError {
     /// The caller asked to stop between or in cells.
     #[error("interrupted after {done} of {cells} cells")]
     Interrupted {
-        /// Cells that were finished.
+        /// Finished cells.
         done: usize,
         /// All cells.
         cells: usize,
@@ -46,7 +46,7 @@ pub enum EvalError {
     /// A picture cannot be drawn.
     #[error("the picture cannot be drawn: {0}")]
     Picture(String),
-    /// The options make no sense together.
+    /// The options contradict each other.
     #[error("{0}")]
     Option(String),
 }
