@@ -1,4 +1,4 @@
-//! The command line as it is typed.
+//! Arguments of the command line.
 
 use std::path::PathBuf;
 
@@ -99,7 +99,7 @@ pub(crate) enum Command {
     Man(ManArguments),
 }
 
-/// The text that a command reads.
+/// The text for a command.
 #[derive(Debug, Args)]
 pub(crate) struct PromptArguments {
     /// Text to read [default: standard input]
@@ -269,7 +269,7 @@ pub(crate) struct TokenizeArguments {
     pub(crate) json: bool,
 }
 
-/// The heads of a model that is not there.
+/// The heads of a model, for policies without a model.
 #[derive(Debug, Args)]
 pub(crate) struct HeadsArguments {
     /// Query heads, KV heads and the width of a head

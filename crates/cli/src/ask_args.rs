@@ -1,4 +1,4 @@
-//! The arguments of `riffle ask`.
+//! Arguments of `riffle ask`.
 
 use clap::Args;
 use riffle_ask::Given;
@@ -66,7 +66,7 @@ pub(crate) struct AskArguments {
     pub(crate) keep: KeepArguments,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
-    /// Which options were typed.
+    /// The options that the user typed.
     #[arg(skip)]
     pub(crate) given: Given,
 }

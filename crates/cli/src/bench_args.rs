@@ -1,4 +1,4 @@
-//! The command line of `riffle bench`.
+//! Arguments of `riffle bench`.
 
 use std::path::PathBuf;
 
@@ -213,7 +213,7 @@ pub(crate) struct BenchAttentionArguments {
     pub(crate) machine: MachineArguments,
 }
 
-/// Options of measurements that need no model.
+/// Options of measurements without a model.
 #[derive(Debug, Args)]
 pub(crate) struct MachineArguments {
     /// Threads that compute [default: every core]

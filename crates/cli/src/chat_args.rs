@@ -1,4 +1,4 @@
-//! The arguments of `riffle chat`.
+//! Arguments of `riffle chat`.
 
 use std::path::PathBuf;
 
@@ -37,7 +37,7 @@ pub(crate) struct ChatArguments {
     pub(crate) generate: GenerateArguments,
     #[command(flatten)]
     pub(crate) engine: EngineArguments,
-    /// Which options were typed.
+    /// The options that the user typed.
     #[arg(skip)]
     pub(crate) given: Given,
 }

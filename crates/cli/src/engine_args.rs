@@ -186,7 +186,7 @@ impl EngineArguments {
     }
 }
 
-/// Reads `PATH` or `PATH=SCALE`. What stands behind the last `=` is a scale where it reads as a number.
+/// Parses `PATH` or `PATH=SCALE`. The text after the last `=` is a scale if it is a number.
 fn adapter(text: &str) -> Result<AdapterSpec, String> {
     let scaled = text
         .rsplit_once('=')

@@ -1,4 +1,4 @@
-//! The command line of `riffle eval`.
+//! Arguments of `riffle eval`.
 
 use std::path::PathBuf;
 
@@ -92,7 +92,7 @@ pub(crate) struct SubjectArguments {
     pub(crate) text: Option<PathBuf>,
 }
 
-/// How prompts are made of the text.
+/// Options for making prompts from the text.
 #[derive(Debug, Args)]
 pub(crate) struct PromptArguments {
     /// Seed of the first document or prompt
@@ -210,7 +210,7 @@ impl QuestionArguments {
         self.questions.is_some()
     }
 
-    /// The questions of the file; none without one.
+    /// The questions of the file; empty without a file.
     pub(crate) fn read(&self) -> Result<Vec<GivenQuestion>, EvalError> {
         let questions = self.questions.as_deref().map(riffle_eval::read_questions);
         Ok(questions.transpose()?.unwrap_or_default())

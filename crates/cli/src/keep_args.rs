@@ -1,4 +1,4 @@
-//! The folder of kept text, of every command that reads documents.
+//! Options for the folder of kept pages, for every command that reads documents.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use crate::commands::check_folder;
 use crate::failure::Failure;
 use crate::numbers;
 
-/// Options of every command that keeps what it reads of documents.
+/// Options of every command that keeps pages of documents.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct KeepArguments {
     /// Keep what was read in this folder
@@ -27,7 +27,7 @@ pub(crate) struct KeepArguments {
 }
 
 impl KeepArguments {
-    /// The folder that is given, else the one that all commands share.
+    /// The given folder, or else the common folder of all commands.
     pub(crate) fn options(&self) -> Result<Option<KeepOptions>, Failure> {
         if self.no_keep {
             return Ok(None);

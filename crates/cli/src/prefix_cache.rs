@@ -36,7 +36,7 @@ pub(crate) struct PrefixCacheArguments {
     pub(crate) prefix_cache_wait: Option<u64>,
 }
 
-/// Stores of prompt beginnings: a folder, and a store that is shared.
+/// Prompt caches: a folder, and a shared store.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PrefixCaches {
     pub(crate) folder: Option<PrefixCacheOptions>,
@@ -50,7 +50,7 @@ impl PrefixCaches {
 }
 
 impl PrefixCacheArguments {
-    /// The places, checked as far as that goes without asking a store.
+    /// The places, checked without a connection to a store.
     pub(crate) fn places(&self) -> Result<PrefixCaches, Failure> {
         let mut places = PrefixCaches::default();
         for place in &self.prefix_cache {
