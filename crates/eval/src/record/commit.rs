@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-/// The commit of the build (`RIFFLE_COMMIT`, which `scripts/release` sets). Otherwise the commit of the repository
+/// The commit of the build (`RIFFLE_COMMIT`, which `scripts/release/archives` sets). Otherwise the commit of the repository
 /// that
 /// contains the program, as for programs built by cargo, with `+changes` if files differ from it. `None` if the
 /// program is

@@ -4,7 +4,7 @@
 //! tokens. A prompt uses nearly every expert; those that most of its tokens chose stay in memory.
 
 /// Number of tokens after which a choice counts half. A longer time separates popular experts better; a shorter one
-/// follows a change of subject sooner (`scripts/expert-policies`).
+/// follows a change of subject sooner (`scripts/measure/expert-policies`).
 const HALF_LIFE: f64 = 16.0;
 
 /// The uses of a layer's experts.
