@@ -242,8 +242,7 @@ impl ChosenPolicy {
 }
 
 /// Policy for reading documents: the caller's; otherwise [`LONG_PREFILL`] for long documents and full attention for
-/// short
-/// ones.
+/// short ones.
 fn prefill_policy(
     engine: &Engine,
     wanted: &EngineOptions,
@@ -268,10 +267,8 @@ fn prefill_policy(
 }
 
 /// The options with which a conversation reads documents of `document_tokens` tokens if the caller set no prefill
-/// policy:
-/// `wanted` with the policy and chunk length that [`Conversation::open`](crate::Conversation::open) selects. Both can
-/// then
-/// share pages.
+/// policy: `wanted` with the policy and chunk length that [`Conversation::open`](crate::Conversation::open) selects.
+/// Both can then share pages.
 ///
 /// # Errors
 /// [`AskError::Engine`] for a policy that the model does not support.

@@ -20,8 +20,7 @@ use crate::prompt::{Prompt, PromptMaker, Turn};
 use crate::{Amount, AskError, Choice, Given, KeepOptions, Part, Passage, Scope};
 
 /// First watched layer as a share of the model's depth. The middle layers look up facts; earlier layers attend to
-/// near
-/// tokens, and the last layers turn facts into words.
+/// near tokens, and the last layers turn facts into words.
 const WATCHED_FROM: f64 = 0.3;
 const WATCHED_TO: f64 = 0.9;
 
@@ -106,8 +105,7 @@ pub struct Answer {
     /// The parts of documents with the most attention, best first. Attention is a hint to the source, not a proof.
     pub passages: Vec<Passage>,
     /// Parts of the documents that the question added to the conversation, in reading order. For the first question
-    /// over a whole
-    /// text, this is the whole text.
+    /// over a whole text, this is the whole text.
     pub parts: Vec<Part>,
     /// Tokens of the prompt: documents, earlier turns, the question.
     pub prompt_tokens: usize,
@@ -156,10 +154,8 @@ impl Conversation {
     ///
     /// # Errors
     /// [`AskError::TooLong`] if the whole text is requested and does not fit; [`AskError::Place`] for missing pages
-    /// and chapters;
-    /// [`AskError::Engine`] for a model that does not load, or if nothing fits in memory; [`AskError::Option`] for
-    /// options that drop
-    /// tokens of documents.
+    /// and chapters; [`AskError::Engine`] for a model that does not load, or if nothing fits in memory;
+    /// [`AskError::Option`] for options that drop tokens of documents.
     pub fn open(model: impl AsRef<Path>, documents: Vec<Document>, options: AskOptions) -> Result<Self, AskError> {
         let wanted = &options.engine;
         refuse(wanted)?;
@@ -239,8 +235,7 @@ impl Conversation {
     ///
     /// # Errors
     /// [`AskError::EmptyQuestion`], [`AskError::ConversationFull`]; [`EngineError::Interrupted`] if `observe` breaks
-    /// before the
-    /// answer begins; the tokens read so far stay. A later break ends the answer with its [`StopReason`].
+    /// before the answer begins; the tokens read so far stay. A later break ends the answer with its [`StopReason`].
     pub fn ask(
         &mut self,
         question: &str,
@@ -391,8 +386,7 @@ impl Conversation {
     }
 
     /// Reads the rest of the prompt, and returns the attention of the question. The tokens before the question give
-    /// the usual
-    /// attention.
+    /// the usual attention.
     fn read_question(&mut self, prompt: &Prompt, observe: &mut Observe<'_>) -> Result<AttentionWatch, AskError> {
         let held = self.session.tokens().len();
         let total = prompt.tokens.len() - held;

@@ -11,8 +11,7 @@ const SEARCHED_BYTES: usize = 64;
 const MOST_SEARCHED_BYTES: usize = 4096;
 
 /// The byte range in `text` of each of its `tokens`, ascending. Tokens without text, such as a begin token, have an
-/// empty
-/// range.
+/// empty range.
 pub(crate) fn offsets(tokenizer: &Tokenizer, text: &str, tokens: &[u32]) -> Result<Vec<Range<usize>>, ModelError> {
     let mut known: HashMap<u32, Vec<u8>> = HashMap::new();
     let bytes = text.as_bytes();

@@ -49,8 +49,7 @@ struct Candidate {
 }
 
 /// The passages with the most attention, best first; empty if no passage stands out. `watches` are from the question
-/// and the
-/// answer; `usual` is from the tokens before every question.
+/// and the answer; `usual` is from the tokens before every question.
 pub(crate) fn passages(
     documents: &[Document],
     prompt: &Prompt,
@@ -96,8 +95,7 @@ pub(crate) fn passages(
 /// Attention of each token of the documents above its usual share.
 ///
 /// Each head contributes its mean mass on a token, minus a multiple of its mean over all document tokens. Even mass,
-/// mass near
-/// the end and mass on line separators then count nothing. Mass of one head on a few tokens counts in full.
+/// mass near the end and mass on line separators then count nothing. Mass of one head on a few tokens counts in full.
 fn token_scores(prompt: &Prompt, usual: &AttentionWatch, watches: &[&AttentionWatch]) -> Vec<f64> {
     let end = prompt.document_tokens;
     let mut scores = vec![0.0; end];

@@ -80,10 +80,8 @@ impl Conversation {
     ///
     /// # Errors
     /// [`ChatError::Option`] if the engine's options drop tokens that later turns need; [`ChatError::Engine`] for
-    /// instructions
-    /// without a chat template, for a model without a tokenizer, or for sampling options out of range;
-    /// [`ChatError::Keep`] if the
-    /// folder of kept pages is required and unusable.
+    /// instructions without a chat template, for a model without a tokenizer, or for sampling options out of range;
+    /// [`ChatError::Keep`] if the folder of kept pages is required and unusable.
     pub fn new(engine: Arc<Engine>, options: ChatOptions) -> Result<Self, ChatError> {
         if engine.options().model.token_selection.is_some() {
             return Err(ChatError::Option(
@@ -173,13 +171,11 @@ impl Conversation {
     }
 
     /// Attaches a text to the next message, and reads it at once if the policies do not need the message. At the
-    /// beginning of a
-    /// conversation, pages of the text are loaded from and saved to the folder of kept pages.
+    /// beginning of a conversation, pages of the text are loaded from and saved to the folder of kept pages.
     ///
     /// # Errors
     /// [`ChatError::ContextFull`] and errors of reading; the text is then not attached. If `observe` breaks, the text
-    /// stays
-    /// attached, and its rest is read with the message.
+    /// stays attached, and its rest is read with the message.
     pub fn attach(&mut self, document: Document, observe: &mut Observe<'_>) -> Result<Attached, ChatError> {
         self.branch.attached.push(document);
         let read = self.read_attached(observe);
@@ -193,9 +189,8 @@ impl Conversation {
     ///
     /// # Errors
     /// [`ChatError::EmptyMessage`]; [`ChatError::ContextFull`] before any reading; errors of reading and writing. The
-    /// conversation
-    /// is then unchanged, and [`Self::retry`] asks again. If `observe` breaks in an answer, the text so far is the
-    /// answer.
+    /// conversation is then unchanged, and [`Self::retry`] asks again. If `observe` breaks in an answer, the text so
+    /// far is the answer.
     pub fn ask(&mut self, message: &str, observe: &mut Observe<'_>) -> Result<TurnReport, ChatError> {
         if message.trim().is_empty() {
             return Err(ChatError::EmptyMessage);

@@ -44,8 +44,7 @@ struct File {
 
 impl Conversation {
     /// Writes the current branch to `path`, and its pages to `path` with the suffix `.pages`. Only the owner can read
-    /// new files.
-    /// Returns the bytes of both.
+    /// new files. Returns the bytes of both.
     ///
     /// # Errors
     /// [`ChatError::Write`], [`ChatError::Engine`]; existing files then stay complete.
@@ -80,13 +79,11 @@ impl Conversation {
     }
 
     /// Replaces the current branch by the conversation in a file. The next message reads the text again if the file's
-    /// pages
-    /// belong to another model or other options.
+    /// pages belong to another model or other options.
     ///
     /// # Errors
     /// [`ChatError::Read`], [`ChatError::NotAConversation`]; [`ChatError::Engine`] if the file has instructions and
-    /// the model takes
-    /// none. The current conversation then stays.
+    /// the model takes none. The current conversation then stays.
     pub fn load(&mut self, path: &Path) -> Result<Loaded, ChatError> {
         let bytes = riffle_files::read(path, LARGEST_FILE_BYTES).map_err(|source| ChatError::Read {
             path: path.to_owned(),

@@ -46,8 +46,7 @@ impl Transcript {
     }
 
     /// The tokens of `text`: the transcript's tokens for the common beginning; the rest is encoded. `add_special` is
-    /// for texts
-    /// without a template.
+    /// for texts without a template.
     pub(crate) fn tokens_of(
         &self,
         tokenizer: &Tokenizer,

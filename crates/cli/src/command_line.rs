@@ -61,8 +61,7 @@ fn given(matches: &ArgMatches) -> Given {
 }
 
 /// Parses the arguments of another program, its name first, like `riffle`'s: with llama.cpp's spellings and one-line
-/// errors.
-/// Requested help is printed, and the failure then has no message.
+/// errors. Requested help is printed, and the failure then has no message.
 pub(crate) fn parse_of<A: CommandFactory + FromArgMatches>(
     arguments: impl IntoIterator<Item = OsString>,
 ) -> Result<A, Failure> {

@@ -1,10 +1,8 @@
 //! Printing: results on standard output, everything else on standard error.
 //!
 //! All output passes through [`shown`](crate::shown), so a model's text never sends control sequences to a terminal.
-//! No
-//! function here panics. A result that cannot be written is a failure; a note that cannot be written is dropped,
-//! because no
-//! other channel exists.
+//! No function here panics. A result that cannot be written is a failure; a note that cannot be written is dropped,
+//! because no other channel exists.
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
@@ -39,8 +37,7 @@ pub(crate) fn print_answer(text: &str) -> Result<(), Failure> {
 }
 
 /// Writes a piece of a conversation's answer to standard output. A terminal gets lines broken between words; other
-/// outputs are
-/// written by [`print_answer`]. The last word follows with the next output.
+/// outputs are written by [`print_answer`]. The last word follows with the next output.
 pub(crate) fn print_reply(text: &str) -> Result<(), Failure> {
     let Some(width) = output_columns() else {
         return print_answer(text);

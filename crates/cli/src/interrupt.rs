@@ -1,6 +1,5 @@
 //! Ctrl-C. In a run, the first stops it cleanly and the second ends the process ([`Interrupt`]). In a conversation,
-//! it stops
-//! the current answer; without one it ends the program ([`StopAnswer`]).
+//! it stops the current answer; without one it ends the program ([`StopAnswer`]).
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -37,8 +36,7 @@ pub(crate) fn on_interrupt(stop: impl Fn() + Send + 'static) -> Result<(), Failu
 }
 
 /// Makes a write beyond the file size limit (`ulimit -f`) fail like any other write, so that no partial file stays.
-/// Without a
-/// handler the signal ends the process.
+/// Without a handler the signal ends the process.
 pub(crate) fn outlive_file_size_limit() -> Result<(), Failure> {
     riffle_system::signals::outlive_file_size_limit()
         .map_err(|error| Failure::new(format!("cannot handle the limit on file sizes: {error}")))

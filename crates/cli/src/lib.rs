@@ -1,8 +1,7 @@
 //! The `riffle` command: parses arguments, calls the libraries and prints.
 //!
 //! Exit statuses: 0 for success, or if the reader of standard output closed it; 1 for a refused value, file or model,
-//! and for a
-//! failed run; 2 for unknown arguments; 130 after Ctrl-C. A failure is one line on standard error.
+//! and for a failed run; 2 for unknown arguments; 130 after Ctrl-C. A failure is one line on standard error.
 //!
 //! A program that serves a model without HTTP can reuse the options of `riffle serve`: see [`ServingArguments`].
 

@@ -5,8 +5,7 @@ use std::ffi::OsString;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Options of several letters after one dash, which clap would read as bundles, and their long spellings. Options
-/// that exist
-/// here keep their meaning; the others are refused with a [`REFUSED`] line.
+/// that exist here keep their meaning; the others are refused with a [`REFUSED`] line.
 const LONG_SPELLINGS: [(&str, &str); 24] = [
     ("-ub", "--ub"),
     ("-ctk", "--cache-type-k"),
@@ -245,8 +244,7 @@ mod tests {
                 assert!(!known, "--{long} of {}", command.get_name());
             }
             // --keep of ask, chat and session differs from llama.cpp's. `riffle serve` supports --parallel like
-            // llama.cpp's server, and
-            // `riffle plan` plans for it; the other commands refuse it.
+            // llama.cpp's server, and `riffle plan` plans for it; the other commands refuse it.
             let alike = command
                 .get_subcommands()
                 .filter(|command| !["ask", "chat", "session", "serve", "plan"].contains(&command.get_name()));

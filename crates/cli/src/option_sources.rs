@@ -31,8 +31,7 @@ const LARGEST_FILE_BYTES: u64 = 1 << 20;
 type Values = HashMap<String, Vec<String>>;
 
 /// The command with the values of file and environment as defaults, if the command is `riffle serve`. `arguments`
-/// begin with
-/// the program's name.
+/// begin with the program's name.
 ///
 /// # Errors
 /// A file that is unreadable, is not TOML, or has an unknown option.

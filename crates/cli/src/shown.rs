@@ -26,8 +26,7 @@ pub(crate) fn line(text: &str) -> String {
 }
 
 /// A piece of an answer: unchanged for a file or a pipe, without control characters for a terminal. Invisible joiners
-/// stay,
-/// because languages need them.
+/// stay, because languages need them.
 pub(crate) fn answer(text: &str, to_terminal: bool) -> Cow<'_, str> {
     if to_terminal {
         escaped(text, |c| !matches!(c, '\n' | '\t') && c.is_control())

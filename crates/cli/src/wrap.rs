@@ -14,8 +14,7 @@ const TAB_COLUMNS: usize = 8;
 const CLOSING: &str = "、。，．・：；？！」』）】〕》〉”’…ー々,.;:!?)]}%";
 
 /// The lines of an answer, broken while its pieces arrive. A word is withheld until it is complete. Blocks of code
-/// between
-/// fences stay unbroken.
+/// between fences stay unbroken.
 #[derive(Debug, Default)]
 pub(crate) struct ReplyLines {
     line: Line,
@@ -155,8 +154,7 @@ impl Line {
 }
 
 /// A text with lines of at most `width` columns, broken between words. A line with a label and two spaces continues
-/// to the right
-/// of the label; other lines keep their own indentation.
+/// to the right of the label; other lines keep their own indentation.
 pub(crate) fn wrapped(text: &str, width: usize) -> Cow<'_, str> {
     if text.lines().all(|line| columns(line, 0) <= width) {
         return Cow::Borrowed(text);

@@ -7,8 +7,7 @@ use riffle_policy::{
 };
 
 /// Policies for measurements. The oracles compute all scores of dense attention before they select. They save no
-/// work; they
-/// show the best result at their size.
+/// work; they show the best result at their size.
 static BASELINES: [PolicyInfo; 3] = [
     PolicyInfo::outside(
         "random",

@@ -1,6 +1,5 @@
 //! Rates of many sequences on one engine: joined passes for their answers, and the delay of an answer while the
-//! engine reads
-//! a prompt.
+//! engine reads a prompt.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;

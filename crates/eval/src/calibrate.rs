@@ -56,14 +56,12 @@ struct Offer {
 }
 
 /// Audits each candidate on the text, and gives every KV head the cheapest policy that meets the goal. The cost
-/// counts the
-/// pairs read and the policy's estimate. A last audit measures the whole profile. `show` receives each step.
+/// counts the pairs read and the policy's estimate. A last audit measures the whole profile. `show` receives each
+/// step.
 ///
 /// Each candidate is audited alone, in all heads. The mass that a head keeps in the profile depends on the other
-/// heads, so
-/// only the last audit counts. A head that misses its first percentile there gets full attention. If the mean misses
-/// the
-/// goal, calibration repeats with a higher goal.
+/// heads, so only the last audit counts. A head that misses its first percentile there gets full attention. If the
+/// mean misses the goal, calibration repeats with a higher goal.
 ///
 /// # Errors
 /// [`EvalError::Option`] for a goal outside 0 to 1, and any error of a run.
@@ -189,8 +187,7 @@ fn cheapest_each(offers: &BTreeMap<HeadPlace, Vec<Offer>>, first_percentile: f64
 }
 
 /// Policies that keep `mean` of the mass on average. Each KV head starts with its cheapest policy; the greedy search
-/// takes
-/// the step with the most mass per cost first. The result is optimal except for the last step.
+/// takes the step with the most mass per cost first. The result is optimal except for the last step.
 fn cheapest_on_average(offers: &BTreeMap<HeadPlace, Vec<Offer>>, mean: f64) -> BTreeMap<HeadPlace, PolicySpec> {
     let cheapest = |offers: &'_ [Offer]| {
         let numbers = (0..offers.len()).min_by(|a, b| offers[*a].cost.total_cmp(&offers[*b].cost));

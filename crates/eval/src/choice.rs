@@ -15,12 +15,10 @@ use crate::baselines::parse_among;
 const LARGEST_PROFILE_BYTES: u64 = 16 << 20;
 
 /// A policy and its phase, spelled `POLICY`, `prefill=POLICY` or `decode=POLICY`; the other phase is dense. Without a
-/// phase
-/// the policy acts in prefill, if it supports prefill.
+/// phase the policy acts in prefill, if it supports prefill.
 ///
 /// Instead of a policy, `auto:SHARE` selects automatically in prefill, with that share of the attention mass as the
-/// goal. The
-/// path of a profile ends in `.toml`; the profile's section for the phase counts.
+/// goal. The path of a profile ends in `.toml`; the profile's section for the phase counts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PolicyChoice {
     /// The phase in which the policy selects.

@@ -6,8 +6,7 @@ use serde_json::{Map, Value};
 use crate::EvalError;
 
 /// The rows as CSV (RFC 4180, lines ended by `\n`). Each field has a column with its JSON name; nested fields have
-/// names
-/// such as `score.mean`. A missing field is empty; a list is JSON.
+/// names such as `score.mean`. A missing field is empty; a list is JSON.
 ///
 /// # Errors
 /// [`EvalError::Option`] for rows without fields.

@@ -67,8 +67,7 @@ pub struct InstructionRate {
 }
 
 /// A dense call with pages from pinned main memory, and the same call with pages on the device. Events around the
-/// call
-/// measure the time.
+/// call measure the time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OffloadRate {
     /// Queries.
@@ -90,10 +89,8 @@ pub struct OffloadRate {
 }
 
 /// Dense calls that alternate between two layers with other device work between them. Every page is in pinned main
-/// memory,
-/// and events around all calls measure the time. One run copies a layer's first pages during the work before the
-/// layer; the
-/// other run copies no pages ahead.
+/// memory, and events around all calls measure the time. One run copies a layer's first pages during the work before
+/// the layer; the other run copies no pages ahead.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AheadRate {
     /// Queries.

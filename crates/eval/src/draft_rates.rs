@@ -177,8 +177,7 @@ fn measure(
 }
 
 /// Reads a prompt up to its last token. The small model of a draft reads it too, so the timing covers only answers
-/// after a
-/// text that both models have read.
+/// after a text that both models have read.
 fn read_beside(
     session: &mut Session,
     draft: &DraftSpec,

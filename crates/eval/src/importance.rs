@@ -39,8 +39,7 @@ pub fn observing(options: EngineOptions) -> EngineOptions {
 }
 
 /// Reads `tokens` chunk by chunk and sums the squares of the inputs. The engine must have the options of
-/// [`observing`].
-/// `watch` receives the number of finished chunks and of all chunks.
+/// [`observing`]. `watch` receives the number of finished chunks and of all chunks.
 ///
 /// # Errors
 /// [`EvalError::Option`] for too few tokens, or an engine that does not sum; [`EvalError::Interrupted`].

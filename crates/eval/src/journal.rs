@@ -30,8 +30,7 @@ const KIND: FileKind = FileKind {
 /// Finished cells in a file of one JSON line each; every finished cell appends a line.
 ///
 /// Each line starts with the XXH3 hash of its remaining text. The first line describes the measurement; each other
-/// line has
-/// the name and the result of a cell. Numbers are read back to the same bits.
+/// line has the name and the result of a cell. Numbers are read back to the same bits.
 #[derive(Debug, Default)]
 pub struct Journal {
     /// The file is locked, because two processes must not write one journal.
@@ -46,15 +45,12 @@ impl Journal {
     }
 
     /// Continues the journal at `path`, or creates it. `about` contains every setting that decides the results except
-    /// the cells'
-    /// names; a journal with other settings is refused. An incomplete last line, which a killed process leaves, is
-    /// dropped, and
-    /// its cell runs again.
+    /// the cells' names; a journal with other settings is refused. An incomplete last line, which a killed process
+    /// leaves, is dropped, and its cell runs again.
     ///
     /// # Errors
     /// [`EvalError::Output`] for a path that cannot be written; [`EvalError::File`] for a journal that is unreadable,
-    /// changed, in
-    /// use, or of another measurement.
+    /// changed, in use, or of another measurement.
     pub fn open(path: &Path, about: &Value) -> Result<Self, EvalError> {
         let refused = |reason: String| EvalError::File {
             path: path.to_owned(),

@@ -75,10 +75,8 @@ pub fn check_logits(out: &Path) -> Result<(), EvalError> {
 }
 
 /// Runs `tokens` through the model and writes the logits of every position to `out`. It writes row by row, so memory
-/// does
-/// not grow with the input. The file appears only when it is complete; an existing file is replaced only if this
-/// function
-/// wrote it.
+/// does not grow with the input. The file appears only when it is complete; an existing file is replaced only if this
+/// function wrote it.
 ///
 /// # Errors
 /// Errors of the model or the file system.

@@ -56,8 +56,7 @@ pub struct ModelRate {
     /// Tokens written a second.
     pub decode_tokens_per_s: f64,
     /// Rate at which the answer read weights, in GB/s. Every token reads all weights except a separate embedding and
-    /// unselected
-    /// experts.
+    /// unselected experts.
     pub weight_gigabytes_per_s: f64,
     /// GB/s at which this machine reads memory, measured before and after each answer.
     pub read_gigabytes_per_s: f64,
@@ -107,8 +106,7 @@ impl ExpertRates {
 }
 
 /// Measures a model on random tokens. One reading of the context serves all depths in ascending order, unless the
-/// decode
-/// policy must see the text during reading. The journal keeps finished depths.
+/// decode policy must see the text during reading. The journal keeps finished depths.
 ///
 /// # Errors
 /// [`EvalError::Option`] for an empty measurement; a context that does not fit; [`EvalError::Interrupted`].
@@ -165,8 +163,7 @@ pub fn measure_model(
 }
 
 /// Tokens to read for a context of `depth` tokens after a context of `before` tokens: all of them if the context
-/// cannot grow
-/// or must shrink.
+/// cannot grow or must shrink.
 fn tokens_to_read(grows: bool, before: usize, depth: usize) -> usize {
     if grows && before <= depth {
         depth - before

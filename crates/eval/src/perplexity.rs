@@ -244,8 +244,7 @@ struct WindowReader<'a> {
 
 impl WindowReader<'_> {
     /// Predicts a window's last tokens in order and adds each likelihood to its bucket. `take` receives the bucket's
-    /// sums and the
-    /// logits.
+    /// sums and the logits.
     fn score(
         &self,
         window: &[u32],
@@ -347,8 +346,7 @@ impl DensePredictions<'_> {
     }
 
     /// Predictions for a window. If the window's score came from the journal, the window is read again, because the
-    /// journal has
-    /// no predictions.
+    /// journal has no predictions.
     fn for_window(
         &mut self,
         start: usize,

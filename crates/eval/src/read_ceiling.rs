@@ -34,8 +34,7 @@ enum Memory {
 }
 
 /// Memory read rate of all cores together, in bytes per second. One measurement per process takes about a quarter of
-/// a second
-/// and 256 MiB. With many cores and large caches it is an upper bound.
+/// a second and 256 MiB. With many cores and large caches it is an upper bound.
 pub fn memory_read_rate() -> f64 {
     static RATE: OnceLock<f64> = OnceLock::new();
     *RATE.get_or_init(|| {

@@ -5,8 +5,7 @@ use riffle_engine::{Engine, available_memory_bytes, human_bytes};
 use crate::EvalError;
 
 /// Refuses a measurement that exceeds the available memory. `what` names the user of the bytes, and `smaller` says
-/// how to
-/// reduce them.
+/// how to reduce them.
 pub(crate) fn check_memory(what: &str, needed_bytes: u64, smaller: &str) -> Result<(), EvalError> {
     let available = available_memory_bytes();
     if needed_bytes <= available {

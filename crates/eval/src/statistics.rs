@@ -27,8 +27,7 @@ const DRAWS: usize = 2000;
 
 impl Interval {
     /// Interval of a mean of scores from 0 to 1. With at least twenty scores, some strictly between, a seeded
-    /// bootstrap gives
-    /// percentiles. Otherwise it is Wilson's interval, which is too wide for scores strictly between.
+    /// bootstrap gives percentiles. Otherwise it is Wilson's interval, which is too wide for scores strictly between.
     pub fn of_scores(scores: &[f64]) -> Self {
         if scores.len() < 20 || scores.iter().all(|score| *score == 0.0 || *score == 1.0) {
             return Self::wilson(scores.iter().sum(), scores.len());
@@ -106,10 +105,8 @@ pub struct Paired {
 
 impl Paired {
     /// The exact sign test over equal questions in the same order; `None` for different numbers of questions, or
-    /// none. For scores
-    /// of 0 and 1 it is McNemar's exact test (McNemar 1947, "Note on the sampling error of the difference between
-    /// correlated
-    /// proportions").
+    /// none. For scores of 0 and 1 it is McNemar's exact test (McNemar 1947, "Note on the sampling error of the
+    /// difference between correlated proportions").
     pub fn of_scores(scores: &[f64], others: &[f64]) -> Option<Self> {
         if scores.len() != others.len() || scores.is_empty() {
             return None;

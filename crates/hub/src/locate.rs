@@ -7,13 +7,11 @@ use crate::tried::{TriedModel, nearest, tried};
 use crate::{HubError, ModelName, OtherModel, OtherPrograms, Settings};
 
 /// Returns the path of a model by its name in the hub's cache, by a short name of [`TRIED`](crate::TRIED), or by its
-/// name in
-/// another program. The call marks the model as used. `None` for a text that looks like a path.
+/// name in another program. The call marks the model as used. `None` for a text that looks like a path.
 ///
 /// # Errors
 /// [`HubError::NotStored`], [`HubError::Incomplete`], [`HubError::Several`], [`HubError::Unknown`] for a text similar
-/// to short
-/// names, [`HubError::OtherProgram`] for an unusable model of another program, [`HubError::File`].
+/// to short names, [`HubError::OtherProgram`] for an unusable model of another program, [`HubError::File`].
 pub fn locate(settings: &Settings, others: &OtherPrograms, text: &str) -> Result<Option<PathBuf>, HubError> {
     if reads_like_a_path(text) {
         return Ok(None);

@@ -22,8 +22,7 @@ pub enum ModelPart {
     /// The model that [`PREFERENCE`](crate::PREFERENCE) selects.
     Preferred,
     /// The GGUF files of this quantisation, such as `Q4_K_M` or `UD-Q4_K_XL`, in capitals. `Q4_K_XL` also names
-    /// `UD-Q4_K_XL` if
-    /// there is no plain one.
+    /// `UD-Q4_K_XL` if there is no plain one.
     Quantisation(String),
     /// This file, by its path in the repository.
     File(String),

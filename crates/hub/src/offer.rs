@@ -74,10 +74,8 @@ impl Machine {
     }
 
     /// Index of the offer with the best quality for this machine: the largest that fits and answers fast enough. If
-    /// only slower
-    /// ones fit, it is the common compromise or the largest below it; if none fits, the smallest. Unquantised weights
-    /// and older
-    /// block types are the last resort. `None` without offers.
+    /// only slower ones fit, it is the common compromise or the largest below it; if none fits, the smallest.
+    /// Unquantised weights and older block types are the last resort. `None` without offers.
     pub fn best(&self, offers: &[Offer]) -> Option<usize> {
         let newer = |offer: &Offer| !offer.is(is_plain) && !offer.is(is_legacy);
         let quantised = |offer: &Offer| !offer.is(is_plain);
@@ -90,8 +88,7 @@ impl Machine {
     }
 
     /// The largest model of [`TRIED`](crate::TRIED) that fits and answers fast enough, or else the smallest that
-    /// fits. `None` if
-    /// none fits.
+    /// fits. `None` if none fits.
     pub fn best_tried(&self) -> Option<&'static TriedModel> {
         let fits = |model: &&TriedModel| model.memory_bytes() <= self.memory_bytes;
         let is_comfortable = |model: &&TriedModel| self.tokens_per_s(model.file_bytes) >= COMFORTABLE;

@@ -5,9 +5,8 @@ use riffle_files::gguf_shard;
 use crate::paths::file_name;
 
 /// The quantisations in order of preference, for a name without one and a caller that does not select by memory. The
-/// common
-/// compromise comes first, then larger and smaller quantisations. Types of at most about two bits per weight come
-/// last.
+/// common compromise comes first, then larger and smaller quantisations. Types of at most about two bits per weight
+/// come last.
 pub const PREFERENCE: &[&str] = &[
     "Q4_K_M",
     "Q4_K_XL",
@@ -76,8 +75,7 @@ pub(crate) fn is_legacy(quantisation: &str) -> bool {
 }
 
 /// The quantisation in the name of a GGUF file, in capitals: the last part between `-`, `.` and `_` that is one, with
-/// the
-/// prefix of a mix. `None` if the name has none.
+/// the prefix of a mix. `None` if the name has none.
 pub(crate) fn of_file(path: &str) -> Option<String> {
     let stem = file_name(path).to_ascii_uppercase();
     let stem = stem.strip_suffix(".GGUF")?;

@@ -20,8 +20,7 @@ pub struct Removed {
 }
 
 /// Removes a model from the cache: for `owner/name` the whole repository, for `owner/name:Q4_K_M` or
-/// `owner/name/file.gguf`
-/// that model. Bytes of other snapshots stay.
+/// `owner/name/file.gguf` that model. Bytes of other snapshots stay.
 ///
 /// # Errors
 /// [`HubError::NotStored`], [`HubError::InUse`], [`HubError::File`].

@@ -167,8 +167,8 @@ const LARGEST_TOKEN_BYTES: u64 = 4096;
 
 impl Settings {
     /// Reads the settings from this process's variables and from the token file: `HF_ENDPOINT`, `HF_HUB_CACHE`,
-    /// `HF_HOME`,
-    /// `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_HUB_OFFLINE` and their older names, like Python's `huggingface_hub`.
+    /// `HF_HOME`, `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_HUB_OFFLINE` and their older names, like Python's
+    /// `huggingface_hub`.
     ///
     /// # Errors
     /// [`HubError::Variable`] for an invalid value; [`HubError::File`] for an unreadable token file.

@@ -1,8 +1,7 @@
 //! Bytes that several repositories of a cache share, as in `huggingface_hub` 2.
 //!
 //! `blobs/ab/HASH` in the cache has the bytes, `models--owner--name/blobs/SUM` is a link to it, and
-//! `blobs/ab/HASH.refs` lists
-//! these links. Bytes without a list stay, because `hf cache prune` removes them.
+//! `blobs/ab/HASH.refs` lists these links. Bytes without a list stay, because `hf cache prune` removes them.
 
 use std::ffi::OsStr;
 use std::fs;

@@ -1,8 +1,7 @@
 //! The partial file of a run, which the next run with the same input and options continues.
 //!
 //! The partial file is `.NAME.FINGERPRINT.partial` in the target's folder, locked while a run writes it. For each
-//! finished
-//! tensor, the run adds a hash to `.NAME.FINGERPRINT.progress`; tensors with another hash are written again.
+//! finished tensor, the run adds a hash to `.NAME.FINGERPRINT.progress`; tensors with another hash are written again.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, TryLockError};

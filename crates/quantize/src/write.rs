@@ -86,14 +86,12 @@ impl QuantizePlan {
     }
 
     /// Writes the file to `output`, which appears when it is complete. `watch` receives the progress every few rows
-    /// and may break.
-    /// After a break or a killed process, a call with the same input and options continues after the last complete
-    /// tensor.
+    /// and may break. After a break or a killed process, a call with the same input and options continues after the
+    /// last complete tensor.
     ///
     /// # Errors
     /// The errors of [`check`](Self::check); [`QuantizeError::DiskFull`]; [`QuantizeError::Interrupted`]; weights
-    /// that are infinite
-    /// or NaN.
+    /// that are infinite or NaN.
     pub fn write(
         &self,
         output: &Path,

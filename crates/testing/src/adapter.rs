@@ -38,8 +38,7 @@ pub fn write_shipped_adapter(folder: &Path, seed: u64) {
 }
 
 /// Writes an adapter from the bytes of one input and returns its path: a GGUF file, or the two files of PEFT with the
-/// byte
-/// 0xff between them.
+/// byte 0xff between them.
 pub fn write_adapter_input(folder: &Path, bytes: &[u8]) -> PathBuf {
     if bytes.starts_with(b"GGUF") {
         let path = folder.join("adapter.gguf");

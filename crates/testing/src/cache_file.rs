@@ -16,8 +16,7 @@ const SHAPE: CacheShape = CacheShape {
 const BUDGET_BYTES: u64 = 1 << 20;
 
 /// Restores the file and checks the restored cache's budget and token count. Every second input, by its last byte,
-/// first
-/// gets the correct hash of its header, because random inputs never have it.
+/// first gets the correct hash of its header, because random inputs never have it.
 ///
 /// # Errors
 /// Errors of a restore.

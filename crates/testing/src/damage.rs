@@ -81,8 +81,7 @@ impl Damage {
     }
 
     /// A damaged copy of one of `inputs`: flipped bits, replaced numbers and words, parts removed, duplicated or
-    /// copied from
-    /// another input, or a missing end.
+    /// copied from another input, or a missing end.
     pub fn damaged(&mut self, inputs: &[Vec<u8>]) -> Vec<u8> {
         let mut bytes = inputs[self.below(inputs.len())].clone();
         for _ in 0..=self.below(4) {

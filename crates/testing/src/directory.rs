@@ -13,8 +13,7 @@ const FILES: [&str; 7] = [
 ];
 
 /// Writes the files from an input with the byte 0xff between them. No text file contains that byte; the last file is
-/// not
-/// text. An empty part means a missing file.
+/// not text. An empty part means a missing file.
 pub fn write_directory(folder: &Path, bytes: &[u8]) {
     let mut parts = bytes.splitn(FILES.len(), |byte| *byte == 0xff);
     for file in FILES {

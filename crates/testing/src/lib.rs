@@ -2,8 +2,7 @@
 //! documents.
 //!
 //! A helper for the tests of one crate belongs in its `tests/testing`. A helper for two crates moves here, behind a
-//! feature for
-//! its dependencies.
+//! feature for its dependencies.
 
 #[cfg(feature = "chains")]
 pub mod chains;

@@ -16,8 +16,7 @@ const HEAD_WIDTH: usize = 64;
 const RECURRENT: [usize; 3] = [1, 2, 32];
 
 /// Writes a mixture of experts (Qwen3-MoE) with random weights and the tokenizer of the shipped model into `folder`.
-/// Its
-/// experts are much larger than the buffers for loading them, so they can stay in the file.
+/// Its experts are much larger than the buffers for loading them, so they can stay in the file.
 pub fn write_mixture(folder: &Path) {
     let mut tensors = Tensors::default();
     for layer in 0..LAYERS {
@@ -29,8 +28,7 @@ pub fn write_mixture(folder: &Path) {
 }
 
 /// Writes a mixture of the same sizes with recurrent first layers (Qwen3.5-MoE), gates, shared experts, and a layer
-/// that
-/// predicts further tokens.
+/// that predicts further tokens.
 pub fn write_hybrid_mixture(folder: &Path) {
     let mut tensors = Tensors::default();
     let mut layer = |base: &str, attends: bool| {

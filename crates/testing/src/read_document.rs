@@ -9,8 +9,7 @@ use riffle_documents::{DocumentError, Limits, read};
 pub const NAMES: [&str; 5] = ["a.pdf", "a.epub", "a.docx", "a.html", "a.md"];
 
 /// Reads a document from the bytes after the first, through a file in `folder`, and checks the result. Returns the
-/// index of
-/// its name and true for a text; `None` for an empty input.
+/// index of its name and true for a text; `None` for an empty input.
 pub fn read_document(folder: &Path, input: &[u8]) -> Option<(usize, bool)> {
     let (first, bytes) = input.split_first()?;
     let number = usize::from(*first) % NAMES.len();

@@ -11,8 +11,7 @@ const PART_BYTES: usize = 1600;
 const ENOUGH_BYTES: usize = 900;
 
 /// Splits a part into smaller ones, in order. A part begins at a chapter or heading, and ends with a paragraph, line
-/// or
-/// sentence.
+/// or sentence.
 pub(crate) fn cut(documents: &[Document], whole: &Part) -> Vec<Part> {
     let document = &documents[whole.document];
     let headings: Vec<usize> = document

@@ -15,8 +15,7 @@ const NEIGHBOUR_SHARE: f64 = 0.4;
 const EARLIER_SHARE: f64 = 0.3;
 
 /// Parts with their words, ranked by BM25 (Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and
-/// Beyond",
-/// 2009).
+/// Beyond", 2009).
 pub(crate) struct Ranking {
     parts: Vec<Part>,
     embedder: Embedder<u32, Words>,
@@ -74,8 +73,7 @@ impl Ranking {
 }
 
 /// Indices of the best parts that fit in `budget` tokens together. The beginnings of documents come first, because
-/// they have
-/// titles and authors. If no part has a score, evenly spaced parts represent the text.
+/// they have titles and authors. If no part has a score, evenly spaced parts represent the text.
 pub(crate) fn best(parts: &[Part], scores: &[f64], tokens: &[usize], budget: usize) -> BTreeSet<usize> {
     let begins = |number: &usize| {
         number

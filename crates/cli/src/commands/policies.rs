@@ -105,8 +105,7 @@ fn paragraph(policy: &PolicyInfo, shape: &PolicyShape) -> String {
 }
 
 /// Context length from which the policy is faster with its defaults, by the stored constants. `None` if it never is,
-/// or if the
-/// policy lacks this phase.
+/// or if the policy lacks this phase.
 fn break_even(policy: &PolicyInfo, phase: Phase, shape: &PolicyShape) -> Option<usize> {
     let spec: PolicySpec = policy.name.parse().ok().filter(|_| policy.supports(phase))?;
     let rules = PolicyRules::from(spec.clone());

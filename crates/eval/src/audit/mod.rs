@@ -1,12 +1,10 @@
 //! Compares a policy's attention with exact attention: the attention mass that the policy keeps, and the shape of
-//! exact
-//! attention.
+//! exact attention.
 //!
 //! The audit samples 64 queries of each chunk while the engine reads a text. For each it computes the share of exact
 //! attention mass that the policy read, without renormalising, by layer, head and position. It also computes the mass
-//! on the
-//! first tokens, on the latest tokens and on a few other keys, and whether these keys stay the same from chunk to
-//! chunk.
+//! on the first tokens, on the latest tokens and on a few other keys, and whether these keys stay the same from chunk
+//! to chunk.
 
 mod sums;
 
@@ -33,8 +31,7 @@ pub struct AuditOptions {
     /// Keys of a head with the most mass, counted as heavy hitters.
     pub heavy_tokens: usize,
     /// Layer and query head of the attention map. `None` takes the head that keeps the least mass; among equal heads
-    /// the one
-    /// with the farthest attention.
+    /// the one with the farthest attention.
     pub map: Option<(usize, usize)>,
 }
 
@@ -101,8 +98,7 @@ pub struct AuditedHead {
     /// Share of the mass on the heavy hitters of each chunk, for the same queries. Sinks may be among them.
     pub heavy_mass: f64,
     /// Mean Jaccard index of the heavy hitters of neighbouring chunks, among keys older than both; `None` if the text
-    /// has too
-    /// few chunks.
+    /// has too few chunks.
     pub heavy_jaccard: Option<f64>,
     /// Shares of this head's attention beyond the local tokens, one for each of several equal sections of the text.
     pub far_shares: Vec<f64>,
@@ -144,8 +140,7 @@ pub struct AttentionMap {
 
 /// Reads `tokens` under the engine's prefill policy with
 /// [`SequenceOptions::audit`](riffle_engine::SequenceOptions::audit) and compares it with exact attention. The
-/// journal keeps
-/// finished audits.
+/// journal keeps finished audits.
 ///
 /// # Errors
 /// [`EvalError::Option`] for fewer than 128 tokens, an unknown head, or sums that do not fit in memory;

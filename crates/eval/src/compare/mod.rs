@@ -40,12 +40,10 @@ pub struct CompareOptions {
     /// Seed of the first prompt.
     pub seed: u64,
     /// Shares of the pairs. Every policy is fitted to read each share in its phase, at each length; an empty list
-    /// uses the
-    /// policies unchanged.
+    /// uses the policies unchanged.
     pub budgets: Vec<f64>,
     /// True to read the common beginning of a policy's prompts once. Decode policies that learn nothing while reading
-    /// share the
-    /// document of dense attention.
+    /// share the document of dense attention.
     pub shares: bool,
 }
 
@@ -85,14 +83,11 @@ struct Length<'a> {
 /// Runs every policy on every task at every length. The journal keeps finished cells.
 ///
 /// For a prefill policy, the prompt contains the document and the question. For a decode policy, the question follows
-/// the
-/// document token by token, so every answer depends on the policy.
+/// the document token by token, so every answer depends on the policy.
 ///
 /// Every prompt is read from its beginning, so its times are complete. With [`CompareOptions::shares`], full
-/// attention and
-/// every decode policy that learns nothing share one dense reading of a document. The answers stay the same; the
-/// times and
-/// densities of a prompt then count only the newly read part.
+/// attention and every decode policy that learns nothing share one dense reading of a document. The answers stay the
+/// same; the times and densities of a prompt then count only the newly read part.
 ///
 /// # Errors
 /// [`EvalError::Option`] for an empty comparison or a policy without a fit; [`EvalError::Interrupted`].
@@ -406,8 +401,7 @@ fn row(engine: &Engine, entry: &Entry<'_>, scored: &Scored) -> ComparisonRow {
 }
 
 /// Bytes of keys and values that a token after the prompt reads: the selected pairs, and all keys if the policy scans
-/// them.
-/// The scan of the oracles does not count.
+/// them. The scan of the oracles does not count.
 fn decode_bytes(engine: &Engine, entry: &Entry<'_>, cost: &Cost) -> f64 {
     let (options, config, choice) = (engine.options(), engine.model().config(), entry.choice);
     let bytes = |format: riffle_attention::Format| {
@@ -431,8 +425,7 @@ fn decode_bytes(engine: &Engine, entry: &Entry<'_>, cost: &Cost) -> f64 {
 }
 
 /// Keys that a token after `context_tokens` tokens reads in all KV heads of layers without a policy: layers with
-/// their own
-/// window, and layers that read another layer's keys.
+/// their own window, and layers that read another layer's keys.
 fn unchosen_keys(engine: &Engine, context_tokens: usize) -> usize {
     let model = engine.model();
     let config = model.config();

@@ -12,8 +12,7 @@ use crate::record::{AskPlace, NeedleKind};
 use crate::tasks::{FileTask, OutsideTask, RulerTask, Task};
 
 /// A needle test, spelled `needle:KIND:PLACE`, a RULER task by its name, questions of a file, spelled `file:PATH`, or
-/// a task
-/// from another crate.
+/// a task from another crate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CompareTask {
@@ -29,8 +28,7 @@ pub enum CompareTask {
 
 impl CompareTask {
     /// A task from another crate. A prefill policy gets the document and the question in one prompt; for a decode
-    /// policy the
-    /// question follows later.
+    /// policy the question follows later.
     pub fn outside(task: &'static dyn Task) -> Self {
         Self::Outside(OutsideTask::new(task))
     }

@@ -287,8 +287,7 @@ fn shape(options: &KvRateOptions, format: Format) -> CacheShape {
 }
 
 /// Tiers with space for `near_bytes` of pages in the fast tier, besides pages in transit. The other pages are in
-/// `folder`,
-/// or in RAM.
+/// `folder`, or in RAM.
 fn far(options: &KvRateOptions, shape: &CacheShape, folder: Option<PathBuf>, near_bytes: u64) -> KvTiers {
     let mut tiers = KvTiers {
         disk: folder.map(|folder| DiskTier {

@@ -76,8 +76,7 @@ pub(super) fn measure(options: &KvRateOptions, path: Path) -> Result<StreamRate,
 }
 
 /// Seconds to stream every layer, and seconds of the plain work. The fastest round counts; from a cold disk the
-/// median
-/// counts, because caches below the file system are unknown.
+/// median counts, because caches below the file system are unknown.
 fn rounds(cache: &mut KvCache, plain: &Plain, cold: bool) -> Result<(f64, f64), EvalError> {
     let threads = cache.tiers().loaders;
     let mut seconds = [Vec::new(), Vec::new()];

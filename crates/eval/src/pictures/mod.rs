@@ -1,10 +1,8 @@
 //! Pictures of measurements as SVG and, with the feature `png`, as PNG, without a browser or system fonts.
 //!
 //! A chart ([`HeatMap`], [`LineChart`], [`Stack`], [`ShareMap`]) is plain data that draws a [`Picture`]. The SVG
-//! follows the
-//! page's light or dark theme and has a text description. The PNG is the same SVG on white, drawn with this crate's
-//! DejaVu
-//! fonts. Equal data gives equal bytes.
+//! follows the page's light or dark theme and has a text description. The PNG is the same SVG on white, drawn with
+//! this crate's DejaVu fonts. Equal data gives equal bytes.
 
 mod axis;
 mod canvas;

@@ -1,9 +1,8 @@
 //! Colours and type of every picture, for light and dark pages.
 //!
 //! Shades differ in lightness alone, and series differ in colour, dash and marker, so both are readable without
-//! colour
-//! vision. The eight series colours are by Okabe and Ito, <https://jfly.uni-koeln.de/color/>, lightened for dark
-//! pages.
+//! colour vision. The eight series colours are by Okabe and Ito, <https://jfly.uni-koeln.de/color/>, lightened for
+//! dark pages.
 
 use std::fmt::Write as _;
 use std::sync::LazyLock;

@@ -26,8 +26,7 @@ pub(super) struct Timed {
 const ANSWER_TOKENS: usize = 32;
 
 /// Medians of several runs of the last `rows` queries in a cache with the whole context. A prompt reads its chunk
-/// again in
-/// each run. An answer continues for some tokens, so that policies keep their summaries of its pages.
+/// again in each run. An answer continues for some tokens, so that policies keep their summaries of its pages.
 pub(super) fn time(
     options: &PolicyRateOptions,
     cache: &KvCache,

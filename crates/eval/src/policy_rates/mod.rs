@@ -22,8 +22,7 @@ use made_layer::{FILL_TOKENS, filled, shape};
 #[serde(rename_all = "kebab-case")]
 pub enum KeyKind {
     /// Keys independent of the queries, with logits of variance 1, as in a model of random weights with normalised
-    /// queries and
-    /// keys.
+    /// queries and keys.
     Random,
     /// Like `Random`, but one token in 64 matches every query, so few tokens have nearly all mass.
     Peaked,
@@ -114,8 +113,7 @@ impl PolicyRate {
 }
 
 /// Measures each policy in the phase, on the current threads, in a sparse layer, including the lists of pages. The
-/// journal
-/// keeps finished policies.
+/// journal keeps finished policies.
 ///
 /// # Errors
 /// A policy that does not select in the phase or attends in two phases; a shape that the cache refuses;

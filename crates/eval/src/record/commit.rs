@@ -4,11 +4,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-/// The commit of the build (`RIFFLE_COMMIT`, which `scripts/release/archives` sets). Otherwise the commit of the repository
-/// that
-/// contains the program, as for programs built by cargo, with `+changes` if files differ from it. `None` if the
-/// program is
-/// older than that commit or outside a repository.
+/// The commit of the build (`RIFFLE_COMMIT`, which `scripts/release/archives` sets). Otherwise the commit of the
+/// repository that contains the program, as for programs built by cargo, with `+changes` if files differ from it.
+/// `None` if the program is older than that commit or outside a repository.
 pub(super) fn of_program() -> Option<String> {
     if let Some(commit) = option_env!("RIFFLE_COMMIT").filter(|commit| !commit.is_empty()) {
         return Some(commit.to_owned());

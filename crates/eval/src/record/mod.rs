@@ -89,8 +89,7 @@ impl Record {
     ///
     /// # Errors
     /// [`EvalError::Option`] for an invalid file name; [`EvalError::File`] for results that cannot be read back, such
-    /// as a number
-    /// that is not finite; [`EvalError::Output`] if the file cannot be written.
+    /// as a number that is not finite; [`EvalError::Output`] if the file cannot be written.
     pub fn write(&self, folder: &Path) -> Result<PathBuf, EvalError> {
         let path = path_of(folder, &self.header.name)?;
         let text = serde_json::to_string_pretty(self).map_err(|error| EvalError::file(&path, &error.into()))?;
@@ -100,8 +99,7 @@ impl Record {
     }
 
     /// The record's rows as CSV: questions, prompts, policies and positions, policies and tasks, heads, policies and
-    /// lengths,
-    /// numbers of sequences, depths, or cases.
+    /// lengths, numbers of sequences, depths, or cases.
     ///
     /// # Errors
     /// The errors of [`to_csv`].

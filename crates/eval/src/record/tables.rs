@@ -23,8 +23,7 @@ pub enum NeedleKind {
     /// Several names; one prompt asks for all.
     MultiQuery,
     /// Source files of a generated package instead of a text. Each file defines a type with a constructor. The answer
-    /// completes a
-    /// line of another file with one of these constructors.
+    /// completes a line of another file with one of these constructors.
     CrossFile,
 }
 
@@ -35,8 +34,7 @@ pub enum AskPlace {
     /// At the end of one prompt with the document.
     End,
     /// In the document, halfway between the fact and the end. Text continues after question and answer. The answer
-    /// counts if each
-    /// of its tokens is the most likely one at its position.
+    /// counts if each of its tokens is the most likely one at its position.
     Middle,
     /// After the document, token by token under the decode policy.
     Late,
@@ -279,8 +277,7 @@ pub struct ComparisonRow {
 
 impl ComparisonTable {
     /// Compares a row's questions with the same questions under dense attention; `None` for dense attention itself,
-    /// and for
-    /// records without scores of single questions.
+    /// and for records without scores of single questions.
     pub fn against_full(&self, row: &ComparisonRow) -> Option<Paired> {
         let same = |other: &&ComparisonRow| {
             other.policy == "full" && (&other.task, other.context_tokens) == (&row.task, row.context_tokens)

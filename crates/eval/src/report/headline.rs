@@ -57,8 +57,7 @@ fn fastest(rates: impl Iterator<Item = f64>) -> String {
 }
 
 /// The sparse policy with the best mean over all tasks and lengths, compared with dense attention. Among equals, the
-/// policy
-/// that reads the smallest share wins. Policies over their budget come last.
+/// policy that reads the smallest share wins. Policies over their budget come last.
 fn best(table: &ComparisonTable) -> String {
     let mut runs: Vec<Run<'_>> = Vec::new();
     for row in &table.rows {

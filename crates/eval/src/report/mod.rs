@@ -67,8 +67,7 @@ impl Record {
 }
 
 /// Writes a page of records as `folder/report.html`. It needs no other files, follows the reader's light or dark
-/// theme, and
-/// names the missing kinds of measurement.
+/// theme, and names the missing kinds of measurement.
 ///
 /// # Errors
 /// [`EvalError::Output`] if the page cannot be written.

@@ -56,8 +56,7 @@ pub(crate) struct Frame {
 
 impl Corpus {
     /// Splits a text for a model. `given` are the user's questions for the `qa` tasks; without them, the tasks ask
-    /// for generated
-    /// facts.
+    /// for generated facts.
     ///
     /// # Errors
     /// [`EvalError::Option`] for a text that is too short.

@@ -21,8 +21,7 @@ const ANSWER_TOKENS: usize = 32;
 /// ignored.
 ///
 /// The model reads the context unchanged, then the question in the words of the wording's `qa` tasks. An answer
-/// scores 1 if it
-/// contains any expected answer, ignoring case, and otherwise 0.
+/// scores 1 if it contains any expected answer, ignoring case, and otherwise 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileTask {
     path: PathBuf,

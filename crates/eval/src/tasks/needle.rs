@@ -59,8 +59,7 @@ struct Haystack {
 
 impl NeedleKind {
     /// True if the kind supports the place. A question in the document and a second turn ask for one value, and a
-    /// second turn
-    /// needs another fact.
+    /// second turn needs another fact.
     pub fn can_be_asked(self, place: AskPlace) -> bool {
         match place {
             AskPlace::End | AskPlace::Late => true,
@@ -356,8 +355,7 @@ impl NeedleTest {
     }
 
     /// Places questions and answers halfway between each needle and the document's end; the text continues after
-    /// them. An answer
-    /// counts if each of its tokens is the most likely one at its position.
+    /// them. An answer counts if each of its tokens is the most likely one at its position.
     fn in_middle(
         &self,
         corpus: &Corpus,

@@ -122,8 +122,7 @@ impl Corpus {
     }
 
     /// A prompt of exactly `context_tokens` tokens: `before`, a section of the text chosen by the seed with the
-    /// facts, and the
-    /// question, in the model's chat template if the wording requests it.
+    /// facts, and the question, in the model's chat template if the wording requests it.
     ///
     /// # Errors
     /// [`EvalError::Option`] if facts and question leave no space for a text.

@@ -209,8 +209,7 @@ impl Reader {
     }
 
     /// Reads `tokens` as one prompt, except whole batches in common with the previous prompt. Returns the most likely
-    /// next token
-    /// at each of the `wanted` positions.
+    /// next token at each of the `wanted` positions.
     pub(crate) fn likeliest(
         &mut self,
         tokens: &[u32],

@@ -12,9 +12,8 @@ use crate::error::plain_reason;
 const LARGEST_WORDING_BYTES: u64 = 1 << 20;
 
 /// The phrases of all tasks. Two wordings are built in: `ruler` has RULER's own words and uses the model's chat
-/// template if
-/// it has one; `plain` has the short forms of the shipped model's training. Other wordings are JSON files of the same
-/// fields.
+/// template if it has one; `plain` has the short forms of the shipped model's training. Other wordings are JSON files
+/// of the same fields.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Wording {

@@ -217,8 +217,7 @@ impl Client {
     }
 
     /// Retries `attempt` until it succeeds or fails permanently. It waits twice as long after each temporary failure,
-    /// or as long
-    /// as the server requests. A window's bytes reset the count.
+    /// or as long as the server requests. A window's bytes reset the count.
     pub(crate) fn with_tries<T>(
         &self,
         watch: &mut Watch<'_>,

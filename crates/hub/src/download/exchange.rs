@@ -1,9 +1,8 @@
 //! One request and its answer, on a separate thread.
 //!
 //! The thread reads from the network while the caller hashes and writes earlier bytes. The caller can stop, or show
-//! the time,
-//! while it waits. When the caller stops listening, the thread ends at the next bytes, or at the connection's
-//! timeout.
+//! the time, while it waits. When the caller stops listening, the thread ends at the next bytes, or at the
+//! connection's timeout.
 
 use std::io::{self, Read};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};

@@ -46,12 +46,10 @@ pub struct Pulled {
 /// Decisions of a caller while a model is pulled.
 pub struct PullSteps<'a> {
     /// Chooses among the GGUF models of a repository, by index, if the name does not. It is not called for a single
-    /// model, or if
-    /// two have the same quantisation. `None` chooses by [`PREFERENCE`](crate::PREFERENCE).
+    /// model, or if two have the same quantisation. `None` chooses by [`PREFERENCE`](crate::PREFERENCE).
     pub choose: &'a mut dyn FnMut(&[Offer]) -> Option<usize>,
     /// Receives the model's [`Beginning`] before its weights. An error is the reason not to download the rest. A GGUF
-    /// file that
-    /// is already complete is not shown.
+    /// file that is already complete is not shown.
     pub look: &'a mut dyn FnMut(&Beginning<'_>) -> Result<(), String>,
     /// Receives the progress at least every tenth of a second; a `Break` interrupts the pull.
     pub progress: &'a mut dyn FnMut(&Progress) -> ControlFlow<()>,
@@ -61,8 +59,7 @@ pub struct PullSteps<'a> {
 pub(crate) type OnProgress<'a> = dyn FnMut(&Progress) -> ControlFlow<()> + 'a;
 
 /// Downloads a model into the cache. It keeps complete files and continues partial ones. A file gets its name only
-/// after its
-/// checksum equals the hub's.
+/// after its checksum equals the hub's.
 ///
 /// # Errors
 /// Every variant of [`HubError`] except [`HubError::NotStored`], [`HubError::Incomplete`] and [`HubError::InUse`].

@@ -78,8 +78,7 @@ impl<'a, 'l> Transfer<'a, 'l> {
     }
 
     /// Downloads files into the snapshot, small ones first. A split GGUF model's first file precedes the others,
-    /// because it
-    /// describes the model.
+    /// because it describes the model.
     pub(crate) fn fetch_all(&mut self, files: &[RemoteFile]) -> Result<(), HubError> {
         let mut files: Vec<&RemoteFile> = files.iter().collect();
         files.sort_by_key(|file| (is_later_shard(&file.path), file.bytes));

@@ -1,10 +1,8 @@
 //! Encoders: convert rows of weights to blocks of GGUF's formats with a small weighted squared error.
 //!
 //! The formats are ggml's. The search for a scale tries several values for the largest weight; a least-squares fit to
-//! the
-//! chosen codes follows, as in ggml's `make_qx_quants` and `make_qkx3_quants`. For scales of scales, each part of a
-//! block then
-//! takes the multiple with the least error after the block's own scale is rounded.
+//! the chosen codes follows, as in ggml's `make_qx_quants` and `make_qkx3_quants`. For scales of scales, each part of
+//! a block then takes the multiple with the least error after the block's own scale is rounded.
 
 mod grid_blocks;
 mod k_blocks;
@@ -71,8 +69,7 @@ pub fn encodable_formats() -> impl Iterator<Item = WeightFormat> {
 }
 
 /// Encodes rows of `columns` weights on the threads of the current rayon pool. `importance` has one number for each
-/// column,
-/// the mean square of its inputs, at least 0.
+/// column, the mean square of its inputs, at least 0.
 ///
 /// # Errors
 /// [`QuantizeError::NoEncoder`]; [`QuantizeError::Row`] if a row is not a whole number of blocks, or if lengths

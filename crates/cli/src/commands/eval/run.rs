@@ -180,8 +180,7 @@ impl Subject {
     }
 
     /// Loads the model, opens the journal, measures, prints and saves the record. `measure` receives the text and a
-    /// way to open the
-    /// journal.
+    /// way to open the journal.
     pub(crate) fn measure(
         &self,
         (name, seed): (&'static str, u64),

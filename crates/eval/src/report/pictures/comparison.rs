@@ -1,6 +1,5 @@
 //! Policies compared by score and by share of the pairs. Only the table shows times, because each prompt runs once
-//! under
-//! other load; `riffle bench context` measures speed.
+//! under other load; `riffle bench context` measures speed.
 
 use std::collections::BTreeSet;
 

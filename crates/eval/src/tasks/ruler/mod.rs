@@ -1,10 +1,9 @@
 //! The thirteen tasks of RULER for any text. Hsieh et al. 2024, arXiv:2404.06654.
 //!
 //! Tasks and scores are RULER's with these differences. Keys are two plain words of the text. `vt` and `cwe` have no
-//! worked
-//! example. The words of `cwe` are from the text, joined if it has too few. Without the user's own questions, `qa`
-//! asks for
-//! facts in one (`qa_1`) or two (`qa_2`) of many paragraphs; each paragraph states another fact of the same form.
+//! worked example. The words of `cwe` are from the text, joined if it has too few. Without the user's own questions,
+//! `qa` asks for facts in one (`qa_1`) or two (`qa_2`) of many paragraphs; each paragraph states another fact of the
+//! same form.
 
 mod needles;
 mod questions;
