@@ -19,13 +19,14 @@ use crate::numbers;
 pub(crate) struct PullArguments {
     /// Name: owner/name, owner/name:Q4_K_M, owner/name/file.gguf or a short name
     ///
-    /// owner/name:Q4_K_M takes a quantisation, owner/name/file.gguf a file. Without a name the short names are listed.
+    /// owner/name:Q4_K_M selects a quantisation, owner/name/file.gguf a file. Without a name the short names are
+    /// listed.
     #[arg(value_name = "NAME")]
     pub(crate) name: Option<String>,
     /// Quantisation, such as Q4_K_M or UD-Q4_K_XL [default: the best for this machine]
     #[arg(long, value_name = "NAME", requires = "name")]
     pub(crate) quant: Option<String>,
-    /// List models by short names, with the memory that they need
+    /// List models by short names, with their memory
     #[arg(long, conflicts_with = "name")]
     pub(crate) list: bool,
 }
@@ -41,7 +42,7 @@ pub(crate) struct ListArguments {
 pub(crate) struct RmArguments {
     /// Name, as riffle list shows it
     ///
-    /// owner/name removes everything of it, owner/name:Q4_K_M or owner/name/file.gguf one file.
+    /// owner/name removes the whole repository, owner/name:Q4_K_M or owner/name/file.gguf one file.
     #[arg(value_name = "NAME")]
     pub(crate) name: String,
 }

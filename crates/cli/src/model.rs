@@ -31,9 +31,10 @@ pub(crate) struct NamedModel {
 pub(crate) struct ModelArguments {
     /// Model: file, folder or name [default: last used]
     ///
-    /// A file is in GGUF. A folder holds config.json, *.safetensors and a tokenizer, as on Hugging Face. A pulled model has a
-    /// name such as owner/name or owner/name:Q4_K_M: riffle pull gets one, riffle list shows them. RIFFLE_MODEL names one for
-    /// every command. Without either, the model used last is taken, or the only one that is here.
+    /// A file is in GGUF. A folder contains config.json, *.safetensors and a tokenizer, as on Hugging Face. A pulled
+    /// model has a name such as owner/name or owner/name:Q4_K_M: riffle pull downloads one, riffle list shows them.
+    /// RIFFLE_MODEL is the default of every command. Without either, the last used model is taken, or the only one on
+    /// this machine.
     #[arg(id = "model", short = 'm', long = "model", value_name = "PATH", value_parser = hub_args::model())]
     given: Option<NamedModel>,
     #[arg(skip)]
