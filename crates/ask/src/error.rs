@@ -56,7 +56,7 @@ pub enum AskError {
     Option {
         /// The option: a field of the engine's options.
         option: &'static str,
-        /// Why not.
+        /// The reason.
         why: &'static str,
     },
     /// Pages or a chapter that the documents lack.

@@ -82,7 +82,7 @@ impl Opened {
         let room = limit.saturating_sub(question_tokens + options.answer_tokens);
         let mut chooser = PartChooser::new(documents, whole);
         let mut least = None;
-        // Memory may hold less than the model.
+        // The context may be shorter than the model's, because of memory.
         for room in [room, room / 2, room / 4] {
             chooser = chooser.with_room(room);
             let parts_tokens = chooser.first_tokens();

@@ -11,7 +11,7 @@ use crate::prompt::Prompt;
 
 /// Approximate bytes of a passage: some sentences.
 const PASSAGE_BYTES: usize = 320;
-/// Bytes of a quotation at most.
+/// Limit on the bytes of a quotation.
 const QUOTATION_BYTES: usize = 200;
 /// Passages of an answer at most.
 const MOST_PASSAGES: usize = 3;

@@ -9,7 +9,7 @@ use crate::{Arithmetic, AttendError, AttendJob, AttendOptions, Partial, QueryTil
 /// Runs every job, adding job `n` to `partials[n]`.
 ///
 /// With the feature `parallel` the work is spread over rayon's threads: jobs, blocks of their rows, and, in
-/// [`Arithmetic::Fused`], parts of a long cache. A row's result depends on neither the number of threads nor the rows
+/// [`Arithmetic::Fused`], parts of a long cache. A row's result does not depend on the number of threads or the rows
 /// and jobs beside it.
 ///
 /// In [`Arithmetic::Fused`], jobs may share first pages in the same memory, with the same spans selected there. Such
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn pages_that_arrive_a_few_at_a_time_give_the_same_bits() {
-        // 20 pages of 1000 tokens, a size that neither key blocks nor parts divide. The ninth is missing.
+        // 20 pages of 1000 tokens, not a multiple of key blocks or parts. The ninth is missing.
         let planes: Vec<_> = (0..20)
             .map(|page| (noise(page, 16 * 1024), noise(99 + page, 16 * 1024)))
             .collect();

@@ -169,7 +169,7 @@ impl<V: Visible> Call<'_, V> {
     }
 }
 
-/// Lanes whose position lies in the span; lane 0 has position `position`.
+/// Lanes whose position is in the span; lane 0 has position `position`.
 fn lanes_within(position: isize, span: Span) -> u16 {
     let lane = |at: usize| (at as isize).saturating_sub(position).clamp(0, LANES as isize) as usize;
     (low_bits(lane(span.end)) & !low_bits(lane(span.start))) as u16

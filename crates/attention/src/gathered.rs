@@ -7,7 +7,7 @@ use crate::LANES;
 use crate::block::aligned;
 use crate::kernel::KEY_BLOCK;
 
-/// The read tokens of one block, in order, as a block of their own.
+/// The read tokens of one block, in order, as a separate block.
 #[derive(Debug, Default)]
 pub(crate) struct Gathered {
     keys: Vec<f32>,

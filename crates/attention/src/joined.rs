@@ -178,7 +178,7 @@ fn first_difference(a: &[Span], b: &[Span], from: usize) -> usize {
     longer.map_or(usize::MAX, start)
 }
 
-/// Number of tokens of the pages that lie in the selection's spans.
+/// Number of tokens of the pages within the selection's spans.
 fn tokens_read(selection: &Selection, pages: &[PageView]) -> usize {
     let read = |page: &PageView| {
         let page = Span::new(page.start, page.start + page.tokens);
@@ -266,7 +266,7 @@ mod tests {
     use crate::testing::noise;
     use crate::{Arithmetic, Plane};
 
-    /// Pages of 200 tokens that remain for jobs of these selections after they shared what they could of eight pages.
+    /// Pages of 200 tokens that remain for jobs of these selections after they share as many of eight pages as possible.
     /// Each job has one query at position 2000.
     fn left(selections: &[Selection], pages: &[Vec<PageView>], begun: &[usize]) -> Vec<usize> {
         let queries = noise(3, 32);

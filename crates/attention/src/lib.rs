@@ -57,7 +57,7 @@
 //! ```
 //! use riffle_attention::*;
 //!
-//! // One page of 16 tokens, one query head, head_dim 16; the query stands at position 9.
+//! // One page of 16 tokens, one query head, head_dim 16; the query has position 9.
 //! let source: Vec<f32> = (0..10 * 16).map(|i| (i % 7) as f32 - 3.0).collect();
 //! let (mut keys, mut values) = (vec![0.0; 256], vec![0.0; 256]);
 //! write_keys(&mut PlaneMut::F32(&mut keys), 16, 0, 10, &source, 16)?;

@@ -1,4 +1,4 @@
-//! exp and ln without std. Within 1.5 ulp of the exact value where the result is a normal number.
+//! exp and ln without std. Within 1.5 ulp of the exact value if the result is a normal number.
 
 /// e^x.
 pub(crate) fn exp(x: f32) -> f32 {

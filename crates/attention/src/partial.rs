@@ -120,7 +120,7 @@ impl Partial {
         self.head_dim
     }
 
-    /// Merges the attention of `other`. Its keys must be disjoint from those of this partial.
+    /// Merges the attention of `other`. The keys of both partials must be disjoint.
     ///
     /// # Errors
     /// [`AttendError::Mismatch`] when the shapes differ.

@@ -20,7 +20,7 @@ pub(crate) struct PartUnderWay {
 }
 
 impl PartUnderWay {
-    /// A part with sums of its own.
+    /// A part with its own sums.
     #[cfg(feature = "parallel")]
     pub(crate) fn apart(number: usize, partial: Partial) -> Self {
         Self {

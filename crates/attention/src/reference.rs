@@ -36,7 +36,7 @@ pub struct ReferenceJob<'a> {
     pub job: AttendJob<'a>,
     /// Value width: elements of one value. The pages give the key width.
     pub value_dim: usize,
-    /// Block means. A row reads those that the selection shows it. Their mass is not part of the column mass.
+    /// Block means. A row reads the means that the selection shows it. Their mass is not part of the column mass.
     pub summaries: &'a [ReferenceSummary],
     /// One logit per head of the group that takes part in the softmax without a value.
     pub sinks: Option<&'a [f32]>,

@@ -93,7 +93,7 @@ pub struct KvView<'a> {
 
 /// Consecutive queries of all the query heads that share one KV head.
 ///
-/// Row `r` stands at position `start + r`; its head `g` is `data[r * row_stride + g * head_dim..][..head_dim]`.
+/// Row `r` has position `start + r`; its head `g` is `data[r * row_stride + g * head_dim..][..head_dim]`.
 #[derive(Debug, Clone, Copy)]
 pub struct QueryTile<'a> {
     /// The queries.

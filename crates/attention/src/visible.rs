@@ -18,7 +18,7 @@ pub(crate) trait Visible {
     fn row_bits(&self, block: Span, shared: u128, query: usize) -> u128;
     /// Distances at which every row sees one token in addition to the bits.
     fn diagonals(&self) -> &[usize];
-    /// Of the lanes, with query `query + i` and key `key + i`, those that see their key only by a diagonal.
+    /// Lanes that see their key only by a diagonal; lane `i` has query `query + i` and key `key + i`.
     fn diagonal_lanes(&self, query: usize, key: usize, lanes: u16) -> u16;
     /// True if diagonals reach only backwards.
     fn causal(&self) -> bool;

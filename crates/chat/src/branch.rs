@@ -9,7 +9,7 @@ use crate::transcript::{Mark, Transcript};
 /// A text before a message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Document {
-    /// Name of the document, such as that of its file.
+    /// Name of the document, such as its file name.
     pub name: String,
     /// Its text.
     pub text: String,

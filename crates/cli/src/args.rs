@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Ask questions about documents, with the passages behind answers
+    /// Ask questions about documents, with the source passages
     #[command(
         mut_arg("temperature", |argument| argument.hide_short_help(true)),
         mut_arg("prefill", |argument| argument.hide_short_help(true)),
@@ -93,7 +93,7 @@ pub(crate) enum Command {
     Eval(EvalArguments),
     /// Measure speed and memory
     Bench(BenchArguments),
-    /// Write what a shell needs to complete commands and options
+    /// Write a shell's completions of commands and options
     Completions(CompletionsArguments),
     /// Write manual pages
     #[command(hide = true)]

@@ -21,7 +21,7 @@ pub(crate) struct EngineArguments {
         hide_short_help = true
     )]
     pub(crate) device: Option<String>,
-    /// Most memory to use, e.g. 12G [default: what is free]
+    /// Most memory to use, e.g. 12G [default: the free memory]
     #[arg(long, value_name = "BYTES", value_parser = numbers::memory, help_heading = "Machine and memory")]
     pub(crate) memory: Option<u64>,
     /// Most memory for weights; further experts of a mixture stay in the model's file, e.g. 6G

@@ -100,7 +100,7 @@ impl TextBuilder {
         self.text.len()
     }
 
-    /// The text, and its places: each ends where the next of its kind begins.
+    /// The text, and its places: each ends at the next of its kind.
     pub(crate) fn finish(mut self) -> (String, Vec<DocumentPlace>) {
         let kept = self.text.trim_end().len();
         self.text.truncate(kept);

@@ -75,7 +75,7 @@ pub enum DocumentError {
         /// The first invalid byte.
         at: usize,
     },
-    /// Bytes that are neither text nor a supported kind.
+    /// Bytes that are not text and not a supported kind.
     #[error(
         "{name}: this is no text and no document that riffle reads; give text, Markdown, HTML, PDF, EPUB, DOCX or a folder"
     )]
@@ -101,7 +101,7 @@ pub enum DocumentError {
         /// Kind of the file.
         kind: DocumentKind,
     },
-    /// An Office file from before 2007, or an encrypted one: both look alike from outside.
+    /// An Office file from before 2007, or an encrypted one: both have the same outer format.
     #[error("{name}: an old or an encrypted Office file; save it as .docx without a password, then try again")]
     OldOffice {
         /// The file.

@@ -70,7 +70,7 @@ pub enum PlaceError {
         /// Last page.
         last: usize,
     },
-    /// The document has neither chapters nor headings.
+    /// The document has no chapters and no headings.
     #[error("{name}: it names no chapters; choose by pages, or read all of it")]
     NoChapters {
         /// The document.
@@ -213,7 +213,7 @@ impl Document {
     /// others.
     ///
     /// # Errors
-    /// [`PlaceError`] with the titles that exist, or with those that match.
+    /// [`PlaceError`] with the existing titles, or with the matching ones.
     pub fn chapter_range(&self, title: &str) -> Result<Range<usize>, PlaceError> {
         let sections = self.sections();
         let name = || self.name.clone();

@@ -160,7 +160,7 @@ pub enum EngineError {
         /// Changes that would make it fit.
         advice: String,
     },
-    /// The KV tiers do not hold the context.
+    /// The context does not fit in the KV tiers.
     #[error("keys and values of {tokens} tokens take {needed}, but {refusal}: {advice}")]
     TierTooSmall {
         /// Tokens of the context.

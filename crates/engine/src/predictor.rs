@@ -251,7 +251,7 @@ impl PredictorRows {
         self.states.truncate(states * self.room.hidden_size);
     }
 
-    /// Begins anew.
+    /// Resets the state.
     pub(crate) fn forget(&mut self) {
         self.cut(0);
     }

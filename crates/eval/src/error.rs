@@ -18,7 +18,7 @@ pub enum EvalError {
     File {
         /// The file.
         path: PathBuf,
-        /// The system's reason, and what to do.
+        /// The system's reason and the remedy.
         reason: String,
     },
     /// A file may not or cannot be written.
@@ -60,7 +60,7 @@ impl EvalError {
     }
 }
 
-/// The system's reason in words that say what to do.
+/// The system's reason, with the remedy.
 pub(crate) fn plain_reason(error: &std::io::Error) -> String {
     match error.kind() {
         ErrorKind::NotFound => "no such file or folder; check the path".to_owned(),

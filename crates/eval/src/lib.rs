@@ -1,7 +1,7 @@
 //! Measurements of models and policies: quality, cost and speed.
 //!
 //! - [`write_logits`]: the logits of every position, to compare with another implementation;
-//! - [`needle()`]: facts hidden in a long text, asked for at the end, in mid-document, late and in a second turn;
+//! - [`needle()`]: facts hidden in a long text, with questions at the end, inside the document, late and in a second turn;
 //! - [`ruler()`]: RULER's thirteen tasks, generated from a text ([`Corpus`]) in the words of a [`Wording`];
 //! - [`perplexity()`]: a text predicted under policies, compared with the predictions of dense attention;
 //! - [`compare()`]: policies on the same tasks, at equal budgets, with random and oracle [`baselines`];
@@ -17,7 +17,7 @@
 //! - [`PolicyChoice::parse_among`] and [`CompareTask::outside`]: policies and tasks of your own crate in a
 //!   comparison;
 //! - [`Record`]: a measurement with its command, model and machine, as a file that reports are made of. Long
-//!   measurements are cut into cells that a [`Journal`] remembers, so that a run that was stopped goes on.
+//!   measurements are cut into cells that a [`Journal`] remembers, so that an interrupted run can continue.
 //!
 //! ```no_run
 //! use std::ops::ControlFlow;

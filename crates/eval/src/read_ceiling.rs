@@ -13,7 +13,7 @@ const LEAST_PART_BYTES: usize = 128 << 20;
 const MOST_BYTES: usize = 1 << 30;
 /// Bytes that all threads read in a short measurement.
 const SHORT_BYTES: usize = 256 << 20;
-/// Values a thread reads between two looks at the clock, some 30 µs.
+/// Values that a thread reads between two checks of the clock, some 30 µs.
 const PIECE: usize = 1 << 18;
 /// Duration of one simultaneous read, and the number of reads. The fastest counts, because other programs only slow
 /// it down.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! models--owner--name/blobs/SUM                     the bytes of a file, under their sum
-//! models--owner--name/snapshots/COMMIT/PATH         a link to a blob; the blob itself where there are no links
+//! models--owner--name/snapshots/COMMIT/PATH         a link to a blob; the blob itself without support for links
 //! models--owner--name/refs/main                     the commit that was pulled last
 //! .locks/models--owner--name/SUM.lock               held while that blob is written
 //! ```

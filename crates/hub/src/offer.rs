@@ -111,7 +111,7 @@ impl Machine {
             offers[at].is(names)
         };
         let largest = fitting.iter().find(comfortable);
-        // A choice above the compromise would be slower still, if all are slow.
+        // If all are slow, an offer above the compromise would be even slower.
         let slower = || {
             let below = |&&at: &&usize| has_few_bits(&offers[at]);
             fitting.iter().find(compromise).or_else(|| fitting.iter().find(below))

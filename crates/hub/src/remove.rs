@@ -130,7 +130,7 @@ fn remove_all(cache: &Path, repository: &Repository) -> Result<Removed, HubError
     for entry in entries(&repository.blobs())? {
         remove_blob(cache, &entry.path(), &mut removed)?;
     }
-    // Snapshots without links hold the bytes themselves.
+    // Snapshots without links contain the bytes themselves.
     for commit in repository.commits()? {
         let snapshot = repository.snapshot(&commit);
         for file in files_of(&snapshot)? {

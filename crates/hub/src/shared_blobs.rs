@@ -10,7 +10,7 @@ use std::path::{Component, Path, PathBuf};
 use crate::HubError;
 use crate::cache::Lock;
 
-/// Bytes of a list of links at most.
+/// Limit on the bytes of a list of links.
 const LARGEST_LIST: u64 = 16 << 20;
 /// Hexadecimal digits of a hash.
 const HASH_DIGITS: usize = 64;

@@ -41,7 +41,7 @@ pub(crate) struct StoredFile {
 /// Limits on the depth of a snapshot's folders, and on its files.
 const DEEPEST: usize = 16;
 const MOST_FILES: usize = 100_000;
-/// Bytes of an index of safetensors at most.
+/// Limit on the bytes of an index of safetensors.
 const LARGEST_INDEX: u64 = 16 << 20;
 
 /// The path of a model in the cache: a GGUF file, or a folder of safetensors.

@@ -40,7 +40,7 @@ pub struct CacheShape {
     pub window_layers: u64,
     /// Tokens of that window.
     pub window_tokens: u64,
-    /// Bytes a layer keeps of a token in f16.
+    /// Bytes per token of a layer in f16.
     pub layer_bytes: u64,
     /// Bytes of recurrent states, for any context.
     pub state_bytes: u64,

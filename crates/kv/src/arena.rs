@@ -88,7 +88,7 @@ impl Arena {
     }
 
     /// Ensures that `slots` are free, with at most `most_slots` mapped in all. Returns false if the ledger has no
-    /// room for them. Nothing is mapped then, nor on error.
+    /// room for them. Then, and on an error, no memory is mapped.
     pub(crate) fn reserve(&mut self, slots: usize, most_slots: usize) -> Result<bool, KvError> {
         if self.plane_bytes == 0 {
             return Ok(true);

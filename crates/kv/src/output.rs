@@ -348,7 +348,7 @@ fn system(path: &Path, source: io::Error) -> OutputError {
     }
 }
 
-/// The system's reason, in words that say what to do.
+/// The system's reason, with the remedy.
 fn reason(error: &io::Error) -> String {
     match error.kind() {
         ErrorKind::NotFound => "its folder is not there; make it, or check the path".to_owned(),

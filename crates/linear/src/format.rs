@@ -15,7 +15,7 @@ pub(crate) struct FormatRow {
     ggml_type: Option<u32>,
     block_weights: usize,
     block_bytes: usize,
-    /// Bytes of scales outside the blocks, for a row of so many inputs.
+    /// Bytes of scales outside the blocks, for a row of `inputs` inputs.
     scale_bytes: fn(usize) -> usize,
     /// Packed rows are padded to a multiple of this many bytes.
     pub(crate) row_multiple: usize,

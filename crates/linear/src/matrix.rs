@@ -204,7 +204,7 @@ impl PackedMatrix {
         PackedMatrix::multiply(isa, vec![RowsProduct::whole(self, input, output)], input);
     }
 
-    /// True if both round and order the input alike.
+    /// True if both round and order the input in the same way.
     fn shares_input(&self, other: &PackedMatrix) -> bool {
         let kind = |matrix: &PackedMatrix| (matrix.format, matrix.activations, matrix.in_features);
         let order = |matrix: &PackedMatrix| matrix.order.as_ref().map(Arc::as_ptr);

@@ -136,7 +136,7 @@ impl Layer {
     }
 
     /// Runs all rows of a batch, finished up to the layer's experts, through these and the later steps, one piece per
-    /// call. Returns true after the last piece. `behind` is the next layer.
+    /// call. Returns true after the last piece. `behind` is the following layer.
     pub(crate) fn advance_experts(
         &self,
         batch: &Batch,

@@ -69,7 +69,7 @@ pub enum PolicyError {
     UnsupportedPhase {
         /// The policy.
         policy: &'static str,
-        /// The phase asked for.
+        /// The requested phase.
         phase: Phase,
         /// The phase it has.
         supported: Phase,

@@ -26,7 +26,7 @@ pub enum QuantizeError {
         /// The file.
         path: PathBuf,
     },
-    /// The disk does not hold the output.
+    /// The output does not fit on the disk.
     #[error("{} needs {needed} bytes, but its disk has {free} free: free space there, or use another place", path.display())]
     DiskFull {
         /// The output.
@@ -100,7 +100,7 @@ pub enum QuantizeError {
         /// Inputs of the tensor.
         expected: usize,
     },
-    /// A tensor that a GGUF file cannot hold.
+    /// A tensor that GGUF does not support.
     #[error("tensor {tensor} cannot be written: {problem}")]
     Tensor {
         /// The tensor.

@@ -312,7 +312,7 @@ impl<'a> Pass<'a> {
         let Pattern::Sparse(config) = &self.pattern else {
             return Ok(());
         };
-        // A few blocks of many: gathered into stripes of their own, so that no lane is wasted.
+        // A few blocks of many are gathered into separate stripes, so that no lane is wasted.
         let rows = selection.summaries().iter().map(|span| {
             let at = span.start / config.block_size * head_dim;
             (&head.mean_keys[at..at + head_dim], &head.mean_values[at..at + head_dim])

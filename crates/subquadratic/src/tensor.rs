@@ -85,7 +85,7 @@ impl Tensor3 {
     /// The elements of one token's head, `[dim]`.
     ///
     /// # Panics
-    /// When the token or the head lies outside the shape, as slices do.
+    /// The token or the head is outside the shape.
     pub fn row(&self, token: usize, head: usize) -> &[f32] {
         let start = self.row_start(token, head);
         &self.data[start..start + self.dim]

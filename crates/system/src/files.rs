@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::platform;
 
-/// Where a read found its bytes.
+/// The source of a read's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
     /// Completely in the system's file cache.

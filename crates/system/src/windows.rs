@@ -196,7 +196,7 @@ pub(crate) fn peak_bytes() -> Option<u64> {
     // SAFETY: all fields are integers, for which zero is a value.
     let mut counters: PROCESS_MEMORY_COUNTERS = unsafe { zeroed() };
     let bytes = size_of::<PROCESS_MEMORY_COUNTERS>() as u32;
-    // SAFETY: the handle stands for this process, and the structure has the size that is passed.
+    // SAFETY: the handle is this process's, and the structure has the size that is passed.
     let done = unsafe { K32GetProcessMemoryInfo(GetCurrentProcess(), &raw mut counters, bytes) };
     (done != 0).then_some(counters.PeakWorkingSetSize as u64)
 }

@@ -8,8 +8,8 @@ use crate::simd::{Level, Simd};
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Memory that is read next. The kernel prefetches a few lines at every step, so that requests neither queue nor
-/// pause. Empty by default.
+/// Memory to read next. The kernel prefetches a few lines at every step, so that requests neither queue nor pause.
+/// Empty by default.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Ahead<'a> {
     first: Lines,

@@ -94,7 +94,7 @@ pub(crate) trait Simd: Copy {
     fn pack_words(self, x: Self::I, out: &mut [i32; 16]);
     /// 16 words of two 16-bit integers.
     fn load_pairs(self, x: &[i32; 16]) -> Self::Pairs;
-    /// Adds to each lane the products of its two 16-bit integers with those of `word`.
+    /// Adds to each lane the products of its two 16-bit integers with the integers of `word`.
     fn dot2(self, sums: Self::I, pairs: Self::Pairs, word: i32) -> Self::I;
     /// Packs the low halves of two integers into one word.
     fn pair(self, low: Self::I, high: Self::I) -> Self::I;

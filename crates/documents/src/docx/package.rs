@@ -16,7 +16,7 @@ pub(super) struct Relation {
     pub(super) part: String,
 }
 
-/// The part with the text, according to the package; `None` if it does not say.
+/// The part with the text, according to the package; `None` if the package does not name it.
 pub(super) fn main_part(archive: &mut Archive<'_>) -> Result<Option<String>, DocumentError> {
     let package = relations(archive, "_rels/.rels", "")?;
     let found = parts_of(&package, "officeDocument").next().map(str::to_owned);

@@ -443,7 +443,7 @@ impl TreeSink for Sink {
     }
 }
 
-/// Passes tags to the tree builder, without those that would make it deep or slow.
+/// Passes tags to the tree builder, except tags that would make it deep or slow.
 struct Filter {
     tree: TreeBuilder<NodeId, Sink>,
     dialect: Dialect,

@@ -9,7 +9,7 @@ use crate::builder::{TextBuilder, title};
 /// Deepest nesting of elements to visit; the tree has less.
 const DEPTH: usize = 1000;
 
-/// Most nodes of a cell examined to find out if it is a page of its own.
+/// Limit on the examined nodes of a cell, to detect a cell that is a whole page.
 const CELL_NODES: usize = 500;
 
 /// Elements that begin and end paragraphs.
@@ -321,7 +321,7 @@ impl<'t> Writer<'t> {
         }
     }
 
-    /// A row is a line, unless one of its cells is a page of its own.
+    /// A row is a line, unless one of its cells is a whole page.
     fn row(&mut self, row: NodeId, depth: usize) {
         let tree = self.tree;
         let cells: Vec<NodeId> = tree

@@ -1,4 +1,4 @@
-//! Runs content streams as far as they place letters.
+//! Runs the operators of content streams that place letters.
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;

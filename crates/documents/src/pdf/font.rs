@@ -50,7 +50,7 @@ struct Composite {
     /// The font program, read on first use, and the dictionary that refers to it.
     program: OnceCell<Program>,
     descendant: Dict,
-    /// Map from glyphs of the collection to those of the font's program, two bytes each.
+    /// Map from the collection's glyphs to the font program's, two bytes each.
     glyph_map: Option<Rc<[u8]>>,
     widths: Widths,
     known: RefCell<HashMap<(usize, u32), Letter>>,

@@ -1,4 +1,4 @@
-//! The outline of a file: chapters, and where they begin.
+//! The outline of a file: chapters and their beginnings.
 
 use std::collections::{HashMap, HashSet};
 

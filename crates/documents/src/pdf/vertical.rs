@@ -1,4 +1,4 @@
-//! Top-to-bottom lines with upright letters: they are rotated, as if the page lay on its side.
+//! Top-to-bottom lines with upright letters: they are rotated like a page in landscape.
 
 use super::content::Glyph;
 

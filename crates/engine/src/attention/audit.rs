@@ -63,7 +63,7 @@ pub struct HeadAudit {
 /// [`SequenceObservers::audit`](crate::SequenceObservers::audit).
 #[derive(Debug, Clone, Copy)]
 pub struct AuditedQuery<'a> {
-    /// Its layer, among those with keys and values.
+    /// Its layer, counted among layers with keys and values.
     pub layer: usize,
     /// Its KV head.
     pub kv_head: usize,

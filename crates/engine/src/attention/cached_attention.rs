@@ -34,7 +34,7 @@ pub struct CachedAttentionOptions {
 /// The work of a layer on its rows.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerCall {
-    /// The layer's index among those with keys and values.
+    /// The layer's index among layers with keys and values.
     pub layer: usize,
     /// [`Phase::Decode`] for generated tokens, [`Phase::Prefill`] for prompt tokens.
     pub phase: Phase,

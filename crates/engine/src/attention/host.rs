@@ -9,7 +9,7 @@ use riffle_policy::PolicySet;
 use crate::EngineError;
 use crate::attention::{Chosen, LayerRows, NewKeys, Reader, Reads, reading};
 
-/// Reads the cache directly, without state of its own.
+/// Reads the cache directly, without its own state.
 pub(crate) struct HostReader;
 
 impl Reader for HostReader {

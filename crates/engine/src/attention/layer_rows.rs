@@ -11,7 +11,7 @@ use crate::attention::{LayerIndex, LayerStep, Slot, Tile};
 #[derive(Clone)]
 pub(crate) struct LayerRows<'a> {
     pub(crate) step: LayerStep,
-    /// The layer's index among those with keys and values.
+    /// The layer's index among layers with keys and values.
     pub(crate) cache_layer: usize,
     /// Slot of the first token in the cache.
     pub(crate) slot: Slot,

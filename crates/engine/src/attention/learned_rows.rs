@@ -15,7 +15,7 @@ use crate::attention::runs_empty;
 pub(crate) struct LearnedRows {
     /// Tokens before the pass, and rows of the pass; `None` if the latest pass had one row, or no policy learns.
     pass: Option<(usize, usize)>,
-    /// `[rows - 1][layers, kv_heads]`, after each row but the last; empty for layers without policies.
+    /// `[rows - 1][layers, kv_heads]`, after each row except the last; empty for layers without policies.
     states: Vec<Vec<Learned>>,
     /// The first row after which tokens would have been evicted.
     evicts_behind: Option<usize>,

@@ -14,7 +14,7 @@ const PART_TOKENS: usize = 4096;
 /// A cache layer that stores only a sliding window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SlidingLayer {
-    /// The layer's index among those with keys and values.
+    /// The layer's index among layers with keys and values.
     pub(crate) layer: usize,
     /// Its window in tokens, including the token itself.
     pub(crate) window_tokens: usize,

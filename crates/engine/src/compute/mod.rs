@@ -1,4 +1,4 @@
-//! Where a model computes: the CPU, or a device with its weights.
+//! The processor of a model: the CPU, or a device with its weights.
 //!
 //! Each is an implementation of [`Compute`] with its batches, a [`ModelForward`]. Higher modules do not depend on
 //! which one it is.

@@ -45,7 +45,7 @@ pub struct EngineOptions {
     pub sequence: SequenceOptions,
 }
 
-/// The text that a run will read, as far as it is known before the model is loaded.
+/// The known part of a run's text, before the model is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PromptText {
     /// Bytes of the text.

@@ -133,7 +133,7 @@ fn budgets(planner: &Planner<'_>, way: Way) -> Option<Way> {
     (!way.text.is_empty() && fits(planner, &way)).then_some(way)
 }
 
-/// With the smallest RAM budget with which the tiers work. Their need depends on what fits, so it is computed again.
+/// With the smallest RAM budget of working tiers. Their need depends on what fits, so it is computed again.
 fn near_budget(planner: &Planner<'_>, way: Way) -> Option<Way> {
     let mut options = way.options.clone();
     for _ in 0..4 {

@@ -72,7 +72,7 @@ pub struct MemoryPlan {
     pub largest_context_tokens: usize,
     /// Options with which the plan would fit; empty if it fits.
     pub advice: String,
-    /// Those of the options that keep the context's length.
+    /// Options that do not change the context's length.
     pub options_for_context: Vec<String>,
 }
 

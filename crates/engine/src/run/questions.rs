@@ -47,7 +47,7 @@ pub fn plan_questions(info: &ModelInfo, options: &EngineOptions, questions: usiz
 }
 
 /// Reads the common beginning of the prompts once, and answers them together, as many at a time as memory allows.
-/// `request` has everything but the prompt. `observe` receives every event with its prompt's number, and `done` each
+/// `request` has everything except the prompt. `observe` receives every event with its prompt's number, and `done` each
 /// report, in the order of the prompts: events of a later prompt are passed after the earlier ones are done.
 ///
 /// Answers have the same bits as in separate runs if the prefill policy's selections do not depend on the end of the

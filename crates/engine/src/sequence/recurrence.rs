@@ -45,7 +45,7 @@ impl Recurrence {
         self.checkpoint.copy_from(&other.checkpoint).map_err(EngineError::from)
     }
 
-    /// Begins anew.
+    /// Resets the state.
     pub(crate) fn reset(&mut self) {
         self.state.reset();
         self.copies_mut().into_iter().for_each(RecurrentState::reset);

@@ -170,7 +170,7 @@ fn take_record(sequence: &mut Sequence, record: Record) -> Result<bool, EngineEr
     Ok(true)
 }
 
-/// Restores each policy's state; returns false if the number of states differs from that of policies.
+/// Restores each policy's state; returns false if the numbers of states and policies differ.
 fn restore_states(policies: &mut PolicySet, states: Vec<Vec<u8>>) -> Result<bool, EngineError> {
     let mut states = states.into_iter();
     for policy in policies.iter_mut() {

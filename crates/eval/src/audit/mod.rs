@@ -75,7 +75,7 @@ pub struct AuditTable {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AuditedHead {
-    /// Its layer, among those with keys and values.
+    /// Its layer, counted among layers with keys and values.
     pub layer: usize,
     /// Its number among the layer's query heads.
     pub head: usize,

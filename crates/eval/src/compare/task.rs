@@ -16,7 +16,7 @@ use crate::tasks::{FileTask, OutsideTask, RulerTask, Task};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CompareTask {
-    /// Needles of a kind, asked for somewhere.
+    /// Needles of a kind, with the position of the question.
     Needle(NeedleKind, AskPlace),
     /// A RULER task.
     Ruler(RulerTask),

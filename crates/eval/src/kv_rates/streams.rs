@@ -80,7 +80,7 @@ pub(super) fn measure(options: &KvRateOptions, path: Path) -> Result<StreamRate,
 fn rounds(cache: &mut KvCache, plain: &Plain, cold: bool) -> Result<(f64, f64), EvalError> {
     let threads = cache.tiers().loaders;
     let mut seconds = [Vec::new(), Vec::new()];
-    // The first round brings memory and threads into being.
+    // The first round only allocates memory and starts threads.
     for round in 0..=ROUNDS {
         if cold {
             cache.forget_cached_files().map_err(EngineError::from)?;

@@ -8,7 +8,7 @@ use super::heat_map::legend;
 use super::style::{SHADES, shade};
 use crate::numbers::tokens;
 
-/// The smallest share with a shade of its own.
+/// The smallest share with its own shade.
 const LEAST: f64 = 1e-4;
 const GRID_WIDTH: f64 = 512.0;
 

@@ -138,7 +138,7 @@ pub struct RunSettings {
     pub batch_tokens: usize,
     /// Chunk (`-ub`).
     pub chunk_tokens: usize,
-    /// Tokens the context may hold.
+    /// Limit on the tokens of the context.
     pub context_tokens: usize,
     /// Tiers of the KV pages: `ram`, or the tiers with their budgets.
     pub tiers: String,

@@ -62,7 +62,7 @@ pub struct TaskPrompt {
     pub document: Vec<u32>,
     /// Tokens of the question and of the answer's beginning.
     pub question: Vec<u32>,
-    /// Texts that the answer must hold.
+    /// Texts that the answer must contain.
     pub expected: Vec<String>,
     /// Tokens of the answer at most.
     pub max_tokens: usize,

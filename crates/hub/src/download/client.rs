@@ -40,7 +40,7 @@ pub(crate) struct Answer {
 pub(crate) enum Trouble {
     /// Another attempt would fail too.
     Lasting(HubError),
-    /// Another try may do better.
+    /// Another attempt may succeed.
     Passing {
         host: String,
         problem: String,
@@ -98,7 +98,7 @@ impl Answer {
         Ok(body)
     }
 
-    /// Refuses this answer for good.
+    /// Refuses this answer permanently.
     pub(crate) fn refused(&self, problem: String) -> Trouble {
         Trouble::Lasting(HubError::Answer {
             url: self.address.shown(),

@@ -14,7 +14,7 @@ pub(crate) enum Sum {
     Git(String),
 }
 
-/// A sum in the making.
+/// An unfinished checksum.
 pub(crate) enum Summing {
     Sha256(Sha256),
     Git(Sha1),

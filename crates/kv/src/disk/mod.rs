@@ -1,7 +1,7 @@
 //! A file of planes; their checksums stay in memory.
 //!
-//! The file belongs to one process and disappears with it: a killed process leaves nothing behind, and processes
-//! never share files. The file ends after its last plane in use.
+//! The file belongs to one process and disappears with it: a killed process leaves no file, and processes never share
+//! files. The file ends after its last plane in use.
 //!
 //! One request reads adjacent planes. While reads wait for the disk, the system is told about later, non-adjacent
 //! reads, so that the disk processes several requests at a time.

@@ -29,9 +29,9 @@ pub struct AltUp {
 
 /// Conversion of embeddings to streams, and of streams to the final hidden state.
 pub struct Streams {
-    /// From an embedding to each stream but the first.
+    /// From an embedding to each stream except the first.
     pub begin: Vec<Projection>,
-    /// From each stream but the first to a term of the hidden state, which is their mean.
+    /// From each stream except the first to a term of the hidden state, which is their mean.
     pub end: Vec<Projection>,
     /// The predictions of the first layer.
     pub first: Arc<AltUp>,
@@ -41,7 +41,7 @@ pub struct Streams {
 pub enum StreamStep {
     /// `streams = predictions corrected by Hidden`, `Hidden = the active stream, scaled`.
     Correct(Arc<AltUp>),
-    /// `streams += Normed`, but for the first.
+    /// `streams += Normed`, except for the first.
     Spread,
     /// `streams = predictions of the next layer`, `Hidden = its active stream`.
     Predict(Arc<AltUp>),

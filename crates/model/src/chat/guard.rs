@@ -348,7 +348,7 @@ fn call<'a>(node: &Spanned<Call<'a>>) -> Result<Spanned<Call<'a>>> {
     if method == Some("cycle") && !names_a_value {
         return Err(syntax("loop.cycle() needs at least one value"));
     }
-    // loop.changed(value) compares the value with that of the previous iteration.
+    // loop.changed(value) compares the value with the previous iteration's value.
     let wrapper = (method == Some("changed")).then_some(COMPARED);
     let args = arguments(&node.args, wrapper)?;
     let expr = expression(&node.expr)?;

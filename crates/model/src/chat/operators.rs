@@ -69,7 +69,7 @@ fn searched(meter: &Meter, value: Value) -> Result<Value, Error> {
     Ok(value)
 }
 
-/// Charges for the value to search in: a map is asked for a key, everything else is compared.
+/// Charges for the value to search in: a map looks up a key, and other values are compared.
 pub(super) fn search(meter: &Meter, value: &Value) -> Result<(), Error> {
     match value.kind() {
         ValueKind::Map => meter.charge(0),

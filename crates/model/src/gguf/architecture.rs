@@ -236,7 +236,7 @@ impl Architecture {
         )
     }
 
-    /// True if expert weights are divided by their sum although files do not say so.
+    /// True if expert weights are divided by their sum without a setting in the file.
     pub(super) fn divides_weights(self) -> bool {
         matches!(
             self,

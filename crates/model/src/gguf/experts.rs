@@ -52,7 +52,7 @@ pub(super) fn experts(
     check_scores(architecture, keys)?;
     let divides = match keys.json("expert_weights_norm")? {
         Some(divides) => divides,
-        // Files of this architecture do not say so.
+        // Files of this architecture lack this setting.
         None => json!(architecture.divides_weights()),
     };
     settings.insert("norm_topk_prob".into(), divides);
@@ -100,7 +100,7 @@ fn of_architecture(
         Architecture::Deepseek2 => {
             let layers = settings.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0);
             let version = deepseek(keys, weights, layers as usize)?;
-            // In the second version a group's score is its best expert's; its files do not say so.
+            // In the second version a group's score is its best expert's; its files lack this setting.
             settings.insert("topk_method".into(), "group_limited_greedy".into());
             settings.insert("architectures".into(), json!([version]));
             settings.insert("n_routed_experts".into(), count);
@@ -164,7 +164,7 @@ fn deepseek(keys: &OwnKeys<'_>, weights: &Checkpoint, layers: usize) -> Result<&
     if is_third {
         return Ok("DeepseekV3ForCausalLM");
     }
-    // Files do not say how groups of experts are compared; the released models of this generation use these rules.
+    // Files lack the rule for comparing groups of experts; the released models of this generation use these rules.
     let numbers = ["expert_count", "expert_group_count", "expert_group_used_count"].map(|key| keys.number(key));
     let [experts, groups, used] = numbers;
     let (groups, used) = (groups?.unwrap_or(1.0), used?.unwrap_or(1.0));

@@ -281,7 +281,7 @@ fn nemotron(keys: &OwnKeys<'_>, weights: &Checkpoint, settings: &mut Map<String,
     settings.insert("layers_block_type".into(), types.into());
     let biased = any(settings, keys, weights, "mixer.up_proj.bias")?;
     settings.insert("mlp_bias".into(), biased.into());
-    // Files hold no least time step.
+    // Files lack the least time step.
     settings.insert("time_step_min".into(), json!(0.0));
     Ok(())
 }

@@ -254,7 +254,7 @@ fn rotations(
         }
         Architecture::Gemma4 => gemma4::rotations(keys, rotation)?,
         Architecture::GptOss => {
-            // The range of its scaling is not rounded, which files do not say.
+            // The range of its scaling is not rounded; files lack this setting.
             rotation.insert("truncate".into(), false.into());
             Value::Object(rotation)
         }

@@ -16,7 +16,7 @@ pub(crate) struct BytePairs {
     pub(crate) fuses_unknown: bool,
     /// Tokens of the 256 bytes, which spell characters outside the vocabulary.
     pub(crate) byte_tokens: Vec<Option<u32>>,
-    /// Prefix of every character of a word but the first.
+    /// Prefix of every character of a word except the first.
     pub(crate) continuing_prefix: String,
     /// Suffix of the last character of a word.
     pub(crate) word_suffix: String,

@@ -28,7 +28,7 @@ pub(crate) enum Decoding {
     /// All texts joined.
     Fuse,
     Replace(Pattern, String),
-    /// Removes at most so many of a character at the left and the right end of each text.
+    /// Removes a limited number of a character at the left and the right end of each text.
     Strip(char, usize, usize),
     /// A character for spaces becomes a space; with the flag, the first text's leading one is removed.
     Spaces(char, bool),

@@ -7,7 +7,7 @@ use super::vocabulary::Vocabulary;
 #[derive(Debug, Clone)]
 pub(crate) struct WordPieces {
     pub(crate) unknown: Unknown,
-    /// Prefix of every piece of a word but the first.
+    /// Prefix of every piece of a word except the first.
     pub(crate) continuing_prefix: String,
     /// Words of more characters are unknown.
     pub(crate) longest_word: usize,

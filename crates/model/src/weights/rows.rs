@@ -9,7 +9,7 @@ use riffle_linear::WeightFormat;
 
 use crate::ModelError;
 
-/// The rows of a tensor: all dimensions but the last are flattened.
+/// The rows of a tensor: all dimensions except the last are flattened.
 pub(crate) struct TensorRows {
     /// The name in its file.
     pub(super) name: String,

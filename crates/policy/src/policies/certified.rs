@@ -7,7 +7,7 @@ use crate::ranking::{cut, cut_sampled};
 use crate::scan_policy::{RangeReads, ScanPolicy, SelectByScan};
 use crate::{BudgetParameter, KeyUse, ParameterInfo, ParameterKind, PolicyInfo, Recall, SelectContext, Traits};
 
-/// Reads the fewest tokens that hold 1 − ε of every query's mass, found by scanning all keys.
+/// Reads the fewest tokens with 1 − ε of every query's mass, found by a scan of all keys.
 ///
 /// The scan gives the softmax itself, so the dropped mass is known: no query of any head drops more than ε, and an
 /// output changes by at most the dropped mass times the diameter of the values. This bounds the heads of one layer,

@@ -11,7 +11,7 @@ use super::super_block::BLOCK;
 /// Entries to compare for a cell.
 const NEAR_FOURS: usize = 12;
 const NEAR_EIGHTS: usize = 20;
-/// Times the scale of the scales is fitted anew.
+/// Refits of the scale of the scales.
 const ROUNDS: usize = 3;
 /// Trial values of the largest magnitude of a part, as shares of the grid's largest value.
 const TOPS: [f32; 11] = [1.0, 0.95, 1.05, 0.9, 1.1, 0.85, 1.15, 0.8, 1.22, 0.72, 0.64];

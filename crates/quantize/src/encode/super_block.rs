@@ -6,7 +6,7 @@ use super::search::{Line, best_line, best_scale, extreme, inverse, round, scaled
 pub(super) const BLOCK: usize = 256;
 /// Most parts of a block.
 const PARTS: usize = 16;
-/// Times the scale of the scales is fitted anew.
+/// Refits of the scale of the scales.
 const ROUNDS: usize = 3;
 
 /// Scales of the parts of a block: part `p` has the scale `scale · multiples[p]`.

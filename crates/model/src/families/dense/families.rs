@@ -69,7 +69,7 @@ const GPT2_NAMES: &[(&str, &str)] = &[
     ("ln_f.", "model.ln_f."),
 ];
 
-/// Every dense family but the oldest, which have separate files.
+/// Every dense family except the oldest, which have separate files.
 pub(in crate::families) const FAMILIES: &[Family] = &[
     family!("SmolLM3ForCausalLM", "smollm3", smollm3).with_settings(&["no_rope_layer_interval"]),
     family!("GemmaForCausalLM", "gemma", gemma),

@@ -202,7 +202,7 @@ pub(super) fn glm4_moe_lite(fields: &Fields) -> Planned {
     let mut plan = Plan::new(fields, defaults);
     let interleaved = plan.fields.flag("rope_interleave", true)?;
     plan.latent = Some(LatentAttention::read(&plan.fields, interleaved)?);
-    // Without listed types, all layers but the first have experts.
+    // Without listed types, all layers except the first have experts.
     plan.fields = plan.fields.with_default("first_k_dense_replace", 1);
     let layers = plan.fields.size("num_hidden_layers")?;
     let kinds = plan.fields.texts("mlp_layer_types")?;

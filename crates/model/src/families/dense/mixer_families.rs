@@ -127,7 +127,7 @@ pub(super) fn falcon_h1(fields: &Fields) -> Planned {
     Ok(plan)
 }
 
-/// Sets the names of norms and feed-forward parts to those of Bamba and Falcon-H1.
+/// Sets the names of norms and feed-forward parts to Bamba's and Falcon-H1's.
 fn name_as_bamba(plan: &mut Plan) {
     plan.block = Block::Before(["input_layernorm", "pre_ff_layernorm"]);
     plan.final_norm = "model.final_layernorm";
